@@ -1,0 +1,114 @@
+#include <omp.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+
+#include "arrays.hpp"
+#include "register.hpp"
+
+namespace mhfast {
+namespace {
+
+const char* compiler() {
+#if defined(__clang__)
+  return "clang " __clang_version__;
+#else
+  return "gcc " __VERSION__;
+#endif
+}
+
+py::dict config() {
+  py::dict result;
+  result["compiler"] = compiler();
+  result["isas_compiled"] = compiled_instruction_sets();
+  result["isas_available"] = available_instruction_sets();
+  result["isa"] = active_instruction_set().name;
+  result["threads"] = default_threads();
+  result["openmp"] = _OPENMP;
+  result["pybind11"] =
+      PYBIND11_TOSTRING(PYBIND11_VERSION_MAJOR) "." PYBIND11_TOSTRING(PYBIND11_VERSION_MINOR);
+  return result;
+}
+
+py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, const std::string& dtype) {
+  const bool single = dtype == "float32";
+  const int bytes = single ? 4 : 8;
+  const int lanes = single ? active_kernels<float>().lanes : active_kernels<double>().lanes;
+  const Shape shape{n, T, q, d, H};
+  const Plan plan = make_plan(shape, bytes, lanes);
+  py::dict result, cycles;
+  for (const PlanKind kind : {PlanKind::kSamples, PlanKind::kHybrid, PlanKind::kRows})
+    cycles[plan_name(kind)] = plan.cycles[int(kind)];
+  result["plan"] = plan_name(plan.kind);
+  result["predicted_cycles"] = cycles;
+  result["lanes"] = lanes;
+  result["units"] = plan.units;
+  result["chunks"] = plan.chunks;
+  result["slab"] = plan.slab;
+  result["weights_kept"] = plan.keep;
+  result["gradient_bytes"] = partial_gradient_size(shape, plan, lanes) * plan.chunks * bytes;
+  return result;
+}
+
+template <class real>
+py::array exponentials(const py::object& x) {
+  const auto array = py::reinterpret_borrow<py::array>(x);
+  const real* from = read_array<real>(x, "x", {-1});
+  py::array_t<real> out(array.shape(0));
+  active_kernels<real>().exponentials(from, array.shape(0), out.mutable_data());
+  return out;
+}
+
+/// Floating-point operations a second of multiply-adds that wait for nothing, all threads together.
+double peak_flops(const std::string& dtype, int threads, double seconds) {
+  using Clock = std::chrono::steady_clock;
+  const auto chains = dtype == "float32" ? active_kernels<float>().multiply_adds
+                                         : active_kernels<double>().multiply_adds;
+  const py::gil_scoped_release released;
+  double total = 0;
+  run_team(threads > 0 ? threads : default_threads(), [&](const Member& member) {
+    constexpr std::int64_t kRounds = 20000;
+    chains(kRounds);
+    const auto start = Clock::now();
+    double fastest = 0;
+    member.wait();
+    do {
+      const auto before = Clock::now();
+      const double flops = chains(kRounds);
+      const double taken = std::chrono::duration<double>(Clock::now() - before).count();
+      fastest = std::max(fastest, flops / taken);
+    } while (std::chrono::duration<double>(Clock::now() - start).count() < seconds);
+#pragma omp critical(mhfast_peak)
+    total += fastest;
+  });
+  return total;
+}
+
+}  // namespace
+
+void register_configuration(py::module_& m) {
+  if (const char* name = std::getenv("MHFAST_ISA")) {
+    try {
+      if (*name) select_instruction_set(name);
+    } catch (const std::invalid_argument& error) {
+      throw py::import_error(std::string("MHFAST_ISA: ") + error.what());
+    }
+  }
+  m.def("config", config);
+  m.def("available_isas", available_instruction_sets);
+  m.def("compiled_isas", compiled_instruction_sets);
+  m.def("active_isa", [] { return active_instruction_set().name; });
+  m.def("select_isa", select_instruction_set);
+  m.def("set_num_threads", set_default_threads);
+  m.def("get_num_threads", default_threads);
+  m.def("force_plan", force_plan);
+  m.def("explain", explain);
+  m.def("exp", [](const py::object& x) {
+    return with_type_of(x, [&](auto zero) { return exponentials<decltype(zero)>(x); });
+  });
+  m.def("peak_flops", peak_flops);
+}
+
+}  // namespace mhfast

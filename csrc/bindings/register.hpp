@@ -1,0 +1,12 @@
+// One function for each concept of the extension module.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace mhfast {
+
+void register_configuration(pybind11::module_& m);  // instruction sets, threads, plans
+void register_evaluation(pybind11::module_& m);     // outputs, attention, value_and_grad
+void register_training(pybind11::module_& m);       // train
+
+}  // namespace mhfast

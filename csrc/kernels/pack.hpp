@@ -1,0 +1,51 @@
+// Copies of a data set in the layouts that the kernels read, and copies multiplied by the loss
+// derivative. `x` is (rows, d) row by row; lanes that have no sample or no row are zero.
+#pragma once
+
+#include "../simd/vec.hpp"
+
+namespace mhfast {
+namespace MHFAST_ISA {
+namespace {
+
+/// Samples as lanes: out[row][k][lane] = x[lane][row][k] for the first `valid` lanes.
+template <class real>
+void pack_samples(const real* x, int valid, int rows, int d, real* out) {
+  constexpr int L = kLanes<real>;
+  const Index size = Index(rows) * d;
+  for (Index i = 0; i < size; ++i)
+    for (int l = 0; l < L; ++l) out[i * L + l] = l < valid ? x[l * size + i] : real(0);
+}
+
+/// Rows as lanes: out[k * row_stride + row] = x[row][k], zero up to the `padded` row.
+template <class real>
+void pack_rows(const real* x, int rows, int d, int padded, Index row_stride, real* out) {
+  for (int k = 0; k < d; ++k) {
+    real* to = out + k * row_stride;
+    for (int r = 0; r < rows; ++r) to[r] = x[Index(r) * d + k];
+    for (int r = rows; r < padded; ++r) to[r] = real(0);
+  }
+}
+
+/// Features as lanes: out[row][k] = factor x[row][k], zero up to the `padded` feature.
+template <class real>
+void scale_rows(const real* x, real factor, int rows, int d, int padded, real* out) {
+  constexpr int L = kLanes<real>;
+  const int whole = d / L * L;
+  for (int r = 0; r < rows; ++r, x += d, out += padded) {
+    for (int k = 0; k < whole; k += L) store<real>(out + k, factor * load<real>(x + k));
+    for (int k = whole; k < padded; ++k) out[k] = k < d ? factor * x[k] : real(0);
+  }
+}
+
+/// Samples as lanes: out[i][lane] = factor[lane] x[i][lane], i < size.
+template <class real>
+void scale_samples(const real* x, const real* factor, Index size, real* out) {
+  constexpr int L = kLanes<real>;
+  const Vec<real> f = load<real>(factor);
+  for (Index i = 0; i < size; ++i) store<real>(out + i * L, f * load<real>(x + i * L));
+}
+
+}  // namespace
+}  // namespace MHFAST_ISA
+}  // namespace mhfast

@@ -1,0 +1,147 @@
+// The one micro-kernel: C (+)= A B, where every entry of B and C is a register.
+//
+//   C[m][n] (+)= sum over k2, k1 of A(m, k2, k1) B(k2, k1, n),   m < M, n < N, k2 < K2, k1 < K1
+//
+// B and C hold vectors: one lane a problem (samples as lanes), a query row or a feature. An entry
+// of A is either shared by all lanes (one number, broadcast from memory) or laned (a vector of its
+// own). So all work is broadcast-times-vector or vector-times-vector; nothing is shuffled. The
+// depth has two levels because the summed axis often is a pair (sample, key) or (sample, query)
+// with two strides; accumulators stay in registers across both.
+//
+// Tiles of MR x NR accumulators are compile-time; M and N are cut into nearly equal tiles (16 rows
+// as 6 + 5 + 5, never 6 + 6 + 4), since a narrow last tile costs as much as a full one. The order
+// of summation over k depends on nothing but K2 and K1.
+#pragma once
+
+#include "../simd/vec.hpp"
+
+namespace mhfast {
+namespace MHFAST_ISA {
+namespace {
+
+/// How entry (m, .) of A is read.
+enum class Left {
+  kShared,        // numbers, consecutive in m
+  kSharedOfLane,  // numbers, one lane of a laned array: consecutive vectors in m
+  kLaned,         // vectors, consecutive in m
+};
+
+/// Operands of one product; strides count numbers, N counts vectors.
+template <class real>
+struct Product {
+  int M, N, K1, K2;
+  const real* a;
+  Index a_k1, a_k2;
+  const real* b;
+  Index b_k1, b_k2, b_n;
+  real* c;
+  Index c_m, c_n;
+  bool add;  // add to C instead of overwriting it
+};
+
+// Accumulators of a tile. Sixteen registers hold 12, NR of B and one of A; thirty-two hold 24.
+inline constexpr int kAccumulators = MHFAST_VECTOR_REGISTERS >= 32 ? 24 : 12;
+inline constexpr int kMaxNR = MHFAST_VECTOR_REGISTERS >= 32 ? 4 : 3;
+inline constexpr int kMaxMR = 12;
+
+inline constexpr int max_rows(int nr) {
+  return kAccumulators / nr < kMaxMR ? kAccumulators / nr : kMaxMR;
+}
+
+template <class real, Left left>
+inline Vec<real> left_entry(const real* a, int m) {
+  if constexpr (left == Left::kShared) return broadcast<real>(a[m]);
+  if constexpr (left == Left::kSharedOfLane) return broadcast<real>(a[m * kLanes<real>]);
+  if constexpr (left == Left::kLaned) return load<real>(a + m * kLanes<real>);
+}
+
+template <class real, Left left, int MR, int NR>
+inline void tile(const Product<real>& p, const real* a2, const real* b2, real* c) {
+  Vec<real> sum[MR][NR];
+  if (p.add) {
+#pragma GCC unroll 12
+    for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+      for (int n = 0; n < NR; ++n) sum[m][n] = load<real>(c + m * p.c_m + n * p.c_n);
+  } else {
+#pragma GCC unroll 12
+    for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+      for (int n = 0; n < NR; ++n) sum[m][n] = Vec<real>{};
+  }
+  for (int k2 = 0; k2 < p.K2; ++k2, a2 += p.a_k2, b2 += p.b_k2) {
+    const real* a = a2;
+    const real* b = b2;
+    for (int k1 = 0; k1 < p.K1; ++k1, a += p.a_k1, b += p.b_k1) {
+      Vec<real> right[NR];
+#pragma GCC unroll 4
+      for (int n = 0; n < NR; ++n) right[n] = load<real>(b + n * p.b_n);
+#pragma GCC unroll 12
+      for (int m = 0; m < MR; ++m) {
+        const Vec<real> entry = left_entry<real, left>(a, m);
+#pragma GCC unroll 4
+        for (int n = 0; n < NR; ++n) sum[m][n] += entry * right[n];
+      }
+    }
+  }
+#pragma GCC unroll 12
+  for (int m = 0; m < MR; ++m)
+#pragma GCC unroll 4
+    for (int n = 0; n < NR; ++n) store<real>(c + m * p.c_m + n * p.c_n, sum[m][n]);
+}
+
+/// A range of `tiles` tiles of equal size along one axis.
+struct Cut {
+  int first, size, tiles;
+};
+
+/// Cuts `length` into the fewest tiles of at most `most`: some of size s, then some of size s - 1.
+inline void cut(int length, int most, Cut (&cuts)[2]) {
+  const int tiles = (length + most - 1) / most;
+  const int size = tiles ? (length + tiles - 1) / tiles : 0;
+  const int smaller = size * tiles - length;
+  cuts[0] = {0, size, tiles - smaller};
+  cuts[1] = {size * (tiles - smaller), size - 1, smaller};
+}
+
+template <class real, Left left, int MR, int NR>
+void tiles(const Product<real>& p, const Cut& rows, const Cut& columns) {
+  constexpr int kStep = left == Left::kShared ? 1 : kLanes<real>;
+  for (int j = 0; j < columns.tiles; ++j) {
+    const int n = columns.first + j * NR;
+    for (int i = 0; i < rows.tiles; ++i) {
+      const int m = rows.first + i * MR;
+      tile<real, left, MR, NR>(p, p.a + m * kStep, p.b + n * p.b_n, p.c + m * p.c_m + n * p.c_n);
+    }
+  }
+}
+
+template <class real, Left left, int NR, int MR = max_rows(NR)>
+inline void tiles_of_height(const Product<real>& p, const Cut& rows, const Cut& columns) {
+  if (rows.size == MR) return tiles<real, left, MR, NR>(p, rows, columns);
+  if constexpr (MR > 1) tiles_of_height<real, left, NR, MR - 1>(p, rows, columns);
+}
+
+template <class real, Left left, int NR = kMaxNR>
+inline void tiles_of_width(const Product<real>& p, const Cut& columns) {
+  if (columns.size == NR) {
+    Cut rows[2];
+    cut(p.M, max_rows(NR), rows);
+    for (const Cut& r : rows)
+      if (r.tiles) tiles_of_height<real, left, NR>(p, r, columns);
+    return;
+  }
+  if constexpr (NR > 1) tiles_of_width<real, left, NR - 1>(p, columns);
+}
+
+template <Left left, class real>
+inline void multiply(const Product<real>& p) {
+  Cut columns[2];
+  cut(p.N, kMaxNR, columns);
+  for (const Cut& c : columns)
+    if (c.tiles) tiles_of_width<real, left>(p, c);
+}
+
+}  // namespace
+}  // namespace MHFAST_ISA
+}  // namespace mhfast

@@ -1,0 +1,48 @@
+// Sums of the gradients that the chunks of samples left, always in the order of the chunks, then of
+// the lanes: the result does not depend on which thread did which chunk.
+#pragma once
+
+#include "../simd/vec.hpp"
+#include "table.hpp"
+
+namespace mhfast {
+namespace MHFAST_ISA {
+namespace {
+
+template <class real>
+inline Vec<real> sum_chunks(const real* at, Index stride, int chunks) {
+  Vec<real> sum = load<real>(at);
+  for (int c = 1; c < chunks; ++c) sum += load<real>(at + c * stride);
+  return sum;
+}
+
+/// An entry is a vector of samples' contributions: out = sum over chunks and lanes.
+template <class real>
+void reduce_samples(const ReduceArguments<real>& in) {
+  constexpr int L = kLanes<real>;
+  const Index size = Index(in.rows) * in.d;
+  for (Index i = 0; i < size; ++i)
+    in.out[i] = lane_sum<real>(sum_chunks(in.partial + i * L, in.chunk_stride, in.chunks));
+}
+
+/// A row is padded to whole vectors: out = sum over chunks, padding dropped.
+template <class real>
+void reduce_features(const ReduceArguments<real>& in) {
+  constexpr int L = kLanes<real>;
+  const real* row = in.partial;
+  real* out = in.out;
+  for (int r = 0; r < in.rows; ++r, out += in.d) {
+    for (int k = 0; k < in.d; k += L, row += L) {
+      const Vec<real> sum = sum_chunks(row, in.chunk_stride, in.chunks);
+      if (k + L <= in.d) {
+        store<real>(out + k, sum);
+      } else {
+        for (int l = 0; k + l < in.d; ++l) out[k + l] = sum[l];
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace MHFAST_ISA
+}  // namespace mhfast

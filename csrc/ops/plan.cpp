@@ -1,0 +1,123 @@
+#include "plan.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <stdexcept>
+
+namespace mhfast {
+namespace {
+
+// Weights of a slab (A and D of all heads), so that they are still in the second-level cache when
+// the gradient reads them.
+constexpr double kSlabBytes = 192 * 1024;
+// Above this the weights of even one unit are not kept, and the scores are computed twice.
+constexpr double kKeepBytes = 8 * 1024 * 1024;
+// Rows of a slab: enough that loading and storing a gradient's accumulators is amortised.
+constexpr int kSlabRows = 128;
+// Partial gradients of all chunks together.
+constexpr double kPartialBytes = 16 * 1024 * 1024;
+constexpr int kFewChunks = 8, kManyChunks = 64;
+
+std::atomic<int> forced{-1};
+
+/// Cycles of a product of M rows, N vectors and depth K: two multiply-adds and two loads a cycle,
+/// and what a tile costs before and after its loop.
+double product_cycles(double M, double N, double K) {
+  const double columns = std::ceil(N / 3), width = N / columns;
+  const double rows = std::ceil(M / std::floor(12 / std::min(3.0, std::ceil(width))));
+  const double arithmetic = M * N / 2;
+  const double loads = (M * columns + N * rows) / 2;
+  const double tiles = rows * columns;
+  return K * std::max(arithmetic, loads) * 1.1 + 12 * tiles + M * N;
+}
+
+/// Softmax, readout and derivative of `columns` vectors over T keys.
+double softmax_cycles(double columns, double T, int bytes) {
+  return columns * (T * (bytes == 4 ? 18 : 24) + 20);
+}
+
+struct Cost {
+  const Shape& s;
+  int bytes, L;
+
+  double scores_samples() const {  // for a block
+    return product_cycles(s.d, s.q, s.d) + 2 * product_cycles(s.q, s.T, s.d) +
+           softmax_cycles(s.q, s.T, bytes);
+  }
+  double scores_rows() const {  // for a sample
+    const double N = round_up(s.q, L) / L;
+    return product_cycles(s.d, N, s.d) + 2 * product_cycles(s.T, N, s.d) +
+           softmax_cycles(N, s.T, bytes);
+  }
+  double gradients_samples() const {  // for a block
+    const double accumulators = double(s.d + s.q) * s.d * L * bytes;
+    const double far = accumulators * s.H > 256 * 1024 ? accumulators / 64 * 4 : 0;
+    return 2 * product_cycles(s.q, s.d, s.T) + product_cycles(s.d, s.d, s.q) + far;
+  }
+  double gradients_features() const {  // for a sample
+    const double N = round_up(s.d, L) / L;
+    return 2 * product_cycles(s.q, N, s.T) + product_cycles(s.d, N, s.q);
+  }
+};
+
+void predict(const Shape& shape, int bytes, int lanes, double (&cycles)[3]) {
+  const Cost cost{shape, bytes, lanes};
+  const double n = double(shape.n), H = shape.H;
+  const double blocks = double(round_up(shape.n, lanes) / lanes);
+  cycles[int(PlanKind::kSamples)] = H * blocks * (cost.scores_samples() + cost.gradients_samples());
+  cycles[int(PlanKind::kHybrid)] =
+      H * (blocks * cost.scores_samples() + n * cost.gradients_features());
+  cycles[int(PlanKind::kRows)] = H * n * (cost.scores_rows() + cost.gradients_features());
+}
+
+}  // namespace
+
+const char* plan_name(PlanKind kind) {
+  switch (kind) {
+    case PlanKind::kSamples:
+      return "samples";
+    case PlanKind::kHybrid:
+      return "hybrid";
+    case PlanKind::kRows:
+      break;
+  }
+  return "rows";
+}
+
+void force_plan(const std::string& name) {
+  for (const PlanKind kind : {PlanKind::kSamples, PlanKind::kHybrid, PlanKind::kRows})
+    if (name == plan_name(kind)) return forced.store(int(kind));
+  if (name != "auto")
+    throw std::invalid_argument("plan: expected samples, hybrid, rows or auto, got '" + name + "'");
+  forced.store(-1);
+}
+
+std::ptrdiff_t partial_gradient_size(const Shape& s, const Plan& plan, int lanes) {
+  const std::ptrdiff_t row = plan.features_are_lanes() ? round_up(s.d, lanes) : s.d * lanes;
+  return std::ptrdiff_t(s.H) * (s.d + s.q) * row;
+}
+
+Plan make_plan(const Shape& s, int bytes, int lanes) {
+  Plan plan{};
+  predict(s, bytes, lanes, plan.cycles);
+  const int choice = forced.load(std::memory_order_relaxed);
+  plan.kind = choice >= 0 ? PlanKind(choice)
+                          : PlanKind(std::min_element(plan.cycles, plan.cycles + 3) - plan.cycles);
+  const bool samples = plan.samples_are_lanes();
+  plan.units = samples ? round_up(s.n, lanes) / lanes : s.n;
+
+  const double weights =
+      2.0 * s.H * s.T * bytes * (samples ? double(s.q) * lanes : double(round_up(s.q, lanes)));
+  plan.keep = weights <= kKeepBytes;
+  const double rows = samples ? double(s.q) * lanes : s.q;
+  plan.slab =
+      int(std::max(1.0, std::min(std::floor(kSlabBytes / weights), std::ceil(kSlabRows / rows))));
+
+  const double partial = double(partial_gradient_size(s, plan, lanes)) * bytes;
+  const double most = std::max<double>(kFewChunks, std::min<double>(kManyChunks, plan.units / 8));
+  plan.chunks = int(std::max(1.0, std::min({double(plan.units), most, kPartialBytes / partial})));
+  return plan;
+}
+
+}  // namespace mhfast

@@ -1,0 +1,53 @@
+// How a shape is computed: which axis lies along the lanes, and the sizes of the pieces.
+//
+// A plan depends on the shape, the type and the instruction set, never on the number of threads, so
+// that results are bitwise equal for any number of threads. Forward results do not depend on the
+// plan at all: every lane axis performs the same operations on a sample in the same order.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace mhfast {
+
+struct Shape {
+  std::ptrdiff_t n;  // samples
+  int T, q, d, H;    // keys, query rows, features, heads
+};
+
+enum class PlanKind {
+  kSamples,  // samples are the lanes throughout
+  kHybrid,   // samples for scores and softmax, features for gradients
+  kRows,     // query rows for scores and softmax, features for gradients
+};
+
+struct Plan {
+  PlanKind kind;
+  std::ptrdiff_t units;  // blocks of `lanes` samples, or samples
+  int chunks;            // of units; each owns one partial gradient
+  int slab;              // units whose weights are held at a time, all heads
+  bool keep;             // weights are kept from the loss to the gradient; else computed again
+  double cycles[3];      // predicted for one loss and gradient, by kind
+
+  bool samples_are_lanes() const { return kind != PlanKind::kRows; }
+  bool features_are_lanes() const { return kind != PlanKind::kSamples; }
+};
+
+/// `bytes` is the size of one number, `lanes` the register's width in numbers, `registers` how
+/// many.
+Plan make_plan(const Shape& shape, int bytes, int lanes);
+
+const char* plan_name(PlanKind kind);
+
+/// For tests and measurements: every later plan is of this kind ("samples", "hybrid", "rows"), or
+/// chosen again ("auto"). Throws std::invalid_argument for another name.
+void force_plan(const std::string& name);
+
+/// Numbers in one chunk's partial gradient: W then U.
+std::ptrdiff_t partial_gradient_size(const Shape& shape, const Plan& plan, int lanes);
+
+inline std::ptrdiff_t round_up(std::ptrdiff_t size, std::ptrdiff_t step) {
+  return (size + step - 1) / step * step;
+}
+
+}  // namespace mhfast

@@ -1,0 +1,146 @@
+#include "team.hpp"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#include <unistd.h>
+#endif
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#endif
+
+namespace mhfast {
+namespace {
+
+// A thread earns its wake-up (about 5 us) and two barriers with this much work.
+constexpr double kFlopsPerThread = 4e5;
+
+// Checks of the generation before a waiting thread sleeps: about 5 us. Longer spinning gains
+// nothing when cores are free and costs whole time slices when they are not.
+constexpr int kSpins = 2000;
+
+std::atomic<int> chosen_threads{0};
+std::atomic<bool> forked{false};
+
+#if defined(__unix__) || defined(__APPLE__)
+const int kWatchForks = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+#endif
+
+int positive_from_environment(const char* name) {
+  const char* text = std::getenv(name);
+  return text ? std::max(0, std::atoi(text)) : 0;  // "4,2" of nested OpenMP levels reads as 4
+}
+
+/// Processors that the container's quota amounts to, rounded up; 0 where there is none.
+int quota_processors() {
+  double quota = 0, period = 0;
+  if (std::FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
+    if (std::fscanf(file, "%lf %lf", &quota, &period) != 2) quota = 0;  // "max": no quota
+    std::fclose(file);
+  } else {
+    const auto number = [](const char* path) {
+      double value = 0;
+      if (std::FILE* f = std::fopen(path, "r")) {
+        if (std::fscanf(f, "%lf", &value) != 1) value = 0;
+        std::fclose(f);
+      }
+      return value;
+    };
+    quota = number("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
+    period = number("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+  }
+  return quota > 0 && period > 0 ? int(std::ceil(quota / period)) : 0;
+}
+
+int usable_processors() {
+  int processors = std::max(1, int(std::thread::hardware_concurrency()));
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) processors = std::max(1, CPU_COUNT(&set));
+#endif
+  const int quota = quota_processors();
+  return quota > 0 ? std::min(processors, quota) : processors;
+}
+
+int threads_of_environment() {
+  static const int threads = [] {
+    if (const int ours = positive_from_environment("MHFAST_NUM_THREADS")) return ours;
+    if (const int openmp = positive_from_environment("OMP_NUM_THREADS")) return openmp;
+    return usable_processors();
+  }();
+  return threads;
+}
+
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+int default_threads() {
+  if (forked.load(std::memory_order_relaxed)) return 1;
+  const int chosen = chosen_threads.load(std::memory_order_relaxed);
+  return chosen > 0 ? chosen : threads_of_environment();
+}
+
+void set_default_threads(int threads) { chosen_threads.store(threads); }
+
+int useful_threads(int asked, std::int64_t units, double flops) {
+  if (forked.load(std::memory_order_relaxed)) return 1;
+  const double most = std::min(double(asked > 0 ? asked : default_threads()), double(units));
+  return std::max(1, int(std::min(most, flops / kFlopsPerThread)));
+}
+
+void Barrier::wait() {
+  const std::uint32_t generation = generation_.load(std::memory_order_acquire);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == members_) {
+    arrived_.store(0, std::memory_order_relaxed);
+    generation_.fetch_add(1, std::memory_order_seq_cst);
+#if defined(__linux__)
+    if (sleepers_.load(std::memory_order_seq_cst) > 0)
+      syscall(SYS_futex, &generation_, FUTEX_WAKE_PRIVATE, members_, nullptr, nullptr, 0);
+#endif
+    return;
+  }
+  for (int spin = 0; spin < kSpins; ++spin) {
+    if (generation_.load(std::memory_order_acquire) != generation) return;
+    pause();
+  }
+#if defined(__linux__)
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  while (generation_.load(std::memory_order_seq_cst) == generation)
+    syscall(SYS_futex, &generation_, FUTEX_WAIT_PRIVATE, generation, nullptr, nullptr, 0);
+  sleepers_.fetch_sub(1, std::memory_order_relaxed);
+#else
+  while (generation_.load(std::memory_order_acquire) == generation) std::this_thread::yield();
+#endif
+}
+
+void run_team(int threads, const std::function<void(const Member&)>& body) {
+  if (threads <= 1) return body(Member{0, 1, nullptr});
+  Barrier* everyone = nullptr;
+  alignas(Barrier) unsigned char room[sizeof(Barrier)];
+#pragma omp parallel num_threads(threads)
+  {
+    // OpenMP may give fewer threads than asked for; the barrier counts those that came.
+#pragma omp single
+    everyone = new (room) Barrier(omp_get_num_threads());
+    body(Member{omp_get_thread_num(), omp_get_num_threads(), everyone});
+  }
+}
+
+}  // namespace mhfast

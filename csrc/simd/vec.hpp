@@ -1,0 +1,87 @@
+// One SIMD register as a value, at the native width of the instruction set being compiled.
+//
+//   Vec<real>   kLanes<real> numbers, all of + - * / and comparisons lane by lane
+//   IntVec      the signed integers of the same lane width; a comparison yields one (0 or -1)
+//
+// Built on the vector extension of GCC and Clang, so the same text serves SSE2, AVX2, AVX-512 and
+// NEON. Width comes from MHFAST_VECTOR_BYTES, which the build sets once per instruction set. Wider
+// than native is correct but several times slower.
+//
+// Everything lives in the namespace MHFAST_ISA and in an anonymous one inside it: the linker may
+// never merge the copies made for two instruction sets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mhfast {
+namespace MHFAST_ISA {
+namespace {
+
+using Index = std::ptrdiff_t;
+
+template <class real>
+struct Lane;
+template <>
+struct Lane<float> {
+  using Int = std::int32_t;
+};
+template <>
+struct Lane<double> {
+  using Int = std::int64_t;
+};
+
+template <class real>
+inline constexpr int kLanes = MHFAST_VECTOR_BYTES / sizeof(real);
+
+template <class real>
+struct Register {
+  using Int = typename Lane<real>::Int;
+  typedef real Type __attribute__((vector_size(MHFAST_VECTOR_BYTES)));
+  typedef Int IntType __attribute__((vector_size(MHFAST_VECTOR_BYTES)));
+  typedef real Unaligned
+      __attribute__((vector_size(MHFAST_VECTOR_BYTES), aligned(sizeof(real)), may_alias));
+};
+
+template <class real>
+using Vec = typename Register<real>::Type;
+template <class real>
+using IntVec = typename Register<real>::IntType;
+
+template <class real>
+inline Vec<real> load(const real* p) {
+  return *reinterpret_cast<const typename Register<real>::Unaligned*>(p);
+}
+
+template <class real>
+inline void store(real* p, Vec<real> v) {
+  *reinterpret_cast<typename Register<real>::Unaligned*>(p) = v;
+}
+
+/// The same number in every lane. (x - 0 is x for every x, so this costs one broadcast.)
+template <class real>
+inline Vec<real> broadcast(real x) {
+  return x - Vec<real>{};
+}
+
+template <class real>
+inline Vec<real> select(IntVec<real> mask, Vec<real> yes, Vec<real> no) {
+  return mask ? yes : no;
+}
+
+template <class real>
+inline Vec<real> maximum(Vec<real> a, Vec<real> b) {
+  return a > b ? a : b;
+}
+
+/// Sum over lanes in a fixed order.
+template <class real>
+inline real lane_sum(Vec<real> v) {
+  real sum = v[0];
+  for (int l = 1; l < kLanes<real>; ++l) sum += v[l];
+  return sum;
+}
+
+}  // namespace
+}  // namespace MHFAST_ISA
+}  // namespace mhfast
