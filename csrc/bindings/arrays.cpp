@@ -59,8 +59,9 @@ Data<real> read_data(const py::handle& X, const py::handle& Z, const py::handle&
     throw py::value_error("X: expected at least one token, one feature and one head, got shape " +
                           shape_text({n, T, d}) + " and H = " + std::to_string(heads));
   py::ssize_t q = T;
+  data.self = Z.is_none();
   data.z = data.x;
-  if (!Z.is_none()) {
+  if (!data.self) {
     data.z = read_array<real>(Z, "query", {n, -1, d});
     q = py::reinterpret_borrow<py::array>(Z).shape(1);
     if (q < 1 || q > kMost) throw py::value_error("query: expected at least one row, got none");

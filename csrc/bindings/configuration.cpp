@@ -1,5 +1,8 @@
 #include <omp.h>
 #include <pybind11/stl.h>
+#if defined(__unix__) || defined(__APPLE__)
+#include <dlfcn.h>
+#endif
 
 #include <algorithm>
 #include <chrono>
@@ -19,6 +22,16 @@ const char* compiler() {
 #endif
 }
 
+/// File of the OpenMP runtime that serves this process.
+std::string openmp_runtime() {
+#if defined(__unix__) || defined(__APPLE__)
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<void*>(&omp_get_max_threads), &info) && info.dli_fname)
+    return info.dli_fname;
+#endif
+  return "unknown";
+}
+
 py::dict config() {
   py::dict result;
   result["compiler"] = compiler();
@@ -26,7 +39,8 @@ py::dict config() {
   result["isas_available"] = available_instruction_sets();
   result["isa"] = active_instruction_set().name;
   result["threads"] = default_threads();
-  result["openmp"] = _OPENMP;
+  result["openmp"] = _OPENMP;  // date of the standard
+  result["openmp_runtime"] = openmp_runtime();
   result["pybind11"] =
       PYBIND11_TOSTRING(PYBIND11_VERSION_MAJOR) "." PYBIND11_TOSTRING(PYBIND11_VERSION_MINOR);
   return result;
@@ -39,8 +53,8 @@ py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, const std::string
   const Shape shape{n, T, q, d, H};
   const Plan plan = make_plan(shape, bytes, lanes);
   py::dict result, cycles;
-  for (const PlanKind kind : {PlanKind::kSamples, PlanKind::kHybrid, PlanKind::kRows})
-    cycles[plan_name(kind)] = plan.cycles[int(kind)];
+  for (int kind = 0; kind < kPlanKinds; ++kind)
+    cycles[plan_name(PlanKind(kind))] = plan.cycles[kind];
   result["plan"] = plan_name(plan.kind);
   result["predicted_cycles"] = cycles;
   result["lanes"] = lanes;

@@ -3,6 +3,7 @@
 #include "attention.hpp"
 #include "pack.hpp"
 #include "reduce.hpp"
+#include "tile.hpp"
 
 #define MHFAST_TEXT_(x) #x
 #define MHFAST_TEXT(x) MHFAST_TEXT_(x)
@@ -52,6 +53,9 @@ constexpr Kernels<real> table() {
           gradients_samples<real>,
           gradients_features_of_rows<real>,
           gradients_features_of_samples<real>,
+          tile_scores<real>,
+          tile_gradients<real>,
+          combine<real>,
           reduce_samples<real>,
           reduce_features<real>,
           pack_samples<real>,

@@ -16,6 +16,18 @@ inline Vec<real> sum_chunks(const real* at, Index stride, int chunks) {
   return sum;
 }
 
+/// out (+)= sum over i of factors[i] x[i], in the order of i.
+template <class real>
+void combine(const real* x, Index stride, const real* factors, int count, Index size, real* out,
+             bool add) {
+  constexpr int L = kLanes<real>;
+  for (Index k = 0; k < size; k += L) {
+    Vec<real> sum = add ? load<real>(out + k) : Vec<real>{};
+    for (int i = 0; i < count; ++i) sum += factors[i] * load<real>(x + i * stride + k);
+    store<real>(out + k, sum);
+  }
+}
+
 /// An entry is a vector of samples' contributions: out = sum over chunks and lanes.
 template <class real>
 void reduce_samples(const ReduceArguments<real>& in) {

@@ -55,6 +55,26 @@ struct GradientArguments {
   bool add;        // add to gu and gw instead of overwriting them
 };
 
+enum class TileMode { kReadout, kDerivative, kGap, kScaled };
+
+/// A tile of query rows of one sample and head against all keys; q counts all rows of the sample.
+template <class real>
+struct TileArguments {
+  int T, rows, d;
+  const real* w;              // (d, d)
+  const real *zt, *ut;        // queries and U transposed, at the tile: (d, rows), rows padded
+  std::ptrdiff_t z_row;       // from feature to feature in zt and ut
+  const real* xt;             // keys transposed: (d, T)
+  std::ptrdiff_t x_row;       // from feature to feature in xt
+  const real *x, *z;          // keys (T, dL); the tile's queries (rows, d)
+  real *pu, *sc, *axdx;       // scratch: 2 qL d, 2 qL T, 2 qL dL
+  real *readouts, *row_gaps;  // (qL)
+  real* gap;                  // one number, or null: out, in for kScaled
+  real *gu, *gw;              // A X (rows, dL), written; Z^T D X (d, dL), written or added to
+  TileMode mode;
+  bool add;
+};
+
 /// A gradient as its chunks left it: `partial` holds, for each chunk, (rows, d) entries, either one
 /// vector each (samples as lanes) or padded to whole vectors by row (features as lanes).
 template <class real>
@@ -76,6 +96,12 @@ struct Kernels {
   // samples are then the units.
   void (*gradients_features_of_rows)(const GradientArguments<real>&);
   void (*gradients_features_of_samples)(const GradientArguments<real>&);
+  void (*tile_scores)(const TileArguments<real>&);
+  void (*tile_gradients)(const TileArguments<real>&);
+  // out (+)= sum over `count` of factors[i] x[i * stride + .], each of `size` whole vectors'
+  // numbers.
+  void (*combine)(const real* x, std::ptrdiff_t stride, const real* factors, int count,
+                  std::ptrdiff_t size, real* out, bool add);
   void (*reduce_samples)(const ReduceArguments<real>&);
   void (*reduce_features)(const ReduceArguments<real>&);
   void (*pack_samples)(const real* x, int valid, int rows, int d, real* out);

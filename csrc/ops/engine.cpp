@@ -14,11 +14,6 @@ double flops(const Shape& s) {
   return double(s.n) * s.H * s.q * (4.0 * s.d * s.d + 8.0 * s.T * s.d + 20.0 * s.T);
 }
 
-/// exp(log_size - log_scale), 0 where both are -inf.
-double relative(double log_size, double log_scale) {
-  return log_size == -kInfinity ? 0.0 : std::exp(log_size - log_scale);
-}
-
 }  // namespace
 
 template <class real>
@@ -29,7 +24,11 @@ Engine<real>::Engine(const Data<real>& data, Loss loss, const Options& options, 
       loss_(loss),
       options_(options),
       plan_(make_plan(data.shape, sizeof(real), kernels_.lanes)),
-      threads_(useful_threads(threads, plan_.chunks, flops(data.shape))) {
+      threads_(useful_threads(threads,
+                              plan_.kind == PlanKind::kTiles
+                                  ? std::int64_t(plan_.slab) * data.shape.H * plan_.parts
+                                  : plan_.chunks,
+                              flops(data.shape))) {
   const Shape& s = data_.shape;
   const std::ptrdiff_t L = kernels_.lanes;
   const bool samples = plan_.samples_are_lanes();
@@ -71,13 +70,15 @@ void Engine<real>::lay_out(Layout& layout) {
 
   w_scaled_ = layout.take<real>(H * s.d * s.d);
   ut_ = layout.take<real>(H * ut_size_);
-  const std::size_t packed_units = options_.keep_packed ? plan_.units : 0;
+  const bool tiles = plan_.kind == PlanKind::kTiles;
+  const std::size_t packed_units = options_.keep_packed && !tiles ? plan_.units : 0;
   packed_x_ = layout.take<real>(packed_units * key_size_);
-  packed_z_ = data_.self() ? packed_x_ : layout.take<real>(packed_units * query_size_);
+  packed_z_ = data_.self ? packed_x_ : layout.take<real>(packed_units * query_size_);
   partial_ = layout.take<real>(options_.gradient ? plan_.chunks * partial_size_ : 0);
+  if (tiles) return lay_out_tiles(layout);
   for (Room& room : rooms_) {
     room.x = options_.keep_packed ? nullptr : layout.take<real>(slab * key_size_);
-    room.z = options_.keep_packed || data_.self() ? room.x : layout.take<real>(slab * query_size_);
+    room.z = options_.keep_packed || data_.self ? room.x : layout.take<real>(slab * query_size_);
     room.p = layout.take<real>(slab * query_size_);
     room.s = layout.take<real>(heads_kept * slab * weights_size_);
     room.c = layout.take<real>(heads_kept * slab * weights_size_);
@@ -100,11 +101,6 @@ void Engine<real>::lay_out(Layout& layout) {
 }
 
 template <class real>
-double Engine<real>::log_share() const {
-  return -std::log(total_weight_ * std::sqrt(double(data_.shape.H)));
-}
-
-template <class real>
 void Engine<real>::load_parameters(const Parameters<real>& parameters, const Member& member) {
   const Shape& s = data_.shape;
   const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, qd = std::ptrdiff_t(s.q) * s.d;
@@ -124,6 +120,7 @@ void Engine<real>::load_parameters(const Parameters<real>& parameters, const Mem
 
 template <class real>
 void Engine<real>::run_chunks(Pass pass, const Member& member) {
+  if (plan_.kind == PlanKind::kTiles) return run_tiles(pass, member);
   for (;;) {
     const int chunk = next_chunk_.fetch_add(1, std::memory_order_relaxed);
     if (chunk >= plan_.chunks) return;
@@ -157,10 +154,10 @@ typename Engine<real>::Slab Engine<real>::open_slab(int chunk, std::ptrdiff_t fi
   Slab slab{first * samples_per_unit, int(last - first), 0, nullptr, nullptr};
   slab.samples = int(std::min(last * samples_per_unit, s.n) - slab.first_sample);
   real* x = options_.keep_packed ? packed_x_ + first * key_size_ : room.x;
-  real* z = data_.self() ? x : options_.keep_packed ? packed_z_ + first * query_size_ : room.z;
+  real* z = data_.self ? x : options_.keep_packed ? packed_z_ + first * query_size_ : room.z;
   if (!options_.keep_packed || !packed_chunks_[chunk]) {
     pack(data_.x, s.T, slab, x);
-    if (!data_.self()) pack(data_.z, s.q, slab, z);
+    if (!data_.self) pack(data_.z, s.q, slab, z);
   }
   slab.x = x;
   slab.z = z;
@@ -192,23 +189,24 @@ void Engine<real>::score(RowMode mode, int head, const Slab& slab, Room& room, r
   (plan_.samples_are_lanes() ? kernels_.scores_samples : kernels_.scores_rows)(arguments);
 }
 
-/// Loss and slope of the slab's samples from their outputs in room.phi.
+/// Loss and slope of `samples` samples from their outputs.
 template <class real>
-void Engine<real>::measure_loss(Pass pass, int chunk, const Slab& slab, Room& room) {
-  Totals& totals = chunk_totals_[chunk];
-  const double share = 1.0 / (total_weight_ * std::sqrt(double(data_.shape.H)));
-  for (int i = 0; i < slab.samples; ++i) {
-    const std::ptrdiff_t sample = slab.first_sample + i;
-    const double y = double(data_.y[sample]), phi = room.phi[i];
-    const double weight = data_.weight ? double(data_.weight[sample]) : 1.0;
-    const LossTerm term = loss_term(loss_, phi, y);
+void Engine<real>::measure_loss(Totals& totals, std::ptrdiff_t first, int samples,
+                                const double* phi, double* slope, double* log_slope) const {
+  for (int i = 0; i < samples; ++i) {
+    const double y = double(data_.y[first + i]);
+    const double weight = data_.weight ? double(data_.weight[first + i]) : 1.0;
+    const LossTerm term = loss_term(loss_, phi[i], y);
     totals.loss += weight * term.value;
-    totals.correct += y * phi > 0 ? weight : 0.0;
-    totals.margin = std::min(totals.margin, y * phi);
-    room.slope[i] = term.slope * weight * share;
-    room.log_slope[i] = term.log_slope + std::log(weight);
+    totals.correct += y * phi[i] > 0 ? weight : 0.0;
+    totals.margin = std::min(totals.margin, y * phi[i]);
+    slope[i] = term.slope * weight * share();
+    log_slope[i] = term.log_slope + std::log(weight);
   }
-  if (!options_.gaps || pass != Pass::kGradient) return;
+}
+
+template <class real>
+void Engine<real>::gather_scales(int chunk, const Slab& slab, const Room& room) {
   const int H = data_.shape.H, held = slab.units * (plan_.samples_are_lanes() ? kernels_.lanes : 1);
   double* scales = chunk_scales_.data() + std::size_t(chunk) * (H + 1);
   for (int i = 0; i < slab.samples; ++i) {
@@ -305,14 +303,13 @@ void Engine<real>::differentiate(Pass pass, int chunk, const Slab& slab, Room& r
       if (dd) {
         for (int i = 0; i < part.samples; ++i)
           factors[i] = sign_times(
-              i,
-              relative(room.log_slope[skipped + i] + double(gap[skipped + i]), scales_.heads[h]));
+              i, relative(double(gap[skipped + i]), scales_.heads[h], room.log_slope[skipped + i]));
         scale_keys(part, factors, room);
         accumulate(chunk, h, part, nullptr, dd, room, accumulated);
       }
       if (a) {
         for (int i = 0; i < part.samples; ++i)
-          factors[i] = sign_times(i, relative(room.log_slope[skipped + i], scales_.slope));
+          factors[i] = sign_times(i, relative(0.0, scales_.slope, room.log_slope[skipped + i]));
         scale_keys(part, factors, room);
         accumulate(chunk, h, part, a, nullptr, room, accumulated);
       }
@@ -346,7 +343,9 @@ void Engine<real>::run_chunk(Pass pass, int chunk, Room& room) {
     if (outputs_)
       for (int i = 0; i < slab.samples; ++i) outputs_[slab.first_sample + i] = real(room.phi[i]);
     if (pass == Pass::kOutputs) continue;
-    measure_loss(pass, chunk, slab, room);
+    measure_loss(chunk_totals_[chunk], slab.first_sample, slab.samples, room.phi, room.slope,
+                 room.log_slope);
+    if (options_.gaps && pass == Pass::kGradient) gather_scales(chunk, slab, room);
     if (gradient) differentiate(pass, chunk, slab, room, unit > first);
   }
   packed_chunks_[chunk] = 1;
@@ -385,7 +384,9 @@ Totals Engine<real>::totals() const {
 }
 
 template <class real>
-LogScales& Engine<real>::find_scales() {
+bool Engine<real>::needs_scaling(bool together) {
+  // Above this, entries 1e-8 (float) or 1e-16 (double) times the largest still are normal numbers.
+  constexpr double kUnderflow = sizeof(real) == 4 ? -50.0 : -600.0;
   const int H = data_.shape.H;
   std::fill(scales_.heads.begin(), scales_.heads.end(), -kInfinity);
   scales_.slope = -kInfinity;
@@ -394,7 +395,14 @@ LogScales& Engine<real>::find_scales() {
     for (int h = 0; h < H; ++h) scales_.heads[h] = std::max(scales_.heads[h], of_chunk[h]);
     scales_.slope = std::max(scales_.slope, of_chunk[H]);
   }
-  return scales_;
+  if (together)
+    std::fill(scales_.heads.begin(), scales_.heads.end(),
+              *std::max_element(scales_.heads.begin(), scales_.heads.end()));
+  for (double& scale : scales_.heads) scale = std::rint(scale);
+  scales_.slope = std::rint(scales_.slope);
+  const auto underflows = [](double x) { return x < kUnderflow && x > -kInfinity; };
+  return (options_.wrt_U && underflows(scales_.slope)) ||
+         (options_.wrt_W && std::any_of(scales_.heads.begin(), scales_.heads.end(), underflows));
 }
 
 template class Engine<float>;

@@ -17,16 +17,16 @@
 
 namespace mhfast {
 
-/// A data set as the caller holds it: x (n, T, d), z (n, q, d) or x itself, y and weight (n,) or
-/// null.
+/// A data set as the caller holds it: x (n, T, d), z (n, q, d), y and weight (n,) or null. For
+/// self-attention z is x; an external z may begin at the same address.
 template <class real>
 struct Data {
   Shape shape;
+  bool self;
   const real* x;
   const real* z;
   const real* y;
   const real* weight;
-  bool self() const { return x == z; }
 };
 
 template <class real>
@@ -45,18 +45,25 @@ struct Totals {
 };
 
 /// Logarithms of the largest factors of a gradient: by head max over samples of
-/// log |weight slope| + gap, and max of log |weight slope| alone.
+/// log |weight slope| + gap, and max of log |weight slope| alone; rounded to whole numbers, so that
+/// differences from them are exact.
 struct LogScales {
   std::vector<double> heads;
   double slope;
 };
+
+/// exp(gap - log_scale + log_slope), 0 where either is -inf. The difference is taken first: both
+/// may be large, and it is exact.
+inline double relative(double gap, double log_scale, double log_slope) {
+  return std::isinf(gap) || std::isinf(log_slope) ? 0.0 : std::exp((gap - log_scale) + log_slope);
+}
 
 template <class real>
 class Engine {
  public:
   struct Options {
     bool gradient = false, wrt_W = true, wrt_U = true;
-    bool gaps = false;         // gather LogScales
+    bool gaps = false;         // gather what needs_scaling asks for
     bool keep_packed = false;  // pack the data once, for many passes
   };
 
@@ -65,8 +72,6 @@ class Engine {
 
   int threads() const { return threads_; }
   bool gathers_gaps() const { return options_.gaps; }
-  /// log of 1 / (sum of weights * sqrt(H)): with slope and gap, the factors of a gradient.
-  double log_share() const;
 
   /// The parts of a pass, each called by every member of a team with a barrier after it.
   void load_parameters(const Parameters<real>& parameters, const Member& member);
@@ -79,9 +84,17 @@ class Engine {
   /// Called by the first member after each of its chunks; returning true ends the pass early.
   void on_chunk(std::function<bool()> interrupted) { interrupted_ = std::move(interrupted); }
 
-  /// After a pass. `scales` needs Options::gaps.
+  /// After a pass.
   Totals totals() const;
-  LogScales& find_scales();  // what the next scaled pass divides by; may be changed
+
+  /// After a gradient pass with Options::gaps: whether its largest factors are so small that it
+  /// must be computed again by a scaled pass, which leaves them out. `together`: one scale for all
+  /// heads.
+  bool needs_scaling(bool together);
+  /// What the scaled pass leaves out: share() and, as whole numbers, the logarithms of the rest.
+  double log_scale_W(int head) const { return scales_.heads[head]; }
+  double log_scale_U() const { return scales_.slope; }
+  double share() const { return 1.0 / (total_weight_ * std::sqrt(double(data_.shape.H))); }
 
   /// Where outputs go, or null.
   void write_outputs(real* outputs) { outputs_ = outputs; }
@@ -97,6 +110,17 @@ class Engine {
     real *gx, *e;  // keys times the loss derivative; D X
     real* factors;
     double *phi, *slope, *log_slope;  // (samples)
+    real *pu, *sc, *axdx, *x_rows;    // tiles
+    std::ptrdiff_t packed_sample;     // tiles: whose keys are in x and x_rows
+  };
+  /// What the threads of a team share for one slab of long sequences.
+  struct TileSlab {
+    std::ptrdiff_t first;
+    int samples;
+    real* gradients;  // (samples, heads, parts) units: W (d, dL), then U (rows of the part, dL)
+    real* readouts;   // (samples, heads, q)
+    real* gaps;       // (samples, heads, parts)
+    double *phi, *slope, *log_slope;
   };
   struct Slab {
     std::ptrdiff_t first_sample;
@@ -106,11 +130,21 @@ class Engine {
   };
 
   void lay_out(Layout& layout);
+  void lay_out_tiles(Layout& layout);
   void run_chunk(Pass pass, int chunk, Room& room);
+  void run_tiles(Pass pass, const Member& member);
+  void run_tile_unit(Pass pass, int unit, Room& room);
+  void finish_tile_slab(Pass pass);
+  void combine_tiles(Pass pass, int head);
+  std::ptrdiff_t part_begin(int part) const {
+    return std::ptrdiff_t(data_.shape.q) * part / plan_.parts;
+  }
   Slab open_slab(int chunk, std::ptrdiff_t first, std::ptrdiff_t last, Room& room) const;
   void pack(const real* from, int rows, const Slab& slab, real* to) const;
   void score(RowMode mode, int head, const Slab& slab, Room& room, real* gap) const;
-  void measure_loss(Pass pass, int chunk, const Slab& slab, Room& room);
+  void measure_loss(Totals& totals, std::ptrdiff_t first, int samples, const double* phi,
+                    double* slope, double* log_slope) const;
+  void gather_scales(int chunk, const Slab& slab, const Room& room);
   void differentiate(Pass pass, int chunk, const Slab& slab, Room& room, bool add);
   void scale_keys(const Slab& slab, const double* factors, Room& room) const;
   void accumulate(int chunk, int head, const Slab& slab, const real* a, const real* dd, Room& room,
@@ -129,7 +163,7 @@ class Engine {
   std::ptrdiff_t weights_size_;           // a unit's A (or D) for one head
   std::ptrdiff_t ut_size_;                // U transposed, one head
   std::ptrdiff_t rows_size_;              // a unit's query rows, whole vectors
-  std::ptrdiff_t partial_size_;
+  std::ptrdiff_t partial_size_;           // a chunk's gradient
 
   const real* w_ = nullptr;  // scaled
   real* w_scaled_ = nullptr;
@@ -139,12 +173,15 @@ class Engine {
   real* packed_z_ = nullptr;
   real* partial_ = nullptr;
   std::vector<Room> rooms_;
+  TileSlab tile_slab_{};
+  std::ptrdiff_t tile_gradient_size_ = 0;  // of one unit
   std::vector<char> packed_chunks_;
   std::vector<Totals> chunk_totals_;
   std::vector<double> chunk_scales_;  // (chunks, H + 1)
   LogScales scales_;
   real* outputs_ = nullptr;
   std::function<bool()> interrupted_;
+  bool stopped_ = false;  // by interrupted_, in the middle of a pass over tiles
   std::atomic<int> next_chunk_{0};
 };
 

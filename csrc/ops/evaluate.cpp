@@ -1,6 +1,7 @@
 #include "evaluate.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "float_mode.hpp"
 
@@ -28,6 +29,14 @@ class CallScratch {
   }
 };
 
+/// x *= factor exp(log_factor), also where these alone would underflow.
+template <class real>
+void multiply(real* x, std::ptrdiff_t size, double factor, double log_factor) {
+  if (std::isinf(log_factor)) return;  // x is zero
+  const double half = std::exp(log_factor / 2);
+  for (std::ptrdiff_t i = 0; i < size; ++i) x[i] = real(double(x[i]) * half * factor * half);
+}
+
 }  // namespace
 
 template <class real>
@@ -51,18 +60,39 @@ double value_and_grad(const Data<real>& data, const Parameters<real>& parameters
   options.gradient = gW || gU;
   options.wrt_W = gW != nullptr;
   options.wrt_U = gU != nullptr;
+  options.gaps = options.gradient;
   Engine<real> engine(data, loss, options, threads, scratch.block());
-  const Pass pass = options.gradient ? Pass::kGradient : Pass::kLoss;
+  const Shape& s = data.shape;
+  double value = 0;
+  bool scaled = false;
   run_team(engine.threads(), [&](const Member& member) {
     const FlushToZero flush;
     engine.load_parameters(parameters, member);
     member.wait();
-    engine.run_chunks(pass, member);
+    engine.run_chunks(options.gradient ? Pass::kGradient : Pass::kLoss, member);
+    member.wait();
+    if (member.index == 0) {
+      value = engine.totals().loss;
+      scaled = options.gradient && engine.needs_scaling(false);
+      if (scaled) engine.restart();
+    }
     if (!options.gradient) return;
     member.wait();
+    if (scaled) {
+      engine.run_chunks(Pass::kScaledGradient, member);
+      member.wait();
+    }
     engine.reduce_gradient(gW, gU, member);
+    if (!scaled) return;
+    const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, qd = std::ptrdiff_t(s.q) * s.d;
+    for (int h = member.index; h < s.H; h += member.count) {
+      if (gW)
+        flush.suspended([&] { multiply(gW + h * dd, dd, engine.share(), engine.log_scale_W(h)); });
+      if (gU)
+        flush.suspended([&] { multiply(gU + h * qd, qd, engine.share(), engine.log_scale_U()); });
+    }
   });
-  return engine.totals().loss;
+  return value;
 }
 
 template <class real>
@@ -84,7 +114,7 @@ void attention(const Data<real>& data, const real* W, real scale, std::ptrdiff_t
     w = layout.take<real>(s.H * dd);
     for (Room& room : rooms) {
       room.x = layout.template take<real>(std::ptrdiff_t(s.d) * TL);
-      room.z = data.self() ? room.x : layout.template take<real>(std::ptrdiff_t(s.d) * qL);
+      room.z = data.self ? room.x : layout.template take<real>(std::ptrdiff_t(s.d) * qL);
       room.p = layout.template take<real>(std::ptrdiff_t(s.d) * qL);
       room.s = layout.template take<real>(std::ptrdiff_t(s.T) * qL);
     }
@@ -99,7 +129,7 @@ void attention(const Data<real>& data, const real* W, real scale, std::ptrdiff_t
     const Room& room = rooms[member.index];
     for (std::ptrdiff_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < last;) {
       kernels.pack_rows(data.x + i * s.T * s.d, s.T, s.d, TL, TL, room.x);
-      if (!data.self()) kernels.pack_rows(data.z + i * s.q * s.d, s.q, s.d, qL, qL, room.z);
+      if (!data.self) kernels.pack_rows(data.z + i * s.q * s.d, s.q, s.d, qL, qL, room.z);
       for (int h = 0; h < s.H; ++h) {
         kernels.scores_rows({s.T, s.q, s.d, 1, w + h * dd, nullptr, room.x, room.z, room.p, room.s,
                              nullptr, 0, nullptr, nullptr, nullptr, nullptr, RowMode::kAttention});

@@ -19,6 +19,12 @@ constexpr int kSlabRows = 128;
 constexpr double kPartialBytes = 16 * 1024 * 1024;
 constexpr int kFewChunks = 8, kManyChunks = 64;
 
+// Weights of a tile (A and D of its rows), and its query rows that one thread does in sequence.
+constexpr double kTileBytes = 128 * 1024;
+constexpr int kPartRows = 512;
+// Gradients of the samples of a slab, one for each sample, head and part.
+constexpr double kTileGradientBytes = 16 * 1024 * 1024;
+
 std::atomic<int> forced{-1};
 
 /// Cycles of a product of M rows, N vectors and depth K: two multiply-adds and two loads a cycle,
@@ -35,6 +41,12 @@ double product_cycles(double M, double N, double K) {
 /// Softmax, readout and derivative of `columns` vectors over T keys.
 double softmax_cycles(double columns, double T, int bytes) {
   return columns * (T * (bytes == 4 ? 18 : 24) + 20);
+}
+
+/// Query rows of a tile: as many as let its weights stay in the second-level cache.
+int tile_rows(const Shape& s, int bytes, int lanes) {
+  const int fitting = int(kTileBytes / (2.0 * s.T * bytes)) / lanes * lanes;
+  return int(std::min<std::ptrdiff_t>(std::max(fitting, lanes), round_up(s.q, lanes)));
 }
 
 struct Cost {
@@ -55,13 +67,21 @@ struct Cost {
     const double far = accumulators * s.H > 256 * 1024 ? accumulators / 64 * 4 : 0;
     return 2 * product_cycles(s.q, s.d, s.T) + product_cycles(s.d, s.d, s.q) + far;
   }
+  double tiles(int rows) const {  // for a sample
+    const double N = round_up(rows, L) / L, F = round_up(s.d, L) / L;
+    const double packing = 2.0 * s.T * s.d;
+    return packing + std::ceil(double(s.q) / rows) *
+                         (product_cycles(s.d, N, s.d) + product_cycles(s.T, 2 * N, s.d) +
+                          softmax_cycles(N, s.T, bytes) + product_cycles(2 * N * L, F, s.T) +
+                          product_cycles(s.d, F, rows) + s.d * (N + F));
+  }
   double gradients_features() const {  // for a sample
     const double N = round_up(s.d, L) / L;
     return 2 * product_cycles(s.q, N, s.T) + product_cycles(s.d, N, s.q);
   }
 };
 
-void predict(const Shape& shape, int bytes, int lanes, double (&cycles)[3]) {
+void predict(const Shape& shape, int bytes, int lanes, double (&cycles)[kPlanKinds]) {
   const Cost cost{shape, bytes, lanes};
   const double n = double(shape.n), H = shape.H;
   const double blocks = double(round_up(shape.n, lanes) / lanes);
@@ -69,6 +89,7 @@ void predict(const Shape& shape, int bytes, int lanes, double (&cycles)[3]) {
   cycles[int(PlanKind::kHybrid)] =
       H * (blocks * cost.scores_samples() + n * cost.gradients_features());
   cycles[int(PlanKind::kRows)] = H * n * (cost.scores_rows() + cost.gradients_features());
+  cycles[int(PlanKind::kTiles)] = H * n * cost.tiles(tile_rows(shape, bytes, lanes));
 }
 
 }  // namespace
@@ -80,16 +101,19 @@ const char* plan_name(PlanKind kind) {
     case PlanKind::kHybrid:
       return "hybrid";
     case PlanKind::kRows:
+      return "rows";
+    case PlanKind::kTiles:
       break;
   }
-  return "rows";
+  return "tiles";
 }
 
 void force_plan(const std::string& name) {
-  for (const PlanKind kind : {PlanKind::kSamples, PlanKind::kHybrid, PlanKind::kRows})
-    if (name == plan_name(kind)) return forced.store(int(kind));
+  for (int kind = 0; kind < kPlanKinds; ++kind)
+    if (name == plan_name(PlanKind(kind))) return forced.store(kind);
   if (name != "auto")
-    throw std::invalid_argument("plan: expected samples, hybrid, rows or auto, got '" + name + "'");
+    throw std::invalid_argument("plan: expected samples, hybrid, rows, tiles or auto, got '" +
+                                name + "'");
   forced.store(-1);
 }
 
@@ -106,6 +130,15 @@ Plan make_plan(const Shape& s, int bytes, int lanes) {
                           : PlanKind(std::min_element(plan.cycles, plan.cycles + 3) - plan.cycles);
   const bool samples = plan.samples_are_lanes();
   plan.units = samples ? round_up(s.n, lanes) / lanes : s.n;
+  if (plan.kind == PlanKind::kTiles) {
+    plan.tile = tile_rows(s, bytes, lanes);
+    plan.parts = (s.q + kPartRows - 1) / kPartRows;
+    const double gradients =
+        double(s.H) * plan.parts * bytes * round_up(s.d, lanes) * (s.d + double(s.q) / plan.parts);
+    plan.slab = int(std::max(1.0, std::min(double(s.n), kTileGradientBytes / gradients)));
+    plan.chunks = 1;
+    return plan;
+  }
 
   const double weights =
       2.0 * s.H * s.T * bytes * (samples ? double(s.q) * lanes : double(round_up(s.q, lanes)));

@@ -19,17 +19,21 @@ enum class PlanKind {
   kSamples,  // samples are the lanes throughout
   kHybrid,   // samples for scores and softmax, features for gradients
   kRows,     // query rows for scores and softmax, features for gradients
+  kTiles,    // as kRows, a tile of query rows at a time: long sequences
 };
+inline constexpr int kPlanKinds = 4;
 
 struct Plan {
   PlanKind kind;
   std::ptrdiff_t units;  // blocks of `lanes` samples, or samples
   int chunks;            // of units; each owns one partial gradient
-  int slab;              // units whose weights are held at a time, all heads
+  int slab;              // units whose weights (tiles: gradients) are held at a time, all heads
   bool keep;             // weights are kept from the loss to the gradient; else computed again
-  double cycles[3];      // predicted for one loss and gradient, by kind
+  int tile;              // tiles: query rows at a time
+  int parts;             // tiles: pieces of a sample's query rows that threads share
+  double cycles[kPlanKinds];  // predicted for one loss and gradient, by kind
 
-  bool samples_are_lanes() const { return kind != PlanKind::kRows; }
+  bool samples_are_lanes() const { return kind == PlanKind::kSamples || kind == PlanKind::kHybrid; }
   bool features_are_lanes() const { return kind != PlanKind::kSamples; }
 };
 
@@ -39,8 +43,8 @@ Plan make_plan(const Shape& shape, int bytes, int lanes);
 
 const char* plan_name(PlanKind kind);
 
-/// For tests and measurements: every later plan is of this kind ("samples", "hybrid", "rows"), or
-/// chosen again ("auto"). Throws std::invalid_argument for another name.
+/// For tests and measurements: every later plan is of this kind ("samples", "hybrid", "rows",
+/// "tiles"), or chosen again ("auto"). Throws std::invalid_argument for another name.
 void force_plan(const std::string& name);
 
 /// Numbers in one chunk's partial gradient: W then U.

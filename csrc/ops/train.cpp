@@ -15,11 +15,6 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kTickInterval = std::chrono::milliseconds(50);
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Below this logarithm of its largest factors a gradient is computed again with those factored out:
-// above it, entries 1e-8 (float) or 1e-16 (double) times the largest still are normal numbers.
-template <class real>
-constexpr double kUnderflow = sizeof(real) == 4 ? -50.0 : -600.0;
-
 /// A trained tensor, its gradient and what the step needs to know of it, head by head.
 template <class real>
 struct Tensor {
@@ -59,7 +54,7 @@ class Loop {
 
   HookAnswer ask(const std::function<HookAnswer(std::int64_t)>& hook, const FlushToZero& flush);
   bool tick_is_due();
-  void end(const char* reason);
+  void end(const std::string& reason);
   bool is_due(const Record& r) const;
   Parameters<real> parameters() const { return {task_.W, task_.U, task_.scale}; }
 
@@ -99,17 +94,19 @@ Loop<real>::Loop(TrainingTask<real>& task) : task_(task), step_(task.first) {
   options.keep_packed = true;
   engine_ =
       std::make_unique<Engine<real>>(task.data, task.loss, options, task.threads, engine_block_);
-  engine_->on_chunk([this] {
+  const auto interrupted = [this] {
     if (!interrupted_ && tick_is_due())
       interrupted_ = ask(task_.tick, *flush_) == HookAnswer::kAbort;
     return interrupted_;
-  });
+  };
+  engine_->on_chunk(interrupted);
   typename Engine<real>::Options forward;
   forward.keep_packed = true;
   for (const Data<real>& test : task.tests) {
     test_blocks_.push_back(std::make_unique<Block>());
     tests_.push_back(std::make_unique<Engine<real>>(test, task.loss, forward, engine_->threads(),
                                                     *test_blocks_.back()));
+    tests_.back()->on_chunk(interrupted);
   }
   test_due_.resize(tests_.size());
 
@@ -142,14 +139,16 @@ void Loop<real>::body(const Member& member) {
       if (leader) decide(flush);
       member.wait();
       evaluate_tests(member);
-      if (recording_) {
+      if (recording_ && !interrupted_) {
         if (leader) record();
         member.wait();
       }
-    } else if (leader) {
-      end("aborted");
     }
-    if (interrupted_ || ended_) return;
+    if (interrupted_) {
+      if (leader) end("aborted");
+      return;
+    }
+    if (ended_) return;
     update(member);
     engine_->load_parameters(parameters(), member);
     if (leader) {
@@ -188,19 +187,14 @@ bool Loop<real>::evaluate(const Member& member) {
 /// Decides whether a gradient that is to be normalized must have its largest factors taken out.
 template <class real>
 void Loop<real>::choose_scales() {
-  LogScales& scales = engine_->find_scales();
-  if (task_.optimizer.by != Scope::kHead)
-    std::fill(scales.heads.begin(), scales.heads.end(),
-              *std::max_element(scales.heads.begin(), scales.heads.end()));
-  const auto underflows = [](double x) { return x < kUnderflow<real> && x > -kInfinity; };
-  scaled_ = (task_.wrt_U && underflows(scales.slope)) ||
-            (task_.wrt_W && std::any_of(scales.heads.begin(), scales.heads.end(), underflows));
+  scaled_ = engine_->needs_scaling(task_.optimizer.by != Scope::kHead);
   if (scaled_) engine_->restart();
-  const double share = engine_->log_share();
   for (Tensor<real>& tensor : tensors_)
-    for (std::size_t h = 0; h < scales.heads.size(); ++h)
+    for (int h = 0; h < task_.data.shape.H; ++h)
       tensor.log_scales[h] =
-          !scaled_ ? 0.0 : share + (tensor.gradient == gW_ ? scales.heads[h] : scales.slope);
+          !scaled_ ? 0.0
+                   : std::log(engine_->share()) + (tensor.gradient == gW_ ? engine_->log_scale_W(h)
+                                                                          : engine_->log_scale_U());
 }
 
 /// Measures a member's heads of the gradient and adds l2 theta to them.
@@ -270,10 +264,7 @@ void Loop<real>::decide(const FlushToZero& flush) {
   if (at_end) end("steps");
   if (task_.hook && reason_ != "aborted" && (ended_ || step_ % task_.hook_every == 0)) {
     const HookAnswer answer = ask(task_.hook, flush);
-    if (answer == HookAnswer::kAbort) {
-      ended_ = false;  // an error of the caller's code outranks any other reason
-      end("aborted");
-    }
+    if (answer == HookAnswer::kAbort) end("aborted");
     if (answer == HookAnswer::kStop) end("hook");
   }
   recording_ = false;
@@ -342,6 +333,7 @@ void Loop<real>::evaluate_tests(const Member& member) {
     member.wait();
     tests_[i]->run_chunks(Pass::kLoss, member);
     member.wait();
+    if (interrupted_) return;
   }
 }
 
@@ -400,10 +392,10 @@ bool Loop<real>::tick_is_due() {
   return true;
 }
 
-/// The first reason counts.
+/// The first reason counts, but for an error of the caller's code, which outranks all.
 template <class real>
-void Loop<real>::end(const char* reason) {
-  if (!ended_) reason_ = reason;
+void Loop<real>::end(const std::string& reason) {
+  if (!ended_ || reason == "aborted") reason_ = reason;
   ended_ = true;
 }
 

@@ -1,0 +1,65 @@
+// Long sequences: one head, one sample, a tile of query rows against all keys.
+//
+//   [S | C] = X [P | U]^T   for the tile's rows, then softmax by rows,   [A X ; D X] = [A | D]^T X
+//
+// Query rows are lanes for the scores, features for what follows. S and C stand side by side, so
+// that one product reads the keys once for both, and again A and D. Memory is linear in T: a tile
+// holds 2 T rows numbers, nothing of size T x T exists. Layouts are in table.hpp.
+#pragma once
+
+#include "attention.hpp"
+
+namespace mhfast {
+namespace MHFAST_ISA {
+namespace {
+
+template <class real>
+void tile_scores(const TileArguments<real>& in) {
+  constexpr int L = kLanes<real>;
+  const int qL = round_up(in.rows, L), N = qL / L;
+  const Index width = 2 * Index(qL);
+  multiply<Left::kShared>(Product<real>{in.d, N, in.d, 1, in.w, in.d, 0, in.zt, in.z_row, 0, L,
+                                        in.pu, width, L, false});
+  for (int k = 0; k < in.d; ++k)
+    for (int v = 0; v < qL; v += L)
+      store<real>(in.pu + k * width + qL + v, load<real>(in.ut + k * in.z_row + v));
+  multiply<Left::kShared>(Product<real>{in.T, 2 * N, in.d, 1, in.xt, in.x_row, 0, in.pu, width, 0,
+                                        L, in.sc, width, L, false});
+  const Rows<real> rows{in.T, N, width, in.sc, in.sc + qL};
+  const auto largest_gap = [&] {
+    real largest = in.row_gaps[0];
+    for (int t = 1; t < in.rows; ++t) largest = in.row_gaps[t] > largest ? in.row_gaps[t] : largest;
+    return largest;
+  };
+  switch (in.mode) {
+    case TileMode::kReadout:
+      return readout(rows, in.readouts);
+    case TileMode::kDerivative:
+      differentiate(rows, in.readouts, in.gap ? in.row_gaps : nullptr);
+      if (in.gap) *in.gap = largest_gap();
+      return;
+    case TileMode::kGap:
+      find_gaps(rows, in.row_gaps);
+      *in.gap = largest_gap();
+      return;
+    case TileMode::kScaled:
+      return differentiate_scaled(rows, broadcast<real>(*in.gap), in.readouts);
+  }
+}
+
+template <class real>
+void tile_gradients(const TileArguments<real>& in) {
+  constexpr int L = kLanes<real>;
+  const int qL = round_up(in.rows, L), dL = round_up(in.d, L), N = dL / L;
+  const Index width = 2 * Index(qL);
+  multiply<Left::kShared>(
+      Product<real>{2 * qL, N, in.T, 1, in.sc, width, 0, in.x, dL, 0, L, in.axdx, dL, L, false});
+  for (Index i = 0; i < Index(in.rows) * dL; i += L)
+    store<real>(in.gu + i, load<real>(in.axdx + i));
+  multiply<Left::kShared>(Product<real>{in.d, N, in.rows, 1, in.z, in.d, 0,
+                                        in.axdx + Index(qL) * dL, dL, 0, L, in.gw, dL, L, in.add});
+}
+
+}  // namespace
+}  // namespace MHFAST_ISA
+}  // namespace mhfast

@@ -1,0 +1,42 @@
+"""Models that attention theory studies, exactly and fast, on CPUs.
+
+>>> import mhfast as mh
+>>> data = mh.data.tokenized_mixture(100, 10, 20, seed=0)
+>>> model = mh.Classifier.zeros(heads=16, tokens=10, dim=20)
+>>> run = mh.train(model, data, steps=1000, optimizer=mh.GradientDescent(lr=1.0))
+"""
+
+from importlib.metadata import version
+
+from . import data, reference
+from .config import explain, num_threads, set_num_threads, show_config
+from .dataset import Dataset, as_dataset
+from .gradients import Gradients, dot, norm, value_and_grad
+from .models import Classifier
+from .optimizers import GradientDescent, NormalizedGradientDescent
+from .run import Interrupted, Run
+from .training import train
+
+__version__ = version("mhfast")
+
+__all__ = [
+    "Classifier",
+    "Dataset",
+    "GradientDescent",
+    "Gradients",
+    "Interrupted",
+    "NormalizedGradientDescent",
+    "Run",
+    "__version__",
+    "as_dataset",
+    "data",
+    "dot",
+    "explain",
+    "norm",
+    "num_threads",
+    "reference",
+    "set_num_threads",
+    "show_config",
+    "train",
+    "value_and_grad",
+]

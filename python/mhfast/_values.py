@@ -1,0 +1,68 @@
+"""What the frozen records of arrays share: read-only storage, comparison and a short repr."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.floating[Any]]
+Entries = TypeVar("Entries", bound=np.generic)
+
+
+def read_only(array: npt.NDArray[Entries]) -> npt.NDArray[Entries]:
+    """Return a read-only view of `array`; its owner can still write to the memory."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def frozen(array: npt.NDArray[Entries]) -> npt.NDArray[Entries]:
+    """Return `array` read-only, copied only if somebody could write to its memory."""
+    owner: object = array
+    while isinstance(owner, np.ndarray) and not owner.flags.writeable:
+        owner = owner.base
+    if owner is not None:
+        array = array.copy()
+        array.flags.writeable = False
+    return array
+
+
+def same(a: object, b: object) -> bool:
+    """Tell whether two values are equal, down to dtype, shape and every entry of their arrays."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return False
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def same_fields(a: Any, b: Any) -> bool:
+    """Compare two dataclasses that hold arrays: by class, then by every field that compares."""
+    return type(a) is type(b) and all(
+        same(getattr(a, field.name), getattr(b, field.name))
+        for field in dataclasses.fields(a)
+        if field.compare
+    )
+
+
+def describe(record: Any) -> str:
+    """Return a one-line repr of a dataclass, with the dtype and shape of its arrays."""
+    given = ((field.name, getattr(record, field.name)) for field in dataclasses.fields(record))
+    parts = (f"{name}={_short(value)}" for name, value in given if value is not None)
+    return f"{type(record).__name__}({', '.join(parts)})"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"<{value.dtype} {value.shape}>"
+    if isinstance(value, Mapping):
+        return f"<{', '.join(map(str, value))}>"
+    return repr(value)

@@ -1,0 +1,152 @@
+"""One implementation at work: prepared for a problem, then timed in blocks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .. import _core
+from .peers import PEERS, Formulation, UnavailableError, formulations
+from .problem import Answer, draw
+from .shapes import Loop, Shape
+
+# A formulation is tried this often, or for this long in seconds, whichever ends first.
+TRIALS = 5
+TRIAL_TIME = 0.3
+
+# A first call this much slower than the best formulation, compilation included, is not repeated.
+HOPELESS = 5.0
+HOPELESS_TIME = 3.0
+
+# Calls shorter than this get an untimed one before a block, which wakes sleeping threads.
+SHORT = 0.02
+
+
+@dataclass(frozen=True)
+class Work:
+    """What to compute: one loss and gradient, or with `loop` a whole training loop."""
+
+    shape: Shape
+    dtype: str
+    threads: int
+    loop: Loop | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The formulation that won the trial, its first call and a later one in seconds, its answer."""
+
+    formulation: str
+    first: float
+    later: float
+    answer: Answer
+
+
+class Contender(Protocol):
+    """What `mhfast.bench.measure` asks of an implementation, in this process or in another."""
+
+    def prepare(self, work: Work) -> Prepared:
+        """Choose a formulation for the work; raises UnavailableError where there is none."""
+
+    def block(self, seconds: float) -> list[float]:
+        """Call it again and again for so long, at least once, and return the time of each call."""
+
+
+class Local:
+    """An implementation in this process."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = PEERS[peer]
+        self.run: Callable[[], Any] | None = None
+        self.short = False
+
+    def prepare(self, work: Work) -> Prepared:
+        """Try every formulation and keep the fastest, with its answer."""
+        self.run = None
+        gc.collect()
+        problem = draw(work.shape, work.dtype)
+        try:
+            found = formulations(self.peer, problem, work.loop, work.threads)
+            best, chosen = _fastest(found)
+        except self.peer.failures as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UnavailableError(f"failed: {reason}") from error
+        self.run, self.short = chosen.run, best.later < SHORT
+        return best
+
+    def block(self, seconds: float) -> list[float]:
+        """Time calls with the garbage collector off."""
+        run = self.run
+        assert run is not None
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            if self.short:
+                run()
+            times = []
+            end = time.perf_counter() + seconds
+            while True:
+                begin = time.perf_counter()
+                run()
+                now = time.perf_counter()
+                times.append(now - begin)
+                if now >= end:
+                    return times
+        finally:
+            if collecting:
+                gc.enable()
+
+
+def _fastest(found: list[Formulation] | Any) -> tuple[Prepared, Formulation]:
+    best: tuple[Prepared, Formulation] | None = None
+    for formulation in found:
+        first, result = _timed(formulation.run)
+        answer = formulation.answer(result)
+        if best and first > HOPELESS_TIME and first > HOPELESS * best[0].later:
+            continue
+        times: list[float] = []
+        while len(times) < TRIALS and sum(times) < TRIAL_TIME:
+            times.append(_timed(formulation.run)[0])
+        prepared = Prepared(formulation.name, first, min(times), answer)
+        if best is None or prepared.later < best[0].later:
+            best = prepared, formulation
+    assert best is not None
+    return best
+
+
+def _timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    begin = time.perf_counter()
+    result = run()
+    return time.perf_counter() - begin, result
+
+
+def configure(threads: int, isa: str | None) -> list[str]:
+    """Give this process `threads` cores and threads, and mhfast an instruction set.
+
+    To be called before PyTorch or JAX are imported: XLA has as many threads as the process has
+    cores. Returns what could not be arranged, in words.
+    """
+    if isa is not None:
+        _core.select_isa(isa)
+    cores = available_cores()
+    if threads < len(cores):
+        os.sched_setaffinity(0, cores[:threads])
+    try:
+        import threadpoolctl
+    except ImportError:
+        if threads < len(cores):
+            return ["threadpoolctl is not installed: NumPy's BLAS may use more threads"]
+        return []
+    threadpoolctl.threadpool_limits(threads, user_api="blas")
+    return []
+
+
+def available_cores() -> list[int]:
+    """Return the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))

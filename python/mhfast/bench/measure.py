@@ -1,0 +1,160 @@
+"""How it is timed: in rounds, every implementation once a round, in one process or in several.
+
+A round gives each implementation a block of calls. Between blocks nothing runs for a moment, so
+that the threads of the one before, which spin for some milliseconds after a call, have gone to
+sleep; short calls then get an untimed one that wakes its own. The order turns from round to round.
+The peak of fused multiply-adds is measured in the same rounds, so that a change of clock meets
+everything alike. Medians are over all calls of all rounds; the first call is kept apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import _core
+from .contender import Contender, Prepared, Work
+from .peers import PEERS, UnavailableError
+from .problem import check_agreement, difference
+from .results import OWN, Comparison, Scaling, Timing
+from .shapes import Loop, Shape
+
+# OpenBLAS threads spin for 2^26 clock ticks after a call, OpenMP's for less: 30 ms at 2 GHz.
+PAUSE = 0.04
+# Long enough for the clock to settle, short beside a block.
+PEAK_TIME = 0.02
+
+Start = Callable[[str], Contender]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Seconds for each implementation on one shape, spent in at most so many rounds.
+
+    Where single calls are long, the rounds become fewer, down to the least number, and the time
+    longer.
+    """
+
+    seconds: float
+    rounds: int
+    least_rounds: int
+
+
+FULL = Budget(seconds=1.0, rounds=10, least_rounds=3)
+QUICK = Budget(seconds=0.02, rounds=2, least_rounds=1)
+
+
+class Bench:
+    """The implementations of one comparison, started when first needed.
+
+    Parameters
+    ----------
+    start : function
+        Returns a new contender for a key of `PEERS`.
+    peers : sequence of str
+        Keys of `PEERS` to compare mhfast with.
+    threads : int
+        For every implementation.
+    """
+
+    def __init__(self, start: Start, peers: Sequence[str], threads: int, budget: Budget) -> None:
+        self.start = start
+        self.peers = peers
+        self.threads = threads
+        self.budget = budget
+        self.contenders: dict[str, Contender] = {}
+
+    def gradient(self, group: str, shape: Shape, dtype: str) -> Comparison:
+        """Compare one loss and gradient; odd sizes also with mhfast at their even neighbours."""
+        work = Work(shape, dtype, self.threads)
+        even = None
+        if group == "odd" and shape.even() != shape:
+            even = dataclasses.replace(work, shape=shape.even())
+        return self._compare(group, work, even)
+
+    def training(self, loop: Loop, dtype: str) -> Comparison:
+        """Compare a training loop; the times are those of the whole loop."""
+        return self._compare("loops", Work(loop.shape, dtype, self.threads, loop), None)
+
+    def scaling(self, shape: Shape, dtype: str) -> Scaling:
+        """Time mhfast on 1, 2, 4, ... and all threads."""
+        counts = sorted({1 << k for k in range(self.threads.bit_length())} | {self.threads})
+        works = {count: Work(shape, dtype, count) for count in counts}
+        contenders = {str(count): self._contender(f"on {count}", "mhfast") for count in works}
+        prepared = {
+            str(count): contenders[str(count)].prepare(work) for count, work in works.items()
+        }
+        times, _ = self._rounds(contenders, prepared, None)
+        first = prepared[str(counts[0])].answer
+        identical = all(
+            np.array_equal(first.W, p.answer.W)
+            and np.array_equal(first.U, p.answer.U)
+            and first.loss == p.answer.loss
+            for p in prepared.values()
+        )
+        medians = {count: statistics.median(times[str(count)]) for count in counts}
+        return Scaling(works[self.threads], medians, identical)
+
+    def _compare(self, group: str, work: Work, even: Work | None) -> Comparison:
+        contenders: dict[str, Contender] = {}
+        prepared: dict[str, Prepared] = {}
+        missing: dict[str, str] = {}
+        for key in (OWN, *self.peers):
+            peer = PEERS[key]
+            if work.loop is not None and not peer.trains:
+                continue
+            contender = self._contender(peer.name, key)
+            try:
+                prepared[peer.name] = contender.prepare(work)
+                contenders[peer.name] = contender
+            except UnavailableError as reason:
+                missing[peer.name] = str(reason)
+        truth = prepared[OWN].answer
+        for name, ready in prepared.items():
+            check_agreement(name, ready.answer, truth, work.dtype, loop=work.loop is not None)
+        differences = {name: difference(p.answer, truth) for name, p in prepared.items()}
+        if even is not None:
+            contenders["even"] = self._contender("even", "mhfast")
+            prepared["even"] = contenders["even"].prepare(even)
+            differences["even"] = 0.0
+        times, peak = self._rounds(contenders, prepared, work)
+        timings = {
+            name: Timing.of(ready.formulation, ready.first, times[name], differences[name])
+            for name, ready in prepared.items()
+        }
+        beside = timings.pop("even", None)
+        return Comparison(group, work, timings, missing, peak, beside)
+
+    def _contender(self, label: str, key: str) -> Contender:
+        if label not in self.contenders:
+            self.contenders[label] = self.start(key)
+        return self.contenders[label]
+
+    def _rounds(
+        self,
+        contenders: Mapping[str, Contender],
+        prepared: Mapping[str, Prepared],
+        peak_of: Work | None,
+    ) -> tuple[dict[str, list[float]], float | None]:
+        budget = self.budget
+        slice_ = budget.seconds / budget.rounds
+        a_round = sum(max(slice_, ready.later) for ready in prepared.values())
+        affordable = int(2.0 * budget.seconds * len(contenders) / a_round)
+        rounds = min(budget.rounds, max(budget.least_rounds, affordable))
+        times: dict[str, list[float]] = {name: [] for name in contenders}
+        peaks: list[float] = []
+        names = list(contenders)
+        for k in range(rounds):
+            turn = k % len(names)
+            for name in names[turn:] + names[:turn]:
+                time.sleep(PAUSE)
+                times[name] += contenders[name].block(slice_)
+            if peak_of is not None:
+                time.sleep(PAUSE)
+                peaks.append(_core.peak_flops(peak_of.dtype, peak_of.threads, PEAK_TIME))
+        return times, statistics.median(peaks) if peaks else None

@@ -1,0 +1,108 @@
+"""The implementations under comparison: one module each, imported only when it is asked for.
+
+A module has `gradients(problem, threads)` and, where it can train, `training(problem, loop,
+threads)`. Both return formulations: different ways of writing the same computation, of which the
+fastest for the problem at hand is found by trial and timed. The peer is thus as good as the best of
+them on every shape.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..problem import Answer, Problem
+from ..shapes import Loop
+
+
+class UnavailableError(Exception):
+    """An implementation cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Formulation:
+    """One way of writing the computation.
+
+    `run` is what is timed: it takes nothing, returns when the result is there, and leaves its
+    inputs as they were. `answer` turns what it returned into NumPy.
+    """
+
+    name: str
+    run: Callable[[], Any]
+    answer: Callable[[Any], Answer]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Where an implementation is found, and what it needs.
+
+    `failures` are the exceptions that mean that it cannot work in this environment, rather than
+    that the comparison is wrong.
+    """
+
+    name: str
+    module: str
+    package: str
+    trains: bool = True
+    failures: tuple[type[Exception], ...] = ()
+
+
+PEERS: dict[str, Peer] = {
+    "mhfast": Peer("mhfast", "own", "mhfast"),
+    "numpy": Peer("numpy", "numpy_tiles", "numpy"),
+    "torch": Peer("torch eager", "torch_eager", "torch"),
+    # Compiling needs a C++ compiler at run time; all its errors are RuntimeErrors.
+    "compile": Peer("torch.compile", "torch_compile", "torch", failures=(RuntimeError,)),
+    "sdpa": Peer("torch SDPA", "torch_sdpa", "torch", trains=False),
+    "jax": Peer("jax jit", "jax_jit", "jax"),
+}
+
+
+def formulations(
+    peer: Peer, problem: Problem, loop: Loop | None, threads: int
+) -> Sequence[Formulation]:
+    """Return the formulations of a peer, for training when there is a loop.
+
+    Raises
+    ------
+    UnavailableError
+        Its package is not installed, or it would not fit into memory.
+    """
+    try:
+        importlib.import_module(peer.package)
+    except ImportError:
+        raise UnavailableError("not installed") from None
+    module: Any = importlib.import_module(f".{peer.module}", __name__)
+    found: Sequence[Formulation]
+    if loop is None:
+        found = module.gradients(problem, threads)
+    else:
+        found = module.training(problem, loop, threads)
+    return found
+
+
+def check_memory(problem: Problem, copies: int) -> None:
+    """Refuse a formulation that holds `copies` arrays of all attention weights, (n,H,T,T).
+
+    Raises
+    ------
+    UnavailableError
+        They would take more than half of the memory that is free now.
+    """
+    needed = copies * problem.shape.scores * problem.X.itemsize
+    if needed > _free_memory() / 2:
+        raise UnavailableError(f"needs about {needed / 2**30:.0f} GiB of memory")
+
+
+def _free_memory() -> float:
+    """Return the bytes that can be had without swapping; infinity where Linux does not tell."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024.0
+    except OSError:
+        pass
+    return float("inf")

@@ -1,0 +1,84 @@
+"""Labels planted by a random multi-head classifier."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from .. import _checks
+from ..dataset import Dataset
+from ..models import Classifier
+from .population import Population
+from .streams import FIRST, POPULATION, settled, stream
+
+
+def planted_attention(
+    n: int,
+    tokens: int,
+    dim: int,
+    heads: int,
+    *,
+    score_std: float = 2.0,
+    seed: int | np.random.Generator,
+    dtype: DTypeLike = np.float64,
+) -> Dataset:
+    """Draw Gaussian tokens, labelled by the sign of a random multi-head classifier.
+
+    Tokens are N(0, I_d).  The teacher has Gaussian parameters: W such that the score of two
+    independent tokens has standard deviation `score_std`, and U of entries N(0, 1/(T d)).  Since
+    Φ(-X) = -Φ(X), both labels are equally likely.
+
+    Parameters
+    ----------
+    n, tokens, dim, heads : int
+        Samples n, tokens T, dimension d of a token, heads H of the teacher.
+    score_std : float
+        How sharply the teacher attends: 0 is uniform attention, and a linear teacher.
+    seed : int or numpy.random.Generator
+        Same seed, same teacher and samples.
+    dtype : float64 or float32
+        Drawn in float64 and rounded; labels are computed in float64 from the rounded numbers.
+
+    Returns
+    -------
+    Dataset
+        X (n,T,d), y (n,).  `truth["model"]` is the teacher, a `Classifier`.  `.sample` draws
+        from the same teacher.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of range.
+    TypeError
+        The seed is neither one integer nor a generator.
+
+    Notes
+    -----
+    The planted model of the experiments of Deora, Ghaderi, Taheri, Thrampoulidis, "On the
+    Optimization and Generalization of Multi-head Attention".  The exact law of tokens and teacher
+    is our choice.
+    """
+    tokens, dim = _checks.count(tokens, "tokens"), _checks.count(dim, "dim")
+    heads = _checks.count(heads, "heads")
+    if _checks.finite(score_std, "score_std") < 0.0:
+        raise ValueError(f"score_std: expected a number of at least 0, got {score_std}")
+    dtype = _checks.float_dtype(dtype)
+    seed = settled(seed)
+    rng = stream(seed, POPULATION)
+    W = rng.standard_normal((heads, dim, dim)) * (score_std / dim)
+    U = rng.standard_normal((heads, tokens, dim)) / math.sqrt(tokens * dim)
+    teacher = Classifier(W.astype(dtype), U.astype(dtype))
+    return _draw(n, seed=seed, role=FIRST, teacher=teacher)
+
+
+def _draw(n: int, *, seed: int, role: int, teacher: Classifier) -> Dataset:
+    n = _checks.count(n, "n")
+    dtype = teacher.U.dtype
+    X = stream(seed, role).standard_normal((n, *teacher.U.shape[1:])).astype(dtype)
+    exact = Classifier(teacher.W.astype(np.float64), teacher.U.astype(np.float64))
+    y = np.where(exact(X.astype(np.float64)) > 0.0, 1.0, -1.0).astype(dtype)
+    return Dataset(
+        X, y, truth={"model": teacher}, generator=Population(_draw, {"teacher": teacher}, {})
+    )

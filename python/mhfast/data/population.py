@@ -1,0 +1,44 @@
+"""What a generated data set remembers, so that more samples of it can be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..dataset import Dataset
+from .streams import SAMPLE, settled
+
+
+@dataclass(frozen=True)
+class Population:
+    """The callable behind `Dataset.sample`.
+
+    Parameters
+    ----------
+    draw : callable (n, *, seed, role, **fixed, **settings) -> Dataset
+        A function of a module, so that data sets pickle.
+    fixed : mapping
+        What makes the population this one: class tokens, teacher.
+    settings : mapping
+        What `sample` may change.
+    """
+
+    draw: Callable[..., Dataset]
+    fixed: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+    def __call__(self, n: int, *, seed: Any, **changes: Any) -> Dataset:
+        """`n` new samples, independent of those that the generator itself returned.
+
+        Raises
+        ------
+        TypeError
+            If a change is not one of the settings, or the seed is not one seed.
+        """
+        unknown = sorted(changes.keys() - self.settings.keys())
+        if unknown:
+            known = ", ".join(self.settings) or "nothing"
+            raise TypeError(f"sample: may change {known}, got {unknown[0]}")
+        settings = {**self.settings, **changes}
+        return self.draw(n, seed=settled(seed), role=SAMPLE, **self.fixed, **settings)

@@ -1,0 +1,609 @@
+"""Wrong use gets one clear sentence: which argument, what was expected, what came."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mhfast as mh
+from mhfast import Gradients
+
+n, T, d, H, q = 2, 3, 5, 7, 4
+
+W = np.zeros((H, d, d))
+U = np.zeros((H, T, d))
+X = np.zeros((n, T, d))
+Z = np.zeros((n, q, d))
+y = np.array([1.0, -1.0])
+model = mh.Classifier(W, U)
+last = mh.Classifier.zeros(H, T, d, query=-1)
+external = mh.Classifier.zeros(H, T, d, query=Z)
+data = mh.Dataset(X, y)
+
+
+def dataset(**changes):
+    return mh.Dataset(**{"X": X, "y": y, **changes})
+
+
+def value_and_grad(**changes):
+    return mh.value_and_grad(**{"model": model, "X": X, "y": y, **changes})
+
+
+CLASSIFIER = [
+    (
+        lambda: mh.Classifier(W, np.zeros((H, d, T))),
+        ValueError,
+        "U: expected shape (H, q, d) = (7, q, 5), got (7, 5, 3)",
+    ),
+    (
+        lambda: mh.Classifier(W, np.zeros((T, d))),
+        ValueError,
+        "U: expected shape (H, q, d) = (7, q, 5), got (3, 5)",
+    ),
+    (
+        lambda: mh.Classifier(W, U, query=0),
+        ValueError,
+        "U: expected shape (H, q, d) = (7, 1, 5), got (7, 3, 5)",
+    ),
+    (
+        lambda: mh.Classifier(W, U, query=Z),
+        ValueError,
+        "U: expected shape (H, q, d) = (7, 4, 5), got (7, 3, 5)",
+    ),
+    (
+        lambda: mh.Classifier(np.zeros((H, d, T)), U),
+        ValueError,
+        "W: expected shape (H, d, d) = (H, 3, 3), got (7, 5, 3)",
+    ),
+    (
+        lambda: mh.Classifier(np.zeros((d, d)), U),
+        ValueError,
+        "W: expected shape (H, d, d) = (H, 5, 5), got (5, 5)",
+    ),
+    (
+        lambda: mh.Classifier(1.0, U),
+        ValueError,
+        "W: expected shape (H, d, d), got ()",
+    ),
+    (
+        lambda: mh.Classifier(W[:0], U[:0]),
+        ValueError,
+        "W, U: expected no axis of length 0, got shapes (0, 5, 5) and (0, 3, 5)",
+    ),
+    (
+        lambda: mh.Classifier(W, U.astype(np.float32)),
+        TypeError,
+        "U: expected dtype float64, that of W, got float32",
+    ),
+    (
+        lambda: mh.Classifier(W.astype(int), U),
+        TypeError,
+        "W: expected dtype float32 or float64, got int64",
+    ),
+    (
+        lambda: mh.Classifier(W.astype(np.float16), U),
+        TypeError,
+        "W: expected dtype float32 or float64, got float16",
+    ),
+    (
+        lambda: mh.Classifier(W + 1j, U),
+        TypeError,
+        "W: expected dtype float32 or float64, got complex128",
+    ),
+    (lambda: mh.Classifier(None, U), TypeError, "W: expected an array of numbers, got NoneType"),
+    (
+        lambda: mh.Classifier("weights", U),
+        TypeError,
+        "W: expected an array of numbers, got str",
+    ),
+    (
+        lambda: mh.Classifier(np.ma.array(W, mask=W == 0), U),
+        TypeError,
+        "W: expected an array without a mask, which would be ignored",
+    ),
+    (
+        lambda: mh.Classifier(W, U, query=1.0),
+        TypeError,
+        "query: expected an integer or an array (n, q, d), got float",
+    ),
+    (
+        lambda: mh.Classifier(W, U, query="first"),
+        TypeError,
+        "query: expected an integer or an array (n, q, d), got str",
+    ),
+    (
+        lambda: mh.Classifier(W, U, query=True),
+        TypeError,
+        "query: expected an integer or an array (n, q, d), got bool",
+    ),
+    (
+        lambda: mh.Classifier(W, U, query=Z[0]),
+        ValueError,
+        "query: expected shape (n, q, d) = (n, q, 5), got (4, 5)",
+    ),
+    (
+        lambda: mh.Classifier(W, U, query=Z.astype(np.float32)),
+        TypeError,
+        "query: expected dtype float64, that of W, got float32",
+    ),
+    (
+        lambda: mh.Classifier(W, U, scale=np.inf),
+        ValueError,
+        "scale: expected a finite number, got inf",
+    ),
+    (
+        lambda: mh.Classifier(W, U, scale="1"),
+        TypeError,
+        "scale: expected a real number, got str",
+    ),
+    (
+        lambda: mh.Classifier.zeros(0, T, d),
+        ValueError,
+        "heads: expected an integer of at least 1, got 0",
+    ),
+    (
+        lambda: mh.Classifier.zeros(H, 3.0, d),
+        TypeError,
+        "tokens: expected an integer, got float",
+    ),
+    (
+        lambda: mh.Classifier.zeros(H, T, -d),
+        ValueError,
+        "dim: expected an integer of at least 1, got -5",
+    ),
+    (
+        lambda: mh.Classifier.zeros(H, T, d, dtype=np.float16),
+        TypeError,
+        "dtype: expected float32 or float64, got float16",
+    ),
+    (
+        lambda: mh.Classifier.zeros(H, T, d, dtype="real"),
+        TypeError,
+        "dtype: expected float32 or float64, got 'real'",
+    ),
+    (
+        lambda: mh.Classifier.zeros(H, T, d, query=T),
+        ValueError,
+        "query: expected a token in [-3, 3), got 3",
+    ),
+    (
+        lambda: mh.Classifier.zeros(H, T, d, query=Z[0]),
+        ValueError,
+        "query: expected shape (n, q, d) = (n, q, 5), got (4, 5)",
+    ),
+    (
+        lambda: mh.Classifier.gaussian(H, T, d, std=-1.0, seed=0),
+        ValueError,
+        "std: expected a number of at least 0, got -1.0",
+    ),
+    (
+        lambda: mh.Classifier.gaussian(H, T, d, std=1.0, seed=-1),
+        ValueError,
+        "seed: expected an integer of at least 0, got -1",
+    ),
+    (
+        lambda: mh.Classifier.gaussian(H, T, d, std=1.0, seed=None),
+        TypeError,
+        "seed: expected an integer, got NoneType",
+    ),
+]
+
+CALL = [
+    (
+        lambda: model(X[:, :2]),
+        ValueError,
+        "X: expected shape (n, T, d) = (n, 3, 5), got (2, 2, 5)",
+    ),
+    (lambda: model(X[0]), ValueError, "X: expected shape (n, T, d) = (n, 3, 5), got (3, 5)"),
+    (
+        lambda: model(X.astype(np.float32)),
+        TypeError,
+        "X: expected dtype float64, that of the model, got float32",
+    ),
+    (
+        lambda: model(X.astype(int)),
+        TypeError,
+        "X: expected dtype float64, that of the model, got int64",
+    ),
+    (lambda: model(None), TypeError, "X: expected an array of numbers, got NoneType"),
+    (
+        lambda: model(np.full((n, T, d), None)),
+        TypeError,
+        "X: expected an array of numbers, got dtype object",
+    ),
+    (
+        lambda: model.attention(X[..., :2]),
+        ValueError,
+        "X: expected shape (n, T, d) = (n, 3, 5), got (2, 3, 2)",
+    ),
+    (
+        lambda: last(X[..., :2]),
+        ValueError,
+        "X: expected shape (n, T, d) = (n, T, 5), got (2, 3, 2)",
+    ),
+    (lambda: last(X[:, :0]), ValueError, "query: expected a token in [-0, 0), got -1"),
+    (
+        lambda: mh.Classifier.zeros(H, T, d, query=2)(X[:, :2]),
+        ValueError,
+        "query: expected a token in [-2, 2), got 2",
+    ),
+    (lambda: external(X[:, :0]), ValueError, "X: expected at least one token, got shape (2, 0, 5)"),
+    (
+        lambda: external(X[:1]),
+        ValueError,
+        "query: expected shape (n, q, d) = (1, 4, 5), got (2, 4, 5)",
+    ),
+    (
+        lambda: model(X, query=Z),
+        ValueError,
+        "query: expected shape (n, q, d) = (2, 3, 5), got (2, 4, 5)",
+    ),
+    (
+        lambda: external(X, query=Z.astype(np.float32)),
+        TypeError,
+        "query: expected dtype float64, that of the model, got float32",
+    ),
+    (
+        lambda: model(X, query=0),
+        ValueError,
+        "query: expected shape (n, q, d) = (2, 3, 5), got ()",
+    ),
+    (
+        lambda: model(data, query=X),
+        TypeError,
+        "query: expected None beside a Dataset, which holds its own",
+    ),
+    (
+        lambda: model(X, num_threads=0),
+        ValueError,
+        "num_threads: expected an integer of at least 1, got 0",
+    ),
+    (
+        lambda: model(X, num_threads=2.0),
+        TypeError,
+        "num_threads: expected an integer, got float",
+    ),
+]
+
+VALUE_AND_GRAD = [
+    (
+        lambda: value_and_grad(model="model"),
+        TypeError,
+        "model: expected a Classifier, got str",
+    ),
+    (
+        lambda: value_and_grad(X=X[:0], y=y[:0]),
+        ValueError,
+        "X: expected at least one sample, got none",
+    ),
+    (
+        lambda: value_and_grad(y=None),
+        TypeError,
+        "y: expected labels beside the array X, got None",
+    ),
+    (
+        lambda: value_and_grad(y=np.ones(3)),
+        ValueError,
+        "y: expected shape (n,) = (2,), got (3,)",
+    ),
+    (
+        lambda: value_and_grad(y=np.ones((n, 1))),
+        ValueError,
+        "y: expected shape (n,) = (2,), got (2, 1)",
+    ),
+    (
+        lambda: value_and_grad(y=np.array([1.0, 0.5])),
+        ValueError,
+        "y: expected labels +1 or -1, got 0.5 at index 1",
+    ),
+    (
+        lambda: value_and_grad(y=np.array([1, 0])),
+        ValueError,
+        "y: expected labels +1 or -1, got 0.0 at index 1",
+    ),
+    (
+        lambda: value_and_grad(y=np.array([1.0, np.nan])),
+        ValueError,
+        "y: expected labels +1 or -1, got nan at index 1",
+    ),
+    (
+        lambda: value_and_grad(y=np.array([-128, 1], np.int8)),
+        ValueError,
+        "y: expected labels +1 or -1, got -128.0 at index 0",
+    ),
+    (
+        lambda: value_and_grad(y=np.array([True, False])),
+        TypeError,
+        "y: expected a real or integer dtype, got bool",
+    ),
+    (
+        lambda: value_and_grad(y=["yes", "no"]),
+        TypeError,
+        "y: expected an array of numbers, got list",
+    ),
+    (
+        lambda: value_and_grad(loss="squared", y=y.astype(np.float32)),
+        TypeError,
+        "y: expected dtype float64, that of X, got float32",
+    ),
+    (
+        lambda: value_and_grad(loss="hinge"),
+        ValueError,
+        "loss: expected one of logistic, exponential, linear, squared, got 'hinge'",
+    ),
+    (
+        lambda: value_and_grad(loss=None),
+        ValueError,
+        "loss: expected one of logistic, exponential, linear, squared, got None",
+    ),
+    (
+        lambda: value_and_grad(wrt="V"),
+        ValueError,
+        "wrt: expected names from W, U, got 'V'",
+    ),
+    (
+        lambda: value_and_grad(wrt=("W", "X")),
+        ValueError,
+        "wrt: expected names from W, U, got 'X'",
+    ),
+    (lambda: value_and_grad(wrt=3), TypeError, "wrt: expected names from W, U, got int"),
+    (
+        lambda: value_and_grad(weight=[1.0, -2.0]),
+        ValueError,
+        "weight: expected finite numbers >= 0, got -2.0 at index 1",
+    ),
+    (
+        lambda: value_and_grad(weight=[np.nan, 1.0]),
+        ValueError,
+        "weight: expected finite numbers >= 0, got nan at index 0",
+    ),
+    (
+        lambda: value_and_grad(weight=[0, 0]),
+        ValueError,
+        "weight: expected at least one positive number, got none",
+    ),
+    (
+        lambda: value_and_grad(weight=1.0),
+        ValueError,
+        "weight: expected shape (n,) = (2,), got ()",
+    ),
+    (
+        lambda: value_and_grad(weight=[1j, 1.0]),
+        TypeError,
+        "weight: expected a real or integer dtype, got complex128",
+    ),
+    (
+        lambda: value_and_grad(X=data),
+        TypeError,
+        "y: expected None beside a Dataset, which holds its own",
+    ),
+    (
+        lambda: value_and_grad(X=data, y=None, weight=y),
+        TypeError,
+        "weight: expected None beside a Dataset, which holds its own",
+    ),
+]
+
+DATASET = [
+    (
+        lambda: dataset(X=X[0]),
+        ValueError,
+        "X: expected shape (n, T, d), got (3, 5)",
+    ),
+    (
+        lambda: dataset(X=X[:, :0]),
+        ValueError,
+        "X: expected at least one sample, token and feature, got shape (2, 0, 5)",
+    ),
+    (
+        lambda: dataset(X=X.astype(int)),
+        TypeError,
+        "X: expected dtype float32 or float64, got int64",
+    ),
+    (
+        lambda: dataset(X=[[1.0, 2.0], [3.0]]),
+        ValueError,
+        "X: cannot read list as an array: setting an array element with a sequence. The requested "
+        "array has an inhomogeneous shape after 1 dimensions. The detected shape was (2,) + "
+        "inhomogeneous part.",
+    ),
+    (lambda: dataset(y=y[:1]), ValueError, "y: expected shape (n,) = (2,), got (1,)"),
+    (
+        lambda: dataset(y=y > 0),
+        TypeError,
+        "y: expected a real or integer dtype, got bool",
+    ),
+    (
+        lambda: dataset(query=Z[:1]),
+        ValueError,
+        "query: expected shape (n, q, d) = (2, q, 5), got (1, 4, 5)",
+    ),
+    (
+        lambda: dataset(query=-1),
+        ValueError,
+        "query: expected shape (n, q, d) = (2, q, 5), got ()",
+    ),
+    (
+        lambda: dataset(query=Z.astype(np.float32)),
+        TypeError,
+        "query: expected dtype float64, that of X, got float32",
+    ),
+    (
+        lambda: dataset(weight=[1.0, np.inf]),
+        ValueError,
+        "weight: expected finite numbers >= 0, got inf at index 1",
+    ),
+    (
+        lambda: dataset(sample_groups=[0.0, 1.0]),
+        TypeError,
+        "sample_groups: expected integers, got dtype float64",
+    ),
+    (
+        lambda: dataset(sample_groups=[0, -1]),
+        ValueError,
+        "sample_groups: expected groups in [0, 1), got -1",
+    ),
+    (
+        lambda: dataset(sample_groups=([0, 2], ["a", "b"])),
+        ValueError,
+        "sample_groups: expected groups in [0, 2), got 2",
+    ),
+    (
+        lambda: dataset(token_groups=([0, 1], [2, 3])),
+        TypeError,
+        "token_groups: expected integers or a pair (integers, names), got another tuple",
+    ),
+    (
+        lambda: dataset(token_groups=[0, 1]),
+        ValueError,
+        "token_groups: expected shape (n, T) = (2, 3), got (2,)",
+    ),
+    (
+        lambda: dataset(truth="teacher"),
+        TypeError,
+        "truth: expected a mapping, got str",
+    ),
+    (
+        lambda: data.sample(3, seed=0),
+        ValueError,
+        "sample: expected a Dataset made by a generator of mhfast.data, "
+        "got one without a generator",
+    ),
+    (
+        lambda: data.subset([2]),
+        IndexError,
+        "index: cannot select from 2 samples: index 2 is out of bounds for axis 0 with size 2",
+    ),
+    (
+        lambda: data.subset(0),
+        IndexError,
+        "index: cannot select from 2 samples: it must run along one axis",
+    ),
+    (
+        lambda: data.subset([False, False]),
+        ValueError,
+        "X: expected at least one sample, token and feature, got shape (0, 3, 5)",
+    ),
+    (lambda: mh.as_dataset(X), TypeError, "y: expected labels beside the array X, got None"),
+    (
+        lambda: mh.as_dataset(data, y),
+        TypeError,
+        "y: expected None beside a Dataset, which holds its own",
+    ),
+]
+
+GRADIENTS = [
+    (
+        lambda: Gradients(W=W) + Gradients(U=U),
+        ValueError,
+        "W: expected in both or in neither, got it in one only",
+    ),
+    (
+        lambda: mh.dot(Gradients(W=W), Gradients(W=W[:1])),
+        ValueError,
+        "W: expected one shape, got (7, 5, 5) and (1, 5, 5)",
+    ),
+    (
+        lambda: model + Gradients(W=W.astype(np.float32)),
+        TypeError,
+        "W: expected one dtype, got float64 and float32",
+    ),
+    (
+        lambda: model + Gradients(U=U[:, :1]),
+        ValueError,
+        "U: expected one shape, got (7, 3, 5) and (7, 1, 5)",
+    ),
+    (
+        lambda: Gradients(W=W) + 1.0,
+        TypeError,
+        "expected Gradients to combine with Gradients, got float",
+    ),
+    (
+        lambda: 1.0 + Gradients(W=W),
+        TypeError,
+        "expected a model to move by Gradients, got float",
+    ),
+    (
+        lambda: Gradients(W=W) * "2",
+        TypeError,
+        "expected a real number to scale Gradients, got str",
+    ),
+    (
+        lambda: np.ones(2) * Gradients(W=W),
+        TypeError,
+        "expected a real number to scale Gradients, got ndarray",
+    ),
+    (lambda: mh.norm(W), TypeError, "expected Gradients or a model, got ndarray"),
+]
+
+CONFIG = [
+    (lambda: mh.set_num_threads(0), ValueError, "k: expected an integer of at least 1, got 0"),
+    (lambda: mh.set_num_threads("2"), TypeError, "k: expected an integer, got str"),
+    (
+        lambda: mh.num_threads(-1).__enter__(),
+        ValueError,
+        "k: expected an integer of at least 1, got -1",
+    ),
+    (
+        lambda: mh.show_config(mode="json"),
+        ValueError,
+        "mode: expected 'text' or 'dict', got 'json'",
+    ),
+    (
+        lambda: mh.explain(model, (n, T + 1, d)),
+        ValueError,
+        "X: expected shape (n, T, d) = (n, 3, 5), got (2, 4, 5)",
+    ),
+    (
+        lambda: mh.explain(last, X[0]),
+        ValueError,
+        "X: expected shape (n, T, d) = (n, T, 5), got (3, 5)",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [*CLASSIFIER, *CALL, *VALUE_AND_GRAD, *DATASET, *GRADIENTS, *CONFIG],
+)
+def test_the_error_says_what_is_wrong(call, kind, message):
+    with pytest.raises(kind) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+def test_a_label_does_not_become_valid_by_rounding():
+    single = mh.Classifier.zeros(H, T, d, dtype=np.float32)
+    with pytest.raises(ValueError, match=r"^y: expected labels .*, got 1\.000000001 at index 0$"):
+        mh.value_and_grad(single, X.astype(np.float32), np.array([1 + 1e-9, -1.0]))
+
+
+def test_a_tensor_that_tracks_gradients_is_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"^X: cannot read Tensor as an array: Can't call numpy"):
+        model(torch.zeros((n, T, d), dtype=torch.float64, requires_grad=True))
+
+
+def test_a_tensor_of_another_format_is_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"^X: cannot read Tensor as an array: .*BFloat16"):
+        model(torch.zeros((n, T, d), dtype=torch.bfloat16))
+
+
+def test_a_jax_array_of_another_format_is_refused():
+    jax = pytest.importorskip("jax")
+    with pytest.raises(TypeError, match=r"^X: expected .* float64.*, got .*bfloat16$"):
+        model(jax.numpy.zeros((n, T, d), dtype=jax.numpy.bfloat16))
+
+
+def test_a_sparse_matrix_is_refused():
+    sparse = pytest.importorskip("scipy.sparse")
+    with pytest.raises(TypeError, match=r"^X: expected an array of numbers, got csr_array$"):
+        model(sparse.csr_array(X[0]))
+
+
+def test_a_dataset_of_another_dtype_is_refused():
+    single = mh.Dataset(X.astype(np.float32), y)
+    for call in (model, model.attention, lambda data: mh.value_and_grad(model, data)):
+        with pytest.raises(TypeError, match=r"^X: expected dtype float64, .* got float32$"):
+            call(single)

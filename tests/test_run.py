@@ -1,0 +1,335 @@
+"""Runs go on bitwise as if never stopped, survive files, pickling and copying, and can be drawn."""
+
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import mhfast as mh
+
+SCHEDULE = np.linspace(1.0, 0.2, 40)
+RECORD = {
+    "loss": 1, "test_loss": 4, "grad_norm": 3, "distance": 5, "cosine": 2, "U": 7,
+    "attention_max": 6,
+}  # fmt: skip
+
+
+def setting(dtype=np.float64, query=None):
+    """A model, its data, and the options that are given again when a run goes on."""
+    rng = np.random.default_rng(5)
+
+    def data_set(n):
+        X = rng.standard_normal((n, 3, 5)).astype(dtype)
+        external = rng.standard_normal((n, 4, 5)).astype(dtype)
+        return mh.Dataset(X, rng.choice([-1, 1], n), query=external if query == "data" else None)
+
+    rows = {None: 3, 1: 1, "data": 4}[query]
+    model = mh.Classifier(
+        rng.standard_normal((2, 5, 5)).astype(dtype),
+        rng.standard_normal((2, rows, 5)).astype(dtype),
+        query if query == 1 else None,
+        scale=0.5,
+    )
+    direction = mh.Gradients(U=np.ones_like(model.U))
+    inputs = {"X": data_set(7), "test": data_set(11), "directions": {"ones": direction}}
+    return model, inputs
+
+
+def start(model, inputs, steps, **changes):
+    options = {"optimizer": mh.GradientDescent(0.3, schedule=SCHEDULE, l2=0.01), "record": RECORD}
+    return mh.train(model, **inputs, steps=steps, **options | changes)
+
+
+def readout_norm(model):
+    return np.linalg.norm(model.U, axis=(1, 2))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("query", [None, 1, "data"])
+@pytest.mark.parametrize("split", [(10, 20), (12, 0, 18), (7, 1, 1, 21), (30, 0)])
+def test_going_on_is_bitwise_as_if_never_stopped(dtype, query, split, tmp_path):
+    model, inputs = setting(dtype, query)
+    whole = start(model, inputs, 30)
+    run = start(model, inputs, split[0])
+    for steps in split[1:]:
+        run.save(tmp_path / "run.npz")
+        run = mh.train(mh.Run.load(tmp_path / "run.npz"), **inputs, steps=steps)
+    assert run == whole
+    assert run.history.keys() == whole.history.keys() == whole.steps.keys()
+    assert run.model == whole.model
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        mh.GradientDescent(0.3, clip=0.2),
+        mh.NormalizedGradientDescent(0.1, 0.01, "head", schedule=SCHEDULE, l2=0.02, clip=3.0),
+    ],
+    ids=repr,
+)
+def test_settings_survive_a_file(optimizer, tmp_path):
+    model, inputs = setting()
+    changes = {"optimizer": optimizer, "loss": "exponential", "wrt": "W", "stop": {"loss": 0.1}}
+    whole = start(model, inputs, 20, **changes)
+    run = start(model, inputs, 9, **changes)
+    run.save(tmp_path / "run.npz")
+    loaded = mh.Run.load(tmp_path / "run.npz")
+    assert loaded == run
+    assert loaded.optimizer == optimizer
+    assert (loaded.loss, loaded.wrt, loaded.stop) == ("exponential", ("W",), {"loss": 0.1})
+    assert mh.train(loaded, **inputs, steps=11) == whole
+
+
+def test_functions_go_on_in_the_process_and_are_missed_after_a_file(tmp_path):
+    model, inputs = setting()
+    record = {"loss": 1, readout_norm: 4}
+    whole = start(model, inputs, 30, record=record)
+    run = start(model, inputs, 11, record=record)
+    assert run.steps["readout_norm"].tolist() == [0, 4, 8, 11]
+    assert mh.train(run, **inputs, steps=19) == whole
+    run.save(tmp_path / "run.npz")
+    loaded = mh.Run.load(tmp_path / "run.npz")
+    assert np.array_equal(loaded.history["readout_norm"], run.history["readout_norm"])
+    with pytest.raises(
+        ValueError, match=r"record: the function 'readout_norm' .*give record= again"
+    ):
+        mh.train(loaded, **inputs, steps=19)
+    assert mh.train(loaded, **inputs, steps=19, record=record) == whole
+
+
+def test_stop_functions_are_missed_after_a_file(tmp_path):
+    model, inputs = setting()
+    run = start(model, inputs, 5, stop=lambda k, _: k == 20)
+    assert mh.train(run, **inputs, steps=30).step == 20
+    run.save(tmp_path / "run.npz")
+    loaded = mh.Run.load(tmp_path / "run.npz")
+    with pytest.raises(ValueError, match=r"stop: the function '<lambda>' .*give stop= again"):
+        mh.train(loaded, **inputs, steps=5)
+    assert mh.train(loaded, **inputs, steps=25, stop={}).step == 30
+
+
+def test_a_threshold_stays_until_it_is_removed():
+    model, inputs = setting()
+    run = start(model, inputs, 30, stop={"margin": -1e9})
+    assert (run.step, run.reason) == (0, "margin")
+    assert mh.train(run, **inputs, steps=30).step == 0
+    assert mh.train(run, **inputs, steps=30, stop={}).step == 30
+
+
+def test_new_settings_hold_from_there_on():
+    model, inputs = setting()
+    run = start(model, inputs, 10)
+    run = mh.train(
+        run, **inputs, steps=8, optimizer=mh.GradientDescent(0.1), record={"loss": 4, "margin": 3}
+    )
+    assert run.steps["loss"].tolist() == [*range(10), 12, 16, 18]
+    assert run.steps["margin"].tolist() == [12, 15, 18]
+    assert run.steps["distance"].tolist() == [0, 5, 10]  # no longer recorded, kept
+    assert run.optimizer == mh.GradientDescent(0.1)
+    assert run.record == {"loss": 4, "margin": 3}
+
+
+def test_rows_of_another_shape_cannot_follow():
+    model, inputs = setting()
+    run = start(model, inputs, 3, record="attention")
+    more = mh.Dataset(np.ones((9, 3, 5)), np.ones(9))
+    with pytest.raises(ValueError, match=r"'attention': .*\(7, 2, 3, 3\).*\(9, 2, 3, 3\)"):
+        mh.train(run, more, steps=1)
+
+    sizes = iter([2, 3])
+
+    def growing(_):
+        return np.zeros(next(sizes))
+
+    run = start(model, inputs, 0, record=growing)
+    with pytest.raises(ValueError, match=r"'growing': .*\(2,\) as in the run so far, got \(3,\)"):
+        mh.train(run, **inputs, steps=1)
+
+
+def test_schedule_must_reach_over_further_steps():
+    model, inputs = setting()
+    run = start(model, inputs, 30)
+    with pytest.raises(ValueError, match=r"schedule: .*each of the 41 steps.*got 40"):
+        mh.train(run, **inputs, steps=11)
+    assert mh.train(run, **inputs, steps=10).step == 40
+
+
+def test_checkpoints_go_on_bitwise(tmp_path):
+    """Every file that was on disk at some time continues to the same end."""
+    model, inputs = setting()
+    path = tmp_path / "run.npz"
+    copies = {}
+
+    def keep(k, _):
+        if path.exists():
+            copies[k] = path.read_bytes()
+
+    whole = start(model, inputs, 30)
+    run = start(model, inputs, 30, checkpoint=(path, 8), callback=keep)
+    assert run == whole
+    assert mh.Run.load(path) == whole
+    assert os.listdir(tmp_path) == ["run.npz"]
+    assert sorted(copies) == list(range(8, 31))
+    for k in (8, 15, 16, 24, 29):
+        path.write_bytes(copies[k])
+        saved = mh.Run.load(path)
+        assert (saved.step, saved.reason, saved.stopped) == (k // 8 * 8, "checkpoint", True)
+        assert saved.steps["loss"].tolist() == list(range(saved.step))
+        assert np.array_equal(saved.history["loss"], whole.history["loss"][: saved.step])
+        assert mh.train(saved, **inputs, steps=30 - saved.step) == whole
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    model, inputs = setting()
+    path = tmp_path / "run.npz"
+    run = start(model, inputs, 3)
+    run.save(path)
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full") as e:
+        start(model, inputs, 30, checkpoint=(path, 5))
+    assert os.listdir(tmp_path) == ["run.npz"]
+    assert mh.Run.load(path) == run
+    assert e.value.run.step == 5
+
+
+def test_what_is_not_a_run(tmp_path):
+    path = tmp_path / "other"
+    model, inputs = setting()
+    start(model, inputs, 1).save(path)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    changed = json.loads(str(arrays["about"])) | {"format": "mhfast run 99"}
+    for content in (b"", b"text", b"PK\x03\x04 broken"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"path: expected a file of Run.save, got .*other"):
+            mh.Run.load(path)
+    for wrong in (
+        {"x": np.zeros(3)},
+        {"about": np.array([object()])},
+        arrays | {"about": np.array(json.dumps(changed))},
+    ):
+        with open(path, "wb") as file:
+            np.savez(file, **wrong)
+        with pytest.raises(ValueError, match=r"path: expected a file of Run.save"):
+            mh.Run.load(path)
+    with pytest.raises(FileNotFoundError):
+        mh.Run.load(tmp_path / "missing")
+
+
+def test_another_process_goes_on(tmp_path):
+    model, inputs = setting()
+    path = tmp_path / "run.npz"
+    start(model, inputs, 10).save(path)
+    np.savez(tmp_path / "data.npz", X=inputs["X"].X, y=inputs["X"].y)
+    script = f"""
+import numpy as np, mhfast as mh
+data = np.load({str(tmp_path / "data.npz")!r})
+run = mh.train(mh.Run.load({str(path)!r}), data["X"], data["y"], steps=20, record="loss")
+run.save({str(path)!r})
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    whole = start(model, inputs, 30)
+    run = mh.Run.load(path)
+    assert run.model == whole.model
+    assert np.array_equal(run.history["loss"], whole.history["loss"])
+
+
+def test_pickle_and_copies():
+    model, inputs = setting()
+    run = start(model, inputs, 5, record={"loss": 1, readout_norm: 1})
+    assert copy.copy(run) == run
+    twin = copy.deepcopy(run)
+    assert twin == run
+    twin.history["loss"][0] = 0.0
+    assert twin != run
+    restored = pickle.loads(pickle.dumps(run))
+    assert restored.model == run.model
+    assert restored.record.keys() != run.record.keys()  # the function is a placeholder
+    assert np.array_equal(restored.history["readout_norm"], run.history["readout_norm"])
+    twice = pickle.loads(pickle.dumps(restored))
+    assert twice == restored
+    going_on = {"steps": 3, "record": run.record}
+    assert mh.train(restored, **inputs, **going_on) == mh.train(run, **inputs, **going_on)
+
+
+def test_interrupted_pickles():
+    model, inputs = setting()
+    error = mh.Interrupted(start(model, inputs, 5))
+    assert isinstance(error, KeyboardInterrupt)
+    assert str(error) == "training was interrupted at step 5; .run holds the run so far"
+    assert pickle.loads(pickle.dumps(error)).run == error.run
+
+
+def test_inputs_are_not_written():
+    model, inputs = setting()
+    before = copy.deepcopy((model, inputs["X"].X, inputs["X"].y))
+    run = start(model, inputs, 5)
+    history = copy.deepcopy(run.history)
+    mh.train(run, **inputs, steps=5)
+    assert model == before[0]
+    assert np.array_equal(inputs["X"].X, before[1])
+    assert all(np.array_equal(run.history[name], history[name]) for name in history)
+
+
+def test_repr_is_short():
+    model, inputs = setting()
+    run = start(model, inputs, 5, record=("loss", "W"), optimizer=mh.GradientDescent(0.3))
+    assert repr(run) == (
+        "Run(step=5, reason='steps', optimizer=GradientDescent(lr=0.3, schedule=None, l2=0.0, "
+        "clip=None), history=<loss, W>)"
+    )
+
+
+def test_dataframe():
+    pandas = pytest.importorskip("pandas")
+    model, inputs = setting()
+    frame = start(model, inputs, 8).to_dataframe()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame.index.name == "step"
+    assert frame.index.tolist() == list(range(9))
+    assert list(frame.columns) == [
+        "loss", "test_loss", "grad_norm", "distance", "cosine_ones",
+        "attention_max[0]", "attention_max[1]",
+    ]  # fmt: skip
+    run = start(model, inputs, 8)
+    assert frame["test_loss"].dropna().index.tolist() == [0, 4, 8]
+    assert np.array_equal(frame["test_loss"].dropna(), run.history["test_loss"])
+    assert np.array_equal(frame["attention_max[1]"].dropna(), run.history["attention_max"][:, 1])
+    assert start(model, inputs, 3, record=()).to_dataframe().empty
+
+
+def test_plot():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    model, inputs = setting()
+    run = start(model, inputs, 8)
+    figure = run.plot()
+    labels = [ax.get_ylabel() for ax in figure.axes]
+    assert labels == ["loss", "grad_norm", "distance", "cosine"]
+    assert [ax.get_yscale() for ax in figure.axes] == ["log", "log", "linear", "linear"]
+    train, test = figure.axes[0].get_lines()
+    assert (train.get_label(), test.get_label()) == ("loss", "test_loss")
+    assert test.get_xdata().tolist() == [0, 4, 8]
+    assert np.array_equal(test.get_ydata(), run.history["test_loss"])
+    figure.canvas.draw()
+    pyplot.close(figure)
+    with pytest.raises(ValueError, match=r"plot: expected a run with a scalar record"):
+        start(model, inputs, 3, record="W").plot()
+
+
+@pytest.mark.parametrize(
+    ("module", "method"), [("pandas", "to_dataframe"), ("matplotlib.pyplot", "plot")]
+)
+def test_missing_extras(module, method, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    model, inputs = setting()
+    package = module.split(".")[0]
+    with pytest.raises(ImportError, match=rf"Run\.{method} needs {package}: pip install"):
+        getattr(start(model, inputs, 1), method)()

@@ -1,0 +1,265 @@
+"""Gradients and normalized steps stay right however far attention saturates.
+
+The judge is extended precision (numpy.longdouble, 64 bits of mantissa and exponents to e±11000 on
+x86): there nothing of interest cancels or underflows, up to logit gaps of 5000.
+"""
+
+import numpy as np
+import pytest
+
+import mhfast as mh
+
+real = np.longdouble
+extended = pytest.mark.skipif(
+    np.finfo(real).maxexp < 16384, reason="longdouble is not extended precision here"
+)
+
+
+def exact_gradients(X, y, W, U, Z=None):
+    """Loss gradients in W and U (logistic, mean), in extended precision and centred."""
+    X, y, W, U = (np.asarray(a, real) for a in (X, y, W, U))
+    Z = X if Z is None else np.asarray(Z, real)
+    S = np.einsum("nqd,hde,nte->nhqt", Z, W, X)
+    A = np.exp(S - S.max(axis=-1, keepdims=True))
+    A /= A.sum(axis=-1, keepdims=True)
+    C = np.einsum("hqd,ntd->nhqt", U, X)
+    m = A.argmax(axis=-1)[..., None]
+    C_centred = C - np.take_along_axis(C, m, -1)
+    D = A * (C_centred - (A * C_centred).sum(-1, keepdims=True))
+    np.put_along_axis(D, m, 0, -1)
+    np.put_along_axis(D, m, -D.sum(-1, keepdims=True), -1)
+    root = np.sqrt(real(len(W)))
+    phi = (A * C).sum(axis=(1, 2, 3)) / root
+    g = -y / (1 + np.exp(y * phi)) / len(y) / root
+    gW = np.einsum("n,nqd,nhqt,nte->hde", g, Z, D, X)
+    gU = np.einsum("n,nhqt,nte->hqe", g, A, X)
+    return gW, gU
+
+
+def textbook_gradient(X, y, W, U, Z):
+    """The gradient in W as every textbook has it, in the precision of its arguments."""
+    S = np.einsum("nqd,hde,nte->nhqt", Z, W, X)
+    A = np.exp(S - S.max(axis=-1, keepdims=True))
+    A /= A.sum(axis=-1, keepdims=True)
+    C = np.einsum("hqd,ntd->nhqt", U, X)
+    D = A * (C - (A * C).sum(axis=-1, keepdims=True))
+    phi = (A * C).sum(axis=(1, 2, 3)) / np.sqrt(len(W)).astype(X.dtype)
+    g = -y / (1 + np.exp(y * phi)) / len(y)
+    return np.einsum("n,nqd,nhqt,nte->hde", g.astype(X.dtype), Z, D, X)
+
+
+def relative(a, b):
+    return float(np.abs(np.asarray(a, real) - b).max() / np.abs(b).max())
+
+
+def cosine(a, b):
+    a, b = (np.asarray(x, real).ravel() for x in (a, b))
+    a, b = a / np.abs(a).max(), b / np.abs(b).max()
+    return float(a @ b / np.sqrt((a @ a) * (b @ b)))
+
+
+def normalized(g):
+    g = g / np.abs(g).max()
+    return g / np.sqrt((g**2).sum())
+
+
+def with_gap(gap, dtype, query):
+    """A problem in which every row has logits 0, -gap, -2 gap, ... in some order, exactly.
+
+    Feature 0 of every token is 1, feature 1 its rank, and W picks their product: the logits are
+    integers, so that nothing but the softmax and what follows is put to the test.
+    """
+    rng = np.random.default_rng(11)
+    n, T, d, H = 3, 5, 7, 2
+    X = rng.standard_normal((n, T, d)).astype(dtype)
+    X[:, :, 0] = 1
+    X[:, :, 1] = [rng.permutation(T) for _ in range(n)]
+    W = np.zeros((H, d, d), dtype)
+    W[:, 0, 1] = [-gap, gap]  # the heads prefer opposite ends
+    q = T if query is None else 1
+    U = (0.2 * rng.standard_normal((H, q, d))).astype(dtype)
+    return mh.Classifier(W, U, query), X, np.array([1, -1, 1])
+
+
+@extended
+@pytest.mark.parametrize("query", [None, -2])
+@pytest.mark.parametrize(
+    ("dtype", "gaps", "tolerance"),
+    # A few roundings and the kernels' exp; the loss derivative and sums over few terms add little.
+    [(np.float64, range(1, 701, 3), 2e-15), (np.float32, range(1, 81), 1e-6)],
+)
+def test_gradients_are_accurate_at_every_gap(dtype, gaps, tolerance, query):
+    for gap in gaps:
+        model, X, y = with_gap(gap, dtype, query)
+        _, g = mh.value_and_grad(model, X, y)
+        Z = X if query is None else X[:, [query]]
+        gW, gU = exact_gradients(X, y, model.W, model.U, Z)
+        assert relative(g.W, gW) < tolerance, gap
+        assert relative(g.U, gU) < tolerance, gap
+
+
+@extended
+def test_the_textbook_formula_fails_this():
+    model, X, y = with_gap(60, np.float64, -2)
+    Z = X[:, [-2]]
+    gW, _ = exact_gradients(X, y, model.W, model.U, Z)
+    assert relative(textbook_gradient(X, y, model.W, model.U, Z), gW) > 0.1
+
+
+def instance(seed, dtype=np.float64):
+    """n = 6 samples of T = 8 Gaussian tokens in d = 10 dimensions, random labels and readout."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((6, 8, 10))
+    y = rng.choice([-1, 1], 6)
+    u = rng.standard_normal((1, 1, 10))
+    return X.astype(dtype), y, (u / np.linalg.norm(u)).astype(dtype)
+
+
+STEP = mh.NormalizedGradientDescent(0.1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("query", [0, "external"])
+def test_token_order_does_not_change_500_normalized_steps(seed, query):
+    X, y, U = instance(seed)
+    if query == "external":
+        Z = np.random.default_rng(100 + seed).standard_normal((6, 1, 10))
+        data, reverse = mh.Dataset(X, y, query=Z), mh.Dataset(X[:, ::-1], y, query=Z)
+        models = [mh.Classifier(np.zeros((1, 10, 10)), U)] * 2
+    else:
+        data, reverse = mh.Dataset(X, y), mh.Dataset(X[:, ::-1], y)
+        models = [mh.Classifier(np.zeros((1, 10, 10)), U, query) for query in (0, -1)]
+    options = {"steps": 500, "optimizer": STEP, "wrt": "W", "record": {"attention_max": 500}}
+    run = mh.train(models[0], data, **options)
+    other = mh.train(models[1], reverse, **options)
+    assert run.history["attention_max"][-1, 0] > 0.99  # it did saturate
+    # The promise of the documentation.
+    assert relative(other.model.W, run.model.W) < 1e-12
+
+
+@pytest.mark.parametrize("by", ["tensor", "head", "all"])
+def test_token_order_does_not_change_500_steps_of_all_parameters(by):
+    """Self-attention with two heads; the rows of U are reversed with the tokens."""
+    X, y, _ = instance(3)
+    start = mh.Classifier.gaussian(2, 8, 10, std=0.1, seed=3)
+    reverse = mh.Classifier(start.W, start.U[:, ::-1])
+    options = {"steps": 500, "optimizer": mh.NormalizedGradientDescent(0.1, by=by)}
+    run = mh.train(start, X, y, **options)
+    other = mh.train(reverse, X[:, ::-1], y, **options)
+    # The promise of the documentation.
+    assert relative(other.model.W, run.model.W) < 1e-12
+    assert relative(other.model.U[:, ::-1], run.model.U) < 1e-12
+
+
+def test_sample_order_does_not_change_500_normalized_steps():
+    X, y, U = instance(4)
+    order = [3, 1, 5, 0, 4, 2]
+    model = mh.Classifier(np.zeros((1, 10, 10)), U, 0)
+    options = {"steps": 500, "optimizer": STEP, "wrt": "W"}
+    run = mh.train(model, X, y, **options)
+    other = mh.train(model, X[order], y[order], **options)
+    assert relative(other.model.W, run.model.W) < 1e-12
+
+
+def test_the_textbook_formula_fails_the_promise():
+    X, y, U = instance(0)
+    ends = []
+    for tokens, query in ((X, 0), (X[:, ::-1], -1)):
+        W = np.zeros((1, 10, 10))
+        for _ in range(500):
+            g = textbook_gradient(tokens, y, W, U, tokens[:, [query]])
+            W = W - 0.1 * g / np.linalg.norm(g)
+        ends.append(W)
+    assert relative(ends[1], ends[0]) > 1e-3
+
+
+@extended
+@pytest.mark.parametrize("seed", range(5))
+def test_the_direction_of_single_precision_is_the_exact_one(seed):
+    X, y, U = instance(seed, np.float32)
+    start = mh.Classifier(np.zeros((1, 10, 10), np.float32), U, 0)
+    W = mh.train(start, X, y, steps=500, optimizer=STEP, wrt="W").model.W
+    # A long step, so that the difference of the parameters shows its direction.
+    long = mh.NormalizedGradientDescent(1e3)
+    run = mh.train(mh.Classifier(W, U, 0), X, y, steps=1, optimizer=long, wrt="W")
+    step = run.model.W.astype(np.float64) - W
+    exact, _ = exact_gradients(X, y, W, U, X[:, [0]])
+    assert cosine(-step, exact) > 0.999
+
+
+@extended
+@pytest.mark.parametrize("seed", range(3))
+def test_single_precision_training_follows_double(seed):
+    X, y, U = instance(seed)
+    W0 = np.zeros((1, 10, 10))
+    options = {"steps": 500, "optimizer": STEP, "wrt": "W"}
+    double = mh.train(mh.Classifier(W0, U, 0), X, y, **options).model.W
+    single = mh.train(
+        mh.Classifier(W0.astype("f4"), U.astype("f4"), 0), X.astype("f4"), y, **options
+    ).model.W
+    assert cosine(single, double) > 0.999
+
+
+def moved(model, X, y, **options):
+    """One normalized step of length 1 from the model, as the difference of the parameters."""
+    run = mh.train(model, X, y, steps=1, **options)
+    return run.model.W.astype(real) - model.W, run.model.U.astype(real) - model.U
+
+
+@extended
+@pytest.mark.parametrize("query", [None, -2])
+@pytest.mark.parametrize(
+    # Rounding of W, of the size of the gap, is what remains: 1000 times the unit of the type.
+    ("dtype", "gap", "tolerance"),
+    [(np.float64, 760, 1e-12), (np.float64, 2000, 1e-12), (np.float64, 5000, 1e-12),
+     (np.float32, 110, 1e-4), (np.float32, 1000, 1e-3)],
+)  # fmt: skip
+def test_normalized_steps_where_all_other_weights_underflow(dtype, gap, tolerance, query):
+    model, X, y = with_gap(gap, dtype, query)
+    A = model.attention(X)
+    assert np.array_equal(np.sort(A, axis=3)[..., :-1], np.zeros((*A.shape[:3], 4)))
+    Z = X if query is None else X[:, [query]]
+    gW, gU = exact_gradients(X, y, model.W, model.U, Z)
+    dW, dU = moved(model, X, y, optimizer=mh.NormalizedGradientDescent(1.0))
+    assert relative(dW, -normalized(gW)) < tolerance
+    assert relative(dU, -normalized(gU)) < tolerance
+    dW, dU = moved(model, X, y, optimizer=mh.NormalizedGradientDescent(1.0, by="head"))
+    for h in range(2):
+        assert relative(dW[h], -normalized(gW[h])) < tolerance
+        assert relative(dU[h], -normalized(gU[h])) < tolerance
+
+
+@extended
+@pytest.mark.parametrize(
+    ("dtype", "margin", "tolerance"),
+    # What remains is rounding of U, which is of the size of the margin.
+    [(np.float64, 1500, 1e-12), (np.float32, 200, 1e-4)],
+)
+def test_normalized_steps_where_every_loss_derivative_underflows(dtype, margin, tolerance):
+    model, X, _ = with_gap(3, dtype, -2)
+    phi = model(X)
+    y = np.sign(phi)
+    larger = dtype(margin / np.abs(phi).min())
+    model = mh.Classifier(model.W, larger * model.U, -2)
+    _, g = mh.value_and_grad(model, X, y)
+    assert not g.W.any()
+    assert not g.U.any()
+    gW, gU = exact_gradients(X, y, model.W, model.U, X[:, [-2]])
+    dW, dU = moved(model, X, y, optimizer=mh.NormalizedGradientDescent(1.0))
+    assert relative(dW, -normalized(gW)) < tolerance
+    assert relative(dU, -normalized(gU)) < tolerance
+    dW, _ = moved(model, X, y, optimizer=mh.NormalizedGradientDescent(1.0, by="all"))
+    together = normalized(np.concatenate([gW.ravel(), gU.ravel()]))
+    assert relative(dW.ravel(), -together[: gW.size]) < tolerance
+
+
+@pytest.mark.parametrize("query", [None, -2])
+def test_a_gradient_that_is_exactly_zero_makes_no_step(query):
+    """With equal tokens attention cannot matter; rounding must not pass for a direction."""
+    rng = np.random.default_rng(6)
+    X = np.repeat(rng.standard_normal((5, 1, 7)), 3, axis=1)
+    start = mh.Classifier.gaussian(2, 3, 7, std=1.0, seed=6)
+    model = mh.Classifier(start.W, start.U[:, : 3 if query is None else 1], query)
+    dW, dU = moved(model, X, rng.choice([-1, 1], 5), optimizer=mh.NormalizedGradientDescent(1.0))
+    assert not dW.any()
+    assert dU.any()
