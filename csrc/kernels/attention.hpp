@@ -30,8 +30,12 @@ inline Vec<real> process_rows(const ScoreArguments<real>& in, const Rows<real>& 
       attend(rows);
       return Vec<real>{};
     case RowMode::kDerivative:
-      differentiate(rows, in.row_readouts, in.gap ? in.row_gaps : nullptr);
-      return in.gap ? reduce_gaps() : Vec<real>{};
+      if (!in.gap) {
+        differentiate<false>(rows, in.row_readouts, in.row_gaps);
+        return Vec<real>{};
+      }
+      differentiate<true>(rows, in.row_readouts, in.row_gaps);
+      return reduce_gaps();
     case RowMode::kScaled:
       break;
   }
@@ -46,20 +50,20 @@ template <class real>
 void scores_samples(const ScoreArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const int T = in.T, q = in.q, d = in.d;
-  const Index row = Index(d) * L, all_rows = Index(in.units) * q * L;
+  const Index row = Index(d) * L, weights = Index(q) * L, all_rows = in.units * weights;
   const bool readouts = in.mode != RowMode::kAttention;
   // P[feature][unit, row]: W is shared by all samples.
   multiply<Left::kShared>(
-      Product<real>{d, in.units * q, d, 1, in.w, d, 0, in.z, L, 0, row, in.p, all_rows, L, false});
+      Product<real>{{d, in.units * q, d}, {in.w, d}, {in.z, L, row}, {in.p, all_rows, L}});
   for (int u = 0; u < in.units; ++u) {
     const real* x = in.x + u * T * row;
-    const Rows<real> rows{T, q, Index(q) * L, in.s + u * in.unit_stride,
+    const Rows<real> rows{T, q, weights, in.s + u * in.unit_stride,
                           (readouts ? in.c : in.s) + u * in.unit_stride};
-    multiply<Left::kLaned>(Product<real>{q, T, d, 1, in.p + Index(u) * q * L, all_rows, 0, x, L, 0,
-                                         row, rows.s, L, rows.stride, false});
+    multiply<Left::kLaned>(Product<real>{
+        {q, T, d}, {in.p + u * weights, all_rows}, {x, L, row}, {rows.s, L, weights}});
     if (readouts)
       multiply<Left::kShared>(
-          Product<real>{q, T, d, 1, in.ut, q, 0, x, L, 0, row, rows.c, L, rows.stride, false});
+          Product<real>{{q, T, d}, {in.ut, q}, {x, L, row}, {rows.c, L, weights}});
     const Vec<real> gap = process_rows(in, rows, [&] {
       Vec<real> largest = load<real>(in.row_gaps);
       for (int t = 1; t < q; ++t) largest = maximum<real>(largest, load<real>(in.row_gaps + t * L));
@@ -78,20 +82,23 @@ template <class real>
 void scores_rows(const ScoreArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const int T = in.T, q = in.q, d = in.d;
-  const int qL = round_up(q, L), TL = round_up(T, L);
+  const int qL = round_up(q, L), TL = round_up(T, L), N = qL / L;
   const Index z_row = Index(in.units) * qL, x_row = Index(in.units) * TL;
   const bool readouts = in.mode != RowMode::kAttention;
   multiply<Left::kShared>(
-      Product<real>{d, int(z_row / L), d, 1, in.w, d, 0, in.z, z_row, 0, L, in.p, z_row, L, false});
+      Product<real>{{d, in.units * N, d}, {in.w, d}, {in.z, z_row, L}, {in.p, z_row, L}});
+  multiply<Left::kShared>(Product<real>{{T, N, d, 1, in.units},
+                                        {in.x, x_row, 0, TL},
+                                        {in.p, z_row, L, 0, qL},
+                                        {in.s, qL, L, in.unit_stride}});
+  if (readouts)
+    multiply<Left::kShared>(Product<real>{{T, N, d, 1, in.units},
+                                          {in.x, x_row, 0, TL},
+                                          {in.ut, qL, L},
+                                          {in.c, qL, L, in.unit_stride}});
   for (int u = 0; u < in.units; ++u) {
-    const real* x = in.x + Index(u) * TL;
-    const Rows<real> rows{T, qL / L, qL, in.s + u * in.unit_stride,
+    const Rows<real> rows{T, N, qL, in.s + u * in.unit_stride,
                           (readouts ? in.c : in.s) + u * in.unit_stride};
-    multiply<Left::kShared>(Product<real>{T, qL / L, d, 1, x, x_row, 0, in.p + Index(u) * qL, z_row,
-                                          0, L, rows.s, qL, L, false});
-    if (readouts)
-      multiply<Left::kShared>(
-          Product<real>{T, qL / L, d, 1, x, x_row, 0, in.ut, qL, 0, L, rows.c, qL, L, false});
     const Vec<real> gap = process_rows(in, rows, [&] {
       real largest = in.row_gaps[0];
       for (int t = 1; t < q; ++t) largest = in.row_gaps[t] > largest ? in.row_gaps[t] : largest;
@@ -110,33 +117,38 @@ template <class real>
 void gradients_samples(const GradientArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const int T = in.T, q = in.q, d = in.d;
-  const Index row = Index(d) * L, weights = Index(T) * q * L;
+  const Index row = Index(d) * L, key = Index(q) * L, weights = T * key;
   if (in.gu)
-    multiply<Left::kLaned>(Product<real>{q, d, T, in.units, in.a, Index(q) * L, weights, in.gx, row,
-                                         T * row, L, in.gu, row, L, in.add});
+    multiply<Left::kLaned>(Product<real>{{q, d, T, in.units},
+                                         {in.a, key, weights},
+                                         {in.gx, row, L, T * row},
+                                         {in.gu, row, L},
+                                         in.add});
   if (!in.gw) return;
-  for (int u = 0; u < in.units; ++u)
-    multiply<Left::kLaned>(Product<real>{q, d, T, 1, in.dd + u * weights, Index(q) * L, 0,
-                                         in.gx + u * T * row, row, 0, L, in.e + u * q * row, row, L,
-                                         false});
-  multiply<Left::kLaned>(Product<real>{d, d, q, in.units, in.z, row, q * row, in.e, row, q * row, L,
-                                       in.gw, row, L, in.add});
+  multiply<Left::kLaned>(Product<real>{{q, d, T, 1, in.units},
+                                       {in.dd, key, 0, weights},
+                                       {in.gx, row, L, 0, T * row},
+                                       {in.e, row, L, q * row}});
+  multiply<Left::kLaned>(Product<real>{
+      {d, d, q, in.units}, {in.z, row, q * row}, {in.e, row, L, q * row}, {in.gw, row, L}, in.add});
 }
 
 /// Features as lanes. Unit u, key s, row t of A and D is at u * unit + s * key + t * (1 or L).
 template <class real, Left left>
 inline void gradients_features(const GradientArguments<real>& in, Index key, Index unit) {
   constexpr int L = kLanes<real>;
-  const int T = in.T, q = in.q, d = in.d, dL = round_up(d, L), N = dL / L;
+  const int T = in.T, q = in.q, d = in.d, N = round_up(d, L) / L;
+  const Index row = Index(N) * L;
   if (in.gu)
-    multiply<left>(Product<real>{q, N, T, in.units, in.a, key, unit, in.gx, dL, Index(T) * dL, L,
-                                 in.gu, dL, L, in.add});
+    multiply<left>(Product<real>{
+        {q, N, T, in.units}, {in.a, key, unit}, {in.gx, row, L, T * row}, {in.gu, row, L}, in.add});
   if (!in.gw) return;
-  for (int u = 0; u < in.units; ++u)
-    multiply<left>(Product<real>{q, N, T, 1, in.dd + u * unit, key, 0, in.gx + Index(u) * T * dL,
-                                 dL, 0, L, in.e + Index(u) * q * dL, dL, L, false});
+  multiply<left>(Product<real>{{q, N, T, 1, in.units},
+                               {in.dd, key, 0, unit},
+                               {in.gx, row, L, 0, T * row},
+                               {in.e, row, L, q * row}});
   multiply<Left::kShared>(
-      Product<real>{d, N, in.units * q, 1, in.z, d, 0, in.e, dL, 0, L, in.gw, dL, L, in.add});
+      Product<real>{{d, N, in.units * q}, {in.z, d}, {in.e, row, L}, {in.gw, row, L}, in.add});
 }
 
 template <class real>

@@ -13,8 +13,8 @@ template <class real>
 void pack_samples(const real* x, int valid, int rows, int d, real* out) {
   constexpr int L = kLanes<real>;
   const Index size = Index(rows) * d;
-  for (Index i = 0; i < size; ++i)
-    for (int l = 0; l < L; ++l) out[i * L + l] = l < valid ? x[l * size + i] : real(0);
+  for (int l = 0; l < L; ++l)
+    for (Index i = 0; i < size; ++i) out[i * L + l] = l < valid ? x[l * size + i] : real(0);
 }
 
 /// Rows as lanes: out[k * row_stride + row] = x[row][k], zero up to the `padded` row.

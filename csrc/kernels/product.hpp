@@ -2,6 +2,10 @@
 //
 //   C[m][n] (+)= sum over k2, k1 of A(m, k2, k1) B(k2, k1, n),   m < M, n < N, k2 < K2, k1 < K1
 //
+// for each of a batch of problems of equal sizes.
+//
+// for each of a batch of problems of the same sizes.
+//
 // B and C hold vectors: one lane a problem (samples as lanes), a query row or a feature. An entry
 // of A is either shared by all lanes (one number, broadcast from memory) or laned (a vector of its
 // own). So all work is broadcast-times-vector or vector-times-vector; nothing is shuffled. The
@@ -26,17 +30,25 @@ enum class Left {
   kLaned,         // vectors, consecutive in m
 };
 
-/// Operands of one product; strides count numbers, N counts vectors.
+/// A product or a batch of products of the same sizes. N counts vectors, all strides count numbers.
 template <class real>
 struct Product {
-  int M, N, K1, K2;
-  const real* a;
-  Index a_k1, a_k2;
-  const real* b;
-  Index b_k1, b_k2, b_n;
-  real* c;
-  Index c_m, c_n;
-  bool add;  // add to C instead of overwriting it
+  struct {
+    int M, N, K1, K2 = 1, batch = 1;
+  } size;
+  struct {
+    const real* at;
+    Index k1, k2 = 0, batch = 0;
+  } a;
+  struct {
+    const real* at;
+    Index k1, n, k2 = 0, batch = 0;
+  } b;
+  struct {
+    real* at;
+    Index m, n, batch = 0;
+  } c;
+  bool add = false;  // add to C instead of overwriting it
 };
 
 // Accumulators of a tile. Sixteen registers hold 12, NR of B and one of A; thirty-two hold 24.
@@ -57,25 +69,29 @@ inline Vec<real> left_entry(const real* a, int m) {
 
 template <class real, Left left, int MR, int NR>
 inline void tile(const Product<real>& p, const real* a2, const real* b2, real* c) {
+  // Copies, since a store to C could change `p` for all the compiler knows.
+  const Index a_k1 = p.a.k1, a_k2 = p.a.k2, b_k1 = p.b.k1, b_k2 = p.b.k2, b_n = p.b.n;
+  const Index c_m = p.c.m, c_n = p.c.n;
+  const int K1 = p.size.K1;
   Vec<real> sum[MR][NR];
   if (p.add) {
 #pragma GCC unroll 12
     for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
-      for (int n = 0; n < NR; ++n) sum[m][n] = load<real>(c + m * p.c_m + n * p.c_n);
+      for (int n = 0; n < NR; ++n) sum[m][n] = load<real>(c + m * c_m + n * c_n);
   } else {
 #pragma GCC unroll 12
     for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
       for (int n = 0; n < NR; ++n) sum[m][n] = Vec<real>{};
   }
-  for (int k2 = 0; k2 < p.K2; ++k2, a2 += p.a_k2, b2 += p.b_k2) {
+  for (int k2 = p.size.K2; k2 > 0; --k2, a2 += a_k2, b2 += b_k2) {
     const real* a = a2;
     const real* b = b2;
-    for (int k1 = 0; k1 < p.K1; ++k1, a += p.a_k1, b += p.b_k1) {
+    for (int k1 = K1; k1 > 0; --k1, a += a_k1, b += b_k1) {
       Vec<real> right[NR];
 #pragma GCC unroll 4
-      for (int n = 0; n < NR; ++n) right[n] = load<real>(b + n * p.b_n);
+      for (int n = 0; n < NR; ++n) right[n] = load<real>(b + n * b_n);
 #pragma GCC unroll 12
       for (int m = 0; m < MR; ++m) {
         const Vec<real> entry = left_entry<real, left>(a, m);
@@ -87,7 +103,7 @@ inline void tile(const Product<real>& p, const real* a2, const real* b2, real* c
 #pragma GCC unroll 12
   for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
-    for (int n = 0; n < NR; ++n) store<real>(c + m * p.c_m + n * p.c_n, sum[m][n]);
+    for (int n = 0; n < NR; ++n) store<real>(c + m * c_m + n * c_n, sum[m][n]);
 }
 
 /// A range of `tiles` tiles of equal size along one axis.
@@ -107,13 +123,14 @@ inline void cut(int length, int most, Cut (&cuts)[2]) {
 template <class real, Left left, int MR, int NR>
 void tiles(const Product<real>& p, const Cut& rows, const Cut& columns) {
   constexpr int kStep = left == Left::kShared ? 1 : kLanes<real>;
-  for (int j = 0; j < columns.tiles; ++j) {
-    const int n = columns.first + j * NR;
-    for (int i = 0; i < rows.tiles; ++i) {
-      const int m = rows.first + i * MR;
-      tile<real, left, MR, NR>(p, p.a + m * kStep, p.b + n * p.b_n, p.c + m * p.c_m + n * p.c_n);
-    }
-  }
+  const real* a = p.a.at + rows.first * kStep;
+  const real* b = p.b.at + columns.first * p.b.n;
+  real* c = p.c.at + rows.first * p.c.m + columns.first * p.c.n;
+  for (int u = 0; u < p.size.batch; ++u, a += p.a.batch, b += p.b.batch, c += p.c.batch)
+    for (int j = 0; j < columns.tiles; ++j)
+      for (int i = 0; i < rows.tiles; ++i)
+        tile<real, left, MR, NR>(p, a + i * (MR * kStep), b + j * (NR * p.b.n),
+                                 c + i * (MR * p.c.m) + j * (NR * p.c.n));
 }
 
 template <class real, Left left, int NR, int MR = max_rows(NR)>
@@ -126,7 +143,7 @@ template <class real, Left left, int NR = kMaxNR>
 inline void tiles_of_width(const Product<real>& p, const Cut& columns) {
   if (columns.size == NR) {
     Cut rows[2];
-    cut(p.M, max_rows(NR), rows);
+    cut(p.size.M, max_rows(NR), rows);
     for (const Cut& r : rows)
       if (r.tiles) tiles_of_height<real, left, NR>(p, r, columns);
     return;
@@ -137,7 +154,7 @@ inline void tiles_of_width(const Product<real>& p, const Cut& columns) {
 template <Left left, class real>
 inline void multiply(const Product<real>& p) {
   Cut columns[2];
-  cut(p.N, kMaxNR, columns);
+  cut(p.size.N, kMaxNR, columns);
   for (const Cut& c : columns)
     if (c.tiles) tiles_of_width<real, left>(p, c);
 }

@@ -37,117 +37,141 @@ struct Peak {
   IntVec<real> key;
 };
 
-/// Scans the keys of W adjacent columns at once, so that the chains of comparisons overlap.
+/// W adjacent columns, worked on together so that their chains of operations overlap.
 template <class real, int W>
-inline void find_peaks(const Rows<real>& rows, int column, Peak<real> (&peaks)[W]) {
-  constexpr real kInfinity = std::numeric_limits<real>::infinity();
-  const Index offset = Index(column) * kLanes<real>;
+struct Columns {
+  int keys;
+  Index stride;
+  real *s, *c;  // of the first key
+  int at;       // numbers before the first column
+
+  Columns(const Rows<real>& rows, int column)
+      : keys(rows.keys),
+        stride(rows.stride),
+        s(rows.s + Index(column) * kLanes<real>),
+        c(rows.c + Index(column) * kLanes<real>),
+        at(column * kLanes<real>) {}
+
+  /// Calls body(w, key, s, c) for every column w and every key from `first`.
+  template <class Body>
+  void for_keys(const Body& body, int first = 0) const {
+    real *s_at = s + first * stride, *c_at = c + first * stride;
+    const Index step = stride;
+    for (int key = first, end = keys; key < end; ++key, s_at += step, c_at += step) {
 #pragma GCC unroll 2
-  for (int w = 0; w < W; ++w)
-    peaks[w] = {load<real>(rows.s + offset + w * kLanes<real>), broadcast<real>(-kInfinity),
-                load<real>(rows.c + offset + w * kLanes<real>), IntVec<real>{}};
-  for (int s = 1; s < rows.keys; ++s) {
-#pragma GCC unroll 2
-    for (int w = 0; w < W; ++w) {
-      const Index at = s * rows.stride + offset + w * kLanes<real>;
-      const Vec<real> logit = load<real>(rows.s + at), coefficient = load<real>(rows.c + at);
-      Peak<real>& peak = peaks[w];
-      const IntVec<real> higher = logit > peak.logit;
-      peak.runner_up = select<real>(higher, peak.logit, maximum<real>(peak.runner_up, logit));
-      peak.logit = select<real>(higher, logit, peak.logit);
-      peak.coefficient = select<real>(higher, coefficient, peak.coefficient);
-      peak.key = higher ? IntVec<real>{} + typename Lane<real>::Int(s) : peak.key;
+      for (int w = 0; w < W; ++w) body(w, key, s_at + w * kLanes<real>, c_at + w * kLanes<real>);
     }
   }
-}
 
-/// Applies `body(column, peaks)` to all columns, two at a time and then the last.
+  void find_peaks(Peak<real> (&peaks)[W]) const {
+    for (int w = 0; w < W; ++w)
+      peaks[w] = {load<real>(s + w * kLanes<real>),
+                  broadcast<real>(-std::numeric_limits<real>::infinity()),
+                  load<real>(c + w * kLanes<real>), IntVec<real>{}};
+    for_keys(
+        [&](int w, int key, const real* s, const real* c) {
+          const Vec<real> logit = load<real>(s), coefficient = load<real>(c);
+          Peak<real>& peak = peaks[w];
+          const IntVec<real> higher = logit > peak.logit;
+          peak.runner_up = select<real>(higher, peak.logit, maximum<real>(peak.runner_up, logit));
+          peak.logit = select<real>(higher, logit, peak.logit);
+          peak.coefficient = select<real>(higher, coefficient, peak.coefficient);
+          peak.key = higher ? IntVec<real>{} + typename Lane<real>::Int(key) : peak.key;
+        },
+        1);
+  }
+};
+
+/// Applies body(columns, peaks) to all columns, two at a time and then the last.
 template <class real, class Body>
 inline void for_columns(const Rows<real>& rows, const Body& body) {
   int n = 0;
   for (; n + 2 <= rows.columns; n += 2) {
+    const Columns<real, 2> columns(rows, n);
     Peak<real> peaks[2];
-    find_peaks<real, 2>(rows, n, peaks);
-    body(n, peaks[0]);
-    body(n + 1, peaks[1]);
+    columns.find_peaks(peaks);
+    body(columns, peaks);
   }
-  for (; n < rows.columns; ++n) {
-    Peak<real> peaks[1];
-    find_peaks<real, 1>(rows, n, peaks);
-    body(n, peaks[0]);
-  }
+  if (n == rows.columns) return;
+  const Columns<real, 1> column(rows, n);
+  Peak<real> peaks[1];
+  column.find_peaks(peaks);
+  body(column, peaks);
 }
 
 /// Writes the readout of each row to `readouts` (columns vectors); S and C are left as they are.
 template <class real>
 inline void readout(const Rows<real>& rows, real* readouts) {
-  for_columns(rows, [&](int column, const Peak<real>& peak) {
-    Vec<real> sum{}, moment{};
-    for (int s = 0; s < rows.keys; ++s) {
-      const Index at = s * rows.stride + Index(column) * kLanes<real>;
-      const Vec<real> e = exp<real>(load<real>(rows.s + at) - peak.logit);
-      sum += e;
-      moment += e * (load<real>(rows.c + at) - peak.coefficient);
+  for_columns(rows, [readouts](const auto& columns, const auto& peaks) {
+    constexpr int W = sizeof(peaks) / sizeof(peaks[0]);
+    Vec<real> sum[W] = {}, moment[W] = {};
+    columns.for_keys([&](int w, int, const real* s, const real* c) {
+      const Vec<real> e = exp_flushed<real>(load<real>(s) - peaks[w].logit);
+      sum[w] += e;
+      moment[w] += e * (load<real>(c) - peaks[w].coefficient);
+    });
+    for (int w = 0; w < W; ++w) {
+      const Vec<real> inverse = real(1) / sum[w];
+      const Vec<real> p = moment[w] * inverse;
+      store<real>(readouts + columns.at + w * kLanes<real>, peaks[w].coefficient + p);
     }
-    const Vec<real> inverse = real(1) / sum;
-    const Vec<real> p = moment * inverse;
-    store<real>(readouts + Index(column) * kLanes<real>, peak.coefficient + p);
   });
 }
 
-/// S becomes A. C is read but not used.
+/// S becomes A, denormal weights included. C is read but not used.
 template <class real>
 inline void attend(const Rows<real>& rows) {
-  for_columns(rows, [&](int column, const Peak<real>& peak) {
-    Vec<real> sum{};
-    for (int s = 0; s < rows.keys; ++s) {
-      real* at = rows.s + s * rows.stride + Index(column) * kLanes<real>;
-      const Vec<real> e = exp<real>(load<real>(at) - peak.logit);
-      store<real>(at, e);
-      sum += e;
-    }
-    const Vec<real> inverse = real(1) / sum;
-    for (int s = 0; s < rows.keys; ++s) {
-      real* at = rows.s + s * rows.stride + Index(column) * kLanes<real>;
-      store<real>(at, load<real>(at) * inverse);
-    }
+  for_columns(rows, [](const auto& columns, const auto& peaks) {
+    constexpr int W = sizeof(peaks) / sizeof(peaks[0]);
+    Vec<real> sum[W] = {}, inverse[W];
+    columns.for_keys([&](int w, int, real* s, const real*) {
+      const Vec<real> e = exp<real>(load<real>(s) - peaks[w].logit);
+      store<real>(s, e);
+      sum[w] += e;
+    });
+    for (int w = 0; w < W; ++w) inverse[w] = real(1) / sum[w];
+    columns.for_keys(
+        [&](int w, int, real* s, const real*) { store<real>(s, load<real>(s) * inverse[w]); });
   });
 }
 
-/// S becomes A and C becomes D; writes the readouts. `gap` (columns vectors, or null) receives
+/// S becomes A and C becomes D; writes the readouts. With kGaps, `gaps` (columns vectors) receives
 /// log(largest weight of a key other than m / weight of m), -inf for a single key.
-template <class real>
-inline void differentiate(const Rows<real>& rows, real* readouts, real* gap) {
-  for_columns(rows, [&](int column, const Peak<real>& peak) {
-    const Index offset = Index(column) * kLanes<real>;
-    Vec<real> sum{}, moment{};
-    for (int s = 0; s < rows.keys; ++s) {
-      const Index at = s * rows.stride + offset;
-      const Vec<real> e = exp<real>(load<real>(rows.s + at) - peak.logit);
-      const Vec<real> c = load<real>(rows.c + at) - peak.coefficient;
-      store<real>(rows.s + at, e);
-      store<real>(rows.c + at, c);
-      sum += e;
-      moment += e * c;
+template <bool kGaps, class real>
+inline void differentiate(const Rows<real>& rows, real* readouts, real* gaps) {
+  for_columns(rows, [readouts, gaps](const auto& columns, const auto& peaks) {
+    constexpr int W = sizeof(peaks) / sizeof(peaks[0]);
+    Vec<real> sum[W] = {}, moment[W] = {}, inverse[W], p[W];
+    columns.for_keys([&](int w, int, real* s, real* c) {
+      const Vec<real> e = exp_flushed<real>(load<real>(s) - peaks[w].logit);
+      const Vec<real> centred = load<real>(c) - peaks[w].coefficient;
+      store<real>(s, e);
+      store<real>(c, centred);
+      sum[w] += e;
+      moment[w] += e * centred;
+    });
+    for (int w = 0; w < W; ++w) {
+      const int at = columns.at + w * kLanes<real>;
+      inverse[w] = real(1) / sum[w];
+      p[w] = moment[w] * inverse[w];
+      store<real>(readouts + at, peaks[w].coefficient + p[w]);
+      if constexpr (kGaps) store<real>(gaps + at, peaks[w].runner_up - peaks[w].logit);
     }
-    const Vec<real> inverse = real(1) / sum;
-    const Vec<real> p = moment * inverse;
-    for (int s = 0; s < rows.keys; ++s) {
-      const Index at = s * rows.stride + offset;
-      const Vec<real> a = load<real>(rows.s + at) * inverse;
-      store<real>(rows.s + at, a);
-      store<real>(rows.c + at, a * (load<real>(rows.c + at) - p));
-    }
-    store<real>(readouts + offset, peak.coefficient + p);
-    if (gap) store<real>(gap + offset, peak.runner_up - peak.logit);
+    columns.for_keys([&](int w, int, real* s, real* c) {
+      const Vec<real> a = load<real>(s) * inverse[w];
+      store<real>(s, a);
+      store<real>(c, a * (load<real>(c) - p[w]));
+    });
   });
 }
 
 /// Only the gaps of `differentiate`.
 template <class real>
-inline void find_gaps(const Rows<real>& rows, real* gap) {
-  for_columns(rows, [&](int column, const Peak<real>& peak) {
-    store<real>(gap + Index(column) * kLanes<real>, peak.runner_up - peak.logit);
+inline void find_gaps(const Rows<real>& rows, real* gaps) {
+  for_columns(rows, [gaps](const auto& columns, const auto& peaks) {
+    constexpr int W = sizeof(peaks) / sizeof(peaks[0]);
+    for (int w = 0; w < W; ++w)
+      store<real>(gaps + columns.at + w * kLanes<real>, peaks[w].runner_up - peaks[w].logit);
   });
 }
 
@@ -155,31 +179,32 @@ inline void find_gaps(const Rows<real>& rows, real* gap) {
 /// `shift`, at most 0, must be at least the gap of each row it serves.
 template <class real>
 inline void differentiate_scaled(const Rows<real>& rows, Vec<real> shift, real* readouts) {
+  using Int = typename Lane<real>::Int;
   const Vec<real> scale = exp<real>(shift);
-  for_columns(rows, [&](int column, const Peak<real>& peak) {
-    const Index offset = Index(column) * kLanes<real>;
-    Vec<real> others{}, moment{};  // sums over s != m, both divided by exp(shift)
-    for (int s = 0; s < rows.keys; ++s) {
-      const Index at = s * rows.stride + offset;
-      const Vec<real> e = select<real>(peak.key == typename Lane<real>::Int(s), Vec<real>{},
-                                       exp<real>(load<real>(rows.s + at) - peak.logit - shift));
-      const Vec<real> c = load<real>(rows.c + at) - peak.coefficient;
-      store<real>(rows.s + at, e);
-      store<real>(rows.c + at, c);
-      others += e;
-      moment += e * c;
+  for_columns(rows, [=](const auto& columns, const auto& peaks) {
+    constexpr int W = sizeof(peaks) / sizeof(peaks[0]);
+    Vec<real> others[W] = {}, moment[W] = {}, inverse[W], p[W];  // sums divided by exp(shift)
+    columns.for_keys([&](int w, int key, real* s, real* c) {
+      const Vec<real> e = select<real>(peaks[w].key == Int(key), Vec<real>{},
+                                       exp_flushed<real>(load<real>(s) - peaks[w].logit - shift));
+      const Vec<real> centred = load<real>(c) - peaks[w].coefficient;
+      store<real>(s, e);
+      store<real>(c, centred);
+      others[w] += e;
+      moment[w] += e * centred;
+    });
+    for (int w = 0; w < W; ++w) {
+      inverse[w] = real(1) / (real(1) + others[w] * scale);
+      p[w] = moment[w] * inverse[w];
+      store<real>(readouts + columns.at + w * kLanes<real>, peaks[w].coefficient + p[w] * scale);
     }
-    const Vec<real> inverse = real(1) / (real(1) + others * scale);
-    const Vec<real> p = moment * inverse;
-    for (int s = 0; s < rows.keys; ++s) {
-      const Index at = s * rows.stride + offset;
-      const IntVec<real> is_peak = peak.key == typename Lane<real>::Int(s);
-      const Vec<real> a = load<real>(rows.s + at) * inverse;
-      const Vec<real> c = load<real>(rows.c + at);
-      store<real>(rows.s + at, select<real>(is_peak, inverse, a * scale));
-      store<real>(rows.c + at, select<real>(is_peak, -p * inverse, a * (c - p * scale)));
-    }
-    store<real>(readouts + offset, peak.coefficient + p * scale);
+    columns.for_keys([&](int w, int key, real* s, real* c) {
+      const IntVec<real> is_peak = peaks[w].key == Int(key);
+      const Vec<real> a = load<real>(s) * inverse[w];
+      const Vec<real> centred = load<real>(c);
+      store<real>(s, select<real>(is_peak, inverse[w], a * scale));
+      store<real>(c, select<real>(is_peak, -p[w] * inverse[w], a * (centred - p[w] * scale)));
+    });
   });
 }
 

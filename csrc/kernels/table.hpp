@@ -32,7 +32,7 @@ struct ScoreArguments {
   real* p;         // scratch for Z W: d * units * (q * L or qL)
   real* s;
   real* c;
-  std::ptrdiff_t unit_stride;  // from unit to unit in s and c; 0: nothing is kept
+  std::ptrdiff_t unit_stride;  // from unit to unit in s and c
   real* readout;               // (units, L) or (units,): sum over rows of <A, C>
   real* gap;  // null, or as readout: log of the largest weight that is not its row's largest,
               // relative to that (at most 0)

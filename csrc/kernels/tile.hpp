@@ -18,13 +18,13 @@ void tile_scores(const TileArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const int qL = round_up(in.rows, L), N = qL / L;
   const Index width = 2 * Index(qL);
-  multiply<Left::kShared>(Product<real>{in.d, N, in.d, 1, in.w, in.d, 0, in.zt, in.z_row, 0, L,
-                                        in.pu, width, L, false});
+  multiply<Left::kShared>(
+      Product<real>{{in.d, N, in.d}, {in.w, in.d}, {in.zt, in.z_row, L}, {in.pu, width, L}});
   for (int k = 0; k < in.d; ++k)
     for (int v = 0; v < qL; v += L)
       store<real>(in.pu + k * width + qL + v, load<real>(in.ut + k * in.z_row + v));
-  multiply<Left::kShared>(Product<real>{in.T, 2 * N, in.d, 1, in.xt, in.x_row, 0, in.pu, width, 0,
-                                        L, in.sc, width, L, false});
+  multiply<Left::kShared>(
+      Product<real>{{in.T, 2 * N, in.d}, {in.xt, in.x_row}, {in.pu, width, L}, {in.sc, width, L}});
   const Rows<real> rows{in.T, N, width, in.sc, in.sc + qL};
   const auto largest_gap = [&] {
     real largest = in.row_gaps[0];
@@ -35,8 +35,9 @@ void tile_scores(const TileArguments<real>& in) {
     case TileMode::kReadout:
       return readout(rows, in.readouts);
     case TileMode::kDerivative:
-      differentiate(rows, in.readouts, in.gap ? in.row_gaps : nullptr);
-      if (in.gap) *in.gap = largest_gap();
+      if (!in.gap) return differentiate<false>(rows, in.readouts, in.row_gaps);
+      differentiate<true>(rows, in.readouts, in.row_gaps);
+      *in.gap = largest_gap();
       return;
     case TileMode::kGap:
       find_gaps(rows, in.row_gaps);
@@ -53,11 +54,11 @@ void tile_gradients(const TileArguments<real>& in) {
   const int qL = round_up(in.rows, L), dL = round_up(in.d, L), N = dL / L;
   const Index width = 2 * Index(qL);
   multiply<Left::kShared>(
-      Product<real>{2 * qL, N, in.T, 1, in.sc, width, 0, in.x, dL, 0, L, in.axdx, dL, L, false});
+      Product<real>{{2 * qL, N, in.T}, {in.sc, width}, {in.x, dL, L}, {in.axdx, dL, L}});
   for (Index i = 0; i < Index(in.rows) * dL; i += L)
     store<real>(in.gu + i, load<real>(in.axdx + i));
-  multiply<Left::kShared>(Product<real>{in.d, N, in.rows, 1, in.z, in.d, 0,
-                                        in.axdx + Index(qL) * dL, dL, 0, L, in.gw, dL, L, in.add});
+  multiply<Left::kShared>(Product<real>{
+      {in.d, N, in.rows}, {in.z, in.d}, {in.axdx + Index(qL) * dL, dL, L}, {in.gw, dL, L}, in.add});
 }
 
 }  // namespace

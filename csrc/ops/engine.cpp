@@ -167,8 +167,8 @@ typename Engine<real>::Slab Engine<real>::open_slab(int chunk, std::ptrdiff_t fi
 template <class real>
 void Engine<real>::score(RowMode mode, int head, const Slab& slab, Room& room, real* gap) const {
   const Shape& s = data_.shape;
-  const std::ptrdiff_t kept = mode == RowMode::kReadout ? 0 : weights_size_;
-  const std::ptrdiff_t at = plan_.keep && kept ? head * (slab.units * kept) : 0;
+  const bool kept = plan_.keep && mode != RowMode::kReadout;
+  const std::ptrdiff_t at = kept ? head * (slab.units * weights_size_) : 0;
   const ScoreArguments<real> arguments{s.T,
                                        s.q,
                                        s.d,
@@ -180,7 +180,7 @@ void Engine<real>::score(RowMode mode, int head, const Slab& slab, Room& room, r
                                        room.p,
                                        room.s + at,
                                        room.c + at,
-                                       kept,
+                                       weights_size_,
                                        room.readout,
                                        gap,
                                        room.row_readouts,

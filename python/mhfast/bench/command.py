@@ -66,6 +66,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     except DisagreementError as error:
         print(f"mhfast bench: {error}", file=sys.stderr)
         return 1
+    finally:
+        bench.close()
     print(tables.text(report))
     if arguments.json:
         arguments.json.write_text(json.dumps(report.record(), indent=1) + "\n")

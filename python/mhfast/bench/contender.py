@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,6 +55,9 @@ class Contender(Protocol):
     def block(self, seconds: float) -> list[float]:
         """Call it again and again for so long, at least once, and return the time of each call."""
 
+    def close(self) -> None:
+        """Give back what it holds."""
+
 
 class Local:
     """An implementation in this process."""
@@ -100,8 +103,12 @@ class Local:
             if collecting:
                 gc.enable()
 
+    def close(self) -> None:
+        """Forget the problem."""
+        self.run = None
 
-def _fastest(found: list[Formulation] | Any) -> tuple[Prepared, Formulation]:
+
+def _fastest(found: Sequence[Formulation]) -> tuple[Prepared, Formulation]:
     best: tuple[Prepared, Formulation] | None = None
     for formulation in found:
         first, result = _timed(formulation.run)

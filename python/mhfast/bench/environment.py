@@ -14,7 +14,7 @@ PACKAGES = ("mhfast", "numpy", "torch", "jax", "jaxlib", "threadpoolctl")
 
 # Variables with these beginnings change what the libraries do.
 PREFIXES = (
-    "MHFAST_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "BLIS_", "XLA_", "JAX_", "TORCH",
+    "MHFAST_", "OMP_", "GOMP_", "OPENBLAS_", "MKL_", "XLA_", "JAX_", "TORCH",
 )  # fmt: skip
 
 # Other work on the cores makes a comparison unfair from about here, in busy cores.

@@ -36,6 +36,11 @@ class Isolated:
         times: list[float] = self._ask(seconds)
         return times
 
+    def close(self) -> None:
+        """End the process."""
+        self.ours.send(None)
+        self.process.join()
+
     def _ask(self, request: Work | float) -> Any:
         self.ours.send(request)
         try:
@@ -55,6 +60,8 @@ def _serve(pipe: Connection, peer: str, threads: int, isa: str | None) -> None:
         try:
             request = pipe.recv()
         except EOFError:
+            return
+        if request is None:
             return
         try:
             if isinstance(request, Work):

@@ -37,16 +37,17 @@ class Budget:
     """Seconds for each implementation on one shape, spent in at most so many rounds.
 
     Where single calls are long, the rounds become fewer, down to the least number, and the time
-    longer.
+    longer. Training loops take at most so many steps.
     """
 
     seconds: float
     rounds: int
     least_rounds: int
+    steps: int
 
 
-FULL = Budget(seconds=1.0, rounds=10, least_rounds=3)
-QUICK = Budget(seconds=0.02, rounds=2, least_rounds=1)
+FULL = Budget(seconds=1.0, rounds=10, least_rounds=3, steps=10_000)
+QUICK = Budget(seconds=0.02, rounds=2, least_rounds=1, steps=20)
 
 
 class Bench:
@@ -79,6 +80,7 @@ class Bench:
 
     def training(self, loop: Loop, dtype: str) -> Comparison:
         """Compare a training loop; the times are those of the whole loop."""
+        loop = dataclasses.replace(loop, steps=min(loop.steps, self.budget.steps))
         return self._compare("loops", Work(loop.shape, dtype, self.threads, loop), None)
 
     def scaling(self, shape: Shape, dtype: str) -> Scaling:
@@ -99,6 +101,11 @@ class Bench:
         )
         medians = {count: statistics.median(times[str(count)]) for count in counts}
         return Scaling(works[self.threads], medians, identical)
+
+    def close(self) -> None:
+        """End the processes of the contenders, if they have any."""
+        for contender in self.contenders.values():
+            contender.close()
 
     def _compare(self, group: str, work: Work, even: Work | None) -> Comparison:
         contenders: dict[str, Contender] = {}

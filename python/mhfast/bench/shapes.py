@@ -73,7 +73,7 @@ def parse_shape(text: str) -> Shape:
 def parse_loop(text: str) -> Loop:
     """Read "n,T,d,H", and choose the number of steps by the work in one."""
     shape = parse_shape(text)
-    return Loop(shape, steps=max(5, min(2000, 10**9 // shape.flops)))
+    return Loop(shape, steps=max(5, min(200, 10**9 // shape.flops)))
 
 
 def _nearest_four(size: int) -> int:

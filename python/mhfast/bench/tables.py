@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .peers import PEERS
 from .results import OWN, Comparison, Scaling, geometric_mean
 
 Row = Sequence[str]
@@ -193,7 +194,7 @@ def _scaling(scalings: Sequence[Scaling]) -> Table:
         (
             str(s.work.shape),
             s.work.dtype,
-            *(f"{1e3 * s.medians[count]:.3g}" for count in counts),
+            *(_three_digits(1e3 * s.medians[count]) for count in counts),
             f"{s.speedup:.2f}",
             "yes" if s.identical else "NO",
         )
@@ -207,7 +208,7 @@ def _first_calls(comparisons: Sequence[Comparison]) -> Table:
     names = _names(comparisons)
 
     def first(c: Comparison, name: str) -> str:
-        return f"{1e3 * c.timings[name].first:.3g}" if name in c.timings else NOTHING
+        return _three_digits(1e3 * c.timings[name].first) if name in c.timings else NOTHING
 
     rows = [(*_what(c), *(first(c, name) for name in names)) for c in comparisons]
     note = (
@@ -236,7 +237,8 @@ def _what(comparison: Comparison) -> Row:
 
 
 def _names(comparisons: Sequence[Comparison]) -> list[str]:
-    return list(dict.fromkeys(name for c in comparisons for name in (*c.timings, *c.missing)))
+    found = {name for c in comparisons for name in (*c.timings, *c.missing)}
+    return [peer.name for peer in PEERS.values() if peer.name in found]
 
 
 def _absences(comparisons: Sequence[Comparison]) -> str:
@@ -254,7 +256,11 @@ def _absences(comparisons: Sequence[Comparison]) -> str:
 
 def _time(comparison: Comparison, name: str, unit: float) -> str:
     timing = comparison.timings.get(name)
-    return NOTHING if timing is None else f"{unit * timing.median:.3g}"
+    return NOTHING if timing is None else _three_digits(unit * timing.median)
+
+
+def _three_digits(value: float) -> str:
+    return f"{float(f'{value:.3g}'):g}"
 
 
 def _number(value: float | None, form: str, unit: float = 1.0) -> str:

@@ -16,18 +16,19 @@ from ..problem import Answer, Array, Problem
 from ..shapes import Loop
 from . import Formulation
 
-CACHES = {"256 KiB": 2**18, "1 MiB": 2**20, "4 MiB": 2**22}
+# Bytes of attention weights in a tile; which is best depends on the machine and on the shape.
+TILES = (2**18, 2**20, 2**22)
 
 
 class Tiles:
     """Loss and gradients on fixed data, with its scratch."""
 
-    def __init__(self, X: Array, y: Array, heads: int, cache: int) -> None:
+    def __init__(self, X: Array, y: Array, heads: int, size: int) -> None:
         n, T, d = X.shape
         row = T * heads * X.itemsize
         self.X, self.y = X, y
-        self.samples = min(n, max(1, cache // (T * row)))
-        self.queries = min(T, max(1, cache // row))
+        self.samples = min(n, max(1, size // (T * row)))
+        self.queries = min(T, max(1, size // row))
         rows = T * heads
         tile = self.samples * T * self.queries * heads
         self.A, self.C = np.empty(tile, X.dtype), np.empty(tile, X.dtype)
@@ -91,19 +92,16 @@ class Tiles:
 def gradients(problem: Problem, _threads: int) -> list[Formulation]:
     """Tiles of several sizes; BLAS has the threads that the process gave it."""
 
-    def formulation(name: str, cache: int) -> Formulation:
-        tiles = Tiles(problem.X, problem.y, problem.shape.H, cache)
-        return Formulation(f"tiles of {name}", lambda: tiles(problem.W, problem.U), lambda a: a)
+    def formulation(name: str, tiles: Tiles) -> Formulation:
+        return Formulation(name, lambda: tiles(problem.W, problem.U), lambda found: found)
 
-    return [formulation(name, cache) for name, cache in CACHES.items()]
+    return [formulation(name, tiles) for name, tiles in _tilings(problem).items()]
 
 
 def training(problem: Problem, loop: Loop, _threads: int) -> list[Formulation]:
     """Train in a Python loop, parameters updated in place."""
 
-    def formulation(name: str, cache: int) -> Formulation:
-        tiles = Tiles(problem.X, problem.y, problem.shape.H, cache)
-
+    def formulation(name: str, tiles: Tiles) -> Formulation:
         def run() -> Answer:
             W, U = problem.W.copy(), problem.U.copy()
             losses = []
@@ -114,6 +112,15 @@ def training(problem: Problem, loop: Loop, _threads: int) -> list[Formulation]:
                 U -= loop.lr * found.U
             return Answer(losses[-1], W, U)
 
-        return Formulation(f"tiles of {name}", run, lambda a: a)
+        return Formulation(name, run, lambda found: found)
 
-    return [formulation(name, cache) for name, cache in CACHES.items()]
+    return [formulation(name, tiles) for name, tiles in _tilings(problem).items()]
+
+
+def _tilings(problem: Problem) -> dict[str, Tiles]:
+    """Return those that differ, by name."""
+    found = {}
+    for size in TILES:
+        tiles = Tiles(problem.X, problem.y, problem.shape.H, size)
+        found[f"tiles of {tiles.samples} samples, {tiles.queries} queries"] = tiles
+    return found
