@@ -83,17 +83,21 @@ void scores_rows(const ScoreArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const int T = in.T, q = in.q, d = in.d;
   const int qL = round_up(q, L), TL = round_up(T, L), N = qL / L;
-  const Index z_row = Index(in.units) * qL, x_row = Index(in.units) * TL;
+  const Index queries = Index(d) * qL, keys = Index(d) * TL;
   const bool readouts = in.mode != RowMode::kAttention;
-  multiply<Left::kShared>(
-      Product<real>{{d, in.units * N, d}, {in.w, d}, {in.z, z_row, L}, {in.p, z_row, L}});
+  if (N == 1)  // several units side by side, to fill a tile
+    multiply<Left::kShared>(
+        Product<real>{{d, in.units, d}, {in.w, d}, {in.z, L, queries}, {in.p, L, queries}});
+  else
+    multiply<Left::kShared>(Product<real>{
+        {d, N, d, 1, in.units}, {in.w, d}, {in.z, qL, L, 0, queries}, {in.p, qL, L, queries}});
   multiply<Left::kShared>(Product<real>{{T, N, d, 1, in.units},
-                                        {in.x, x_row, 0, TL},
-                                        {in.p, z_row, L, 0, qL},
+                                        {in.x, TL, 0, keys},
+                                        {in.p, qL, L, 0, queries},
                                         {in.s, qL, L, in.unit_stride}});
   if (readouts)
     multiply<Left::kShared>(Product<real>{{T, N, d, 1, in.units},
-                                          {in.x, x_row, 0, TL},
+                                          {in.x, TL, 0, keys},
                                           {in.ut, qL, L},
                                           {in.c, qL, L, in.unit_stride}});
   for (int u = 0; u < in.units; ++u) {

@@ -17,13 +17,12 @@ void pack_samples(const real* x, int valid, int rows, int d, real* out) {
     for (Index i = 0; i < size; ++i) out[i * L + l] = l < valid ? x[l * size + i] : real(0);
 }
 
-/// Rows as lanes: out[k * row_stride + row] = x[row][k], zero up to the `padded` row.
+/// Rows as lanes: out[k][row] = x[row][k], zero up to the `padded` row.
 template <class real>
-void pack_rows(const real* x, int rows, int d, int padded, Index row_stride, real* out) {
-  for (int k = 0; k < d; ++k) {
-    real* to = out + k * row_stride;
-    for (int r = 0; r < rows; ++r) to[r] = x[Index(r) * d + k];
-    for (int r = rows; r < padded; ++r) to[r] = real(0);
+void pack_rows(const real* x, int rows, int d, int padded, real* out) {
+  for (int k = 0; k < d; ++k, out += padded) {
+    for (int r = 0; r < rows; ++r) out[r] = x[Index(r) * d + k];
+    for (int r = rows; r < padded; ++r) out[r] = real(0);
   }
 }
 

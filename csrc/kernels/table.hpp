@@ -105,8 +105,7 @@ struct Kernels {
   void (*reduce_samples)(const ReduceArguments<real>&);
   void (*reduce_features)(const ReduceArguments<real>&);
   void (*pack_samples)(const real* x, int valid, int rows, int d, real* out);
-  void (*pack_rows)(const real* x, int rows, int d, int padded, std::ptrdiff_t row_stride,
-                    real* out);
+  void (*pack_rows)(const real* x, int rows, int d, int padded, real* out);
   void (*scale_rows)(const real* x, real factor, int rows, int d, int padded, real* out);
   void (*scale_samples)(const real* x, const real* factor, std::ptrdiff_t size, real* out);
   void (*exponentials)(const real* x, std::ptrdiff_t size, real* out);

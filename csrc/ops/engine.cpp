@@ -14,6 +14,9 @@ double flops(const Shape& s) {
   return double(s.n) * s.H * s.q * (4.0 * s.d * s.d + 8.0 * s.T * s.d + 20.0 * s.T);
 }
 
+// Flops a second and lane below which a thread can only have been kept from its work.
+constexpr double kLeisurelyFlops = 5e8;
+
 }  // namespace
 
 template <class real>
@@ -24,6 +27,7 @@ Engine<real>::Engine(const Data<real>& data, Loss loss, const Options& options, 
       loss_(loss),
       options_(options),
       plan_(make_plan(data.shape, sizeof(real), kernels_.lanes)),
+      leisurely_seconds_(flops(data.shape) / (kLeisurelyFlops * kernels_.lanes)),
       threads_(useful_threads(threads,
                               plan_.kind == PlanKind::kTiles
                                   ? std::int64_t(plan_.slab) * data.shape.H * plan_.parts
@@ -111,7 +115,7 @@ void Engine<real>::load_parameters(const Parameters<real>& parameters, const Mem
     scale_ = parameters.scale;
   }
   for (int h = member.index; h < s.H; h += member.count) {
-    kernels_.pack_rows(parameters.U + h * qd, s.q, s.d, padded, padded, ut_ + h * ut_size_);
+    kernels_.pack_rows(parameters.U + h * qd, s.q, s.d, padded, ut_ + h * ut_size_);
     if (scaled)
       for (std::ptrdiff_t i = h * dd; i < (h + 1) * dd; ++i)
         w_scaled_[i] = parameters.scale * parameters.W[i];
@@ -141,8 +145,7 @@ void Engine<real>::pack(const real* from, int rows, const Slab& slab, real* to) 
       kernels_.pack_samples(from + u * L * size, std::min(L, slab.samples - u * L), rows, s.d,
                             to + u * size * L);
     else
-      kernels_.pack_rows(from + u * size, rows, s.d, padded, std::ptrdiff_t(slab.units) * padded,
-                         to + u * padded);
+      kernels_.pack_rows(from + u * size, rows, s.d, padded, to + std::ptrdiff_t(u) * s.d * padded);
   }
 }
 
@@ -201,7 +204,7 @@ void Engine<real>::measure_loss(Totals& totals, std::ptrdiff_t first, int sample
     totals.correct += y * phi[i] > 0 ? weight : 0.0;
     totals.margin = std::min(totals.margin, y * phi[i]);
     slope[i] = term.slope * weight * share();
-    log_slope[i] = term.log_slope + std::log(weight);
+    if (options_.gaps) log_slope[i] = term.log_slope + std::log(weight);
   }
 }
 

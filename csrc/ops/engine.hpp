@@ -71,6 +71,7 @@ class Engine {
   Engine(const Data<real>& data, Loss loss, const Options& options, int threads, Block& block);
 
   int threads() const { return threads_; }
+  double leisurely_seconds() const { return leisurely_seconds_; }  // of a pass, see run_team
   bool gathers_gaps() const { return options_.gaps; }
 
   /// The parts of a pass, each called by every member of a team with a barrier after it.
@@ -155,6 +156,7 @@ class Engine {
   const Loss loss_;
   const Options options_;
   const Plan plan_;
+  const double leisurely_seconds_;
   const int threads_;
   double total_weight_;
 

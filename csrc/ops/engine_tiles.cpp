@@ -78,8 +78,8 @@ void Engine<real>::run_tile_unit(Pass pass, int unit, Room& room) {
   const bool gradient = pass == Pass::kGradient || pass == Pass::kScaledGradient;
   if (room.packed_sample != sample) {
     const real* x = data_.x + sample * s.T * s.d;
-    kernels_.pack_rows(x, s.T, s.d, TL, TL, room.x);
-    if (!data_.self) kernels_.pack_rows(data_.z + sample * s.q * s.d, s.q, s.d, qL, qL, room.z);
+    kernels_.pack_rows(x, s.T, s.d, TL, room.x);
+    if (!data_.self) kernels_.pack_rows(data_.z + sample * s.q * s.d, s.q, s.d, qL, room.z);
     if (gradient) kernels_.scale_rows(x, real(1), s.T, s.d, dL, room.x_rows);
     room.packed_sample = gradient ? sample : -1;
   }

@@ -37,6 +37,62 @@ void multiply(real* x, std::ptrdiff_t size, double factor, double log_factor) {
   for (std::ptrdiff_t i = 0; i < size; ++i) x[i] = real(double(x[i]) * half * factor * half);
 }
 
+/// Whether some head's gradient is so small that parts of it may have been flushed to zero.
+template <class real>
+bool is_faint(const real* gradient, int heads, std::ptrdiff_t size) {
+  constexpr real kFaint = sizeof(real) == 4 ? real(1e-18) : real(1e-240);
+  for (int h = 0; h < heads; ++h, gradient += size) {
+    real largest = 0;
+    for (std::ptrdiff_t i = 0; i < size; ++i) largest = std::max(largest, std::fabs(gradient[i]));
+    if (largest > 0 && largest < kFaint) return true;
+  }
+  return false;
+}
+
+/// Loss and gradient; `careful`: right also where their factors underflow, at twice the cost there.
+template <class real>
+double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss loss, int threads,
+                real* gW, real* gU, bool careful) {
+  CallScratch scratch;
+  typename Engine<real>::Options options;
+  options.gradient = gW || gU;
+  options.wrt_W = gW != nullptr;
+  options.wrt_U = gU != nullptr;
+  options.gaps = careful;
+  Engine<real> engine(data, loss, options, threads, scratch.block());
+  const Shape& s = data.shape;
+  bool scaled = false;
+  run_team(engine.threads(), engine.leisurely_seconds(), [&](const Member& member) {
+    const FlushToZero flush;
+    engine.load_parameters(parameters, member);
+    member.wait();
+    engine.run_chunks(options.gradient ? Pass::kGradient : Pass::kLoss, member);
+    if (!options.gradient) return;
+    member.wait();
+    if (careful) {
+      if (member.index == 0) {
+        scaled = engine.needs_scaling(false);
+        if (scaled) engine.restart();
+      }
+      member.wait();
+      if (scaled) {
+        engine.run_chunks(Pass::kScaledGradient, member);
+        member.wait();
+      }
+    }
+    engine.reduce_gradient(gW, gU, member);
+    if (!scaled) return;
+    const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, qd = std::ptrdiff_t(s.q) * s.d;
+    flush.suspended([&] {
+      for (int h = member.index; h < s.H; h += member.count) {
+        if (gW) multiply(gW + h * dd, dd, engine.share(), engine.log_scale_W(h));
+        if (gU) multiply(gU + h * qd, qd, engine.share(), engine.log_scale_U());
+      }
+    });
+  });
+  return engine.totals().loss;
+}
+
 }  // namespace
 
 template <class real>
@@ -45,7 +101,7 @@ void outputs(const Data<real>& data, const Parameters<real>& parameters, int thr
   CallScratch scratch;
   Engine<real> engine(data, Loss::kLinear, {}, threads, scratch.block());
   engine.write_outputs(out);
-  run_team(engine.threads(), [&](const Member& member) {
+  run_team(engine.threads(), engine.leisurely_seconds(), [&](const Member& member) {
     engine.load_parameters(parameters, member);
     member.wait();
     engine.run_chunks(Pass::kOutputs, member);
@@ -55,43 +111,11 @@ void outputs(const Data<real>& data, const Parameters<real>& parameters, int thr
 template <class real>
 double value_and_grad(const Data<real>& data, const Parameters<real>& parameters, Loss loss,
                       int threads, real* gW, real* gU) {
-  CallScratch scratch;
-  typename Engine<real>::Options options;
-  options.gradient = gW || gU;
-  options.wrt_W = gW != nullptr;
-  options.wrt_U = gU != nullptr;
-  options.gaps = options.gradient;
-  Engine<real> engine(data, loss, options, threads, scratch.block());
+  const double value = evaluate(data, parameters, loss, threads, gW, gU, false);
   const Shape& s = data.shape;
-  double value = 0;
-  bool scaled = false;
-  run_team(engine.threads(), [&](const Member& member) {
-    const FlushToZero flush;
-    engine.load_parameters(parameters, member);
-    member.wait();
-    engine.run_chunks(options.gradient ? Pass::kGradient : Pass::kLoss, member);
-    member.wait();
-    if (member.index == 0) {
-      value = engine.totals().loss;
-      scaled = options.gradient && engine.needs_scaling(false);
-      if (scaled) engine.restart();
-    }
-    if (!options.gradient) return;
-    member.wait();
-    if (scaled) {
-      engine.run_chunks(Pass::kScaledGradient, member);
-      member.wait();
-    }
-    engine.reduce_gradient(gW, gU, member);
-    if (!scaled) return;
-    const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, qd = std::ptrdiff_t(s.q) * s.d;
-    for (int h = member.index; h < s.H; h += member.count) {
-      if (gW)
-        flush.suspended([&] { multiply(gW + h * dd, dd, engine.share(), engine.log_scale_W(h)); });
-      if (gU)
-        flush.suspended([&] { multiply(gU + h * qd, qd, engine.share(), engine.log_scale_U()); });
-    }
-  });
+  if ((gW && is_faint(gW, s.H, std::ptrdiff_t(s.d) * s.d)) ||
+      (gU && is_faint(gU, s.H, std::ptrdiff_t(s.q) * s.d)))
+    evaluate(data, parameters, loss, threads, gW, gU, true);
   return value;
 }
 
@@ -102,8 +126,8 @@ void attention(const Data<real>& data, const real* W, real scale, std::ptrdiff_t
   const Kernels<real>& kernels = active_kernels<real>();
   const int qL = int(round_up(s.q, kernels.lanes)), TL = int(round_up(s.T, kernels.lanes));
   const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, n = last - first;
-  const int members =
-      useful_threads(threads, n, double(n) * s.H * s.q * (2.0 * dd + 2.0 * s.T * s.d + 40.0 * s.T));
+  const double flops = double(n) * s.H * s.q * (2.0 * dd + 2.0 * s.T * s.d + 40.0 * s.T);
+  const int members = useful_threads(threads, n, flops);
 
   struct Room {
     real *x, *z, *p, *s;
@@ -125,11 +149,11 @@ void attention(const Data<real>& data, const real* W, real scale, std::ptrdiff_t
   std::transform(W, W + s.H * dd, w, [scale](real x) { return scale * x; });
 
   std::atomic<std::ptrdiff_t> next{first};
-  run_team(members, [&](const Member& member) {
+  run_team(members, flops / 1e9, [&](const Member& member) {
     const Room& room = rooms[member.index];
     for (std::ptrdiff_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < last;) {
-      kernels.pack_rows(data.x + i * s.T * s.d, s.T, s.d, TL, TL, room.x);
-      if (!data.self) kernels.pack_rows(data.z + i * s.q * s.d, s.q, s.d, qL, qL, room.z);
+      kernels.pack_rows(data.x + i * s.T * s.d, s.T, s.d, TL, room.x);
+      if (!data.self) kernels.pack_rows(data.z + i * s.q * s.d, s.q, s.d, qL, room.z);
       for (int h = 0; h < s.H; ++h) {
         kernels.scores_rows({s.T, s.q, s.d, 1, w + h * dd, nullptr, room.x, room.z, room.p, room.s,
                              nullptr, 0, nullptr, nullptr, nullptr, nullptr, RowMode::kAttention});

@@ -15,9 +15,11 @@ constexpr double kSlabBytes = 192 * 1024;
 constexpr double kKeepBytes = 8 * 1024 * 1024;
 // Rows of a slab: enough that loading and storing a gradient's accumulators is amortised.
 constexpr int kSlabRows = 128;
-// Partial gradients of all chunks together.
-constexpr double kPartialBytes = 16 * 1024 * 1024;
+// Chunks: as many as threads could want, while writing and adding their partial gradients costs
+// little of the whole, at kCopyBytes a cycle; and what these may occupy.
 constexpr int kFewChunks = 8, kManyChunks = 64;
+constexpr double kReductionShare = 0.015, kCopyBytes = 8;
+constexpr double kPartialBytes = 16 * 1024 * 1024;
 
 // Weights of a tile (A and D of its rows), and its query rows that one thread does in sequence.
 constexpr double kTileBytes = 128 * 1024;
@@ -148,8 +150,10 @@ Plan make_plan(const Shape& s, int bytes, int lanes) {
       int(std::max(1.0, std::min(std::floor(kSlabBytes / weights), std::ceil(kSlabRows / rows))));
 
   const double partial = double(partial_gradient_size(s, plan, lanes)) * bytes;
-  const double most = std::max<double>(kFewChunks, std::min<double>(kManyChunks, plan.units / 8));
-  plan.chunks = int(std::max(1.0, std::min({double(plan.units), most, kPartialBytes / partial})));
+  const double affordable =
+      kReductionShare * plan.cycles[int(plan.kind)] / (2 * partial / kCopyBytes);
+  const double wanted = std::clamp<double>(affordable, kFewChunks, kManyChunks);
+  plan.chunks = int(std::max(1.0, std::min({double(plan.units), wanted, kPartialBytes / partial})));
   return plan;
 }
 

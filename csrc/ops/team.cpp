@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -28,6 +29,19 @@ constexpr double kFlopsPerThread = 4e5;
 // Checks of the generation before a waiting thread sleeps: about 5 us. Longer spinning gains
 // nothing when cores are free and costs whole time slices when they are not.
 constexpr int kSpins = 2000;
+
+// A team that took this much longer than leisurely work was held up; then one thread works alone
+// for a first spell that doubles up to the longest.
+constexpr double kHeldUp = 0.002;
+constexpr std::int64_t kFirstSpell = 50, kLongestSpell = 1600;  // ms
+
+std::atomic<std::int64_t> alone_until{0};  // ms of the steady clock
+std::atomic<std::int64_t> next_spell{kFirstSpell};
+
+std::int64_t now_ms() {
+  using namespace std::chrono;
+  return duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
+}
 
 std::atomic<int> chosen_threads{0};
 std::atomic<bool> forked{false};
@@ -130,8 +144,22 @@ void Barrier::wait() {
 #endif
 }
 
-void run_team(int threads, const std::function<void(const Member&)>& body) {
-  if (threads <= 1) return body(Member{0, 1, nullptr});
+bool processors_are_busy() { return now_ms() < alone_until.load(std::memory_order_relaxed); }
+
+void report_team_time(double seconds, double leisurely_seconds) {
+  if (seconds < leisurely_seconds + kHeldUp) {
+    next_spell.store(kFirstSpell, std::memory_order_relaxed);
+    return;
+  }
+  const std::int64_t spell = next_spell.load(std::memory_order_relaxed);
+  alone_until.store(now_ms() + spell, std::memory_order_relaxed);
+  next_spell.store(std::min(2 * spell, kLongestSpell), std::memory_order_relaxed);
+}
+
+void run_team(int threads, double leisurely_seconds,
+              const std::function<void(const Member&)>& body) {
+  if (threads <= 1 || processors_are_busy()) return body(Member{0, 1, nullptr});
+  const auto start = std::chrono::steady_clock::now();
   Barrier* everyone = nullptr;
   alignas(Barrier) unsigned char room[sizeof(Barrier)];
 #pragma omp parallel num_threads(threads)
@@ -141,6 +169,8 @@ void run_team(int threads, const std::function<void(const Member&)>& body) {
     everyone = new (room) Barrier(omp_get_num_threads());
     body(Member{omp_get_thread_num(), omp_get_num_threads(), everyone});
   }
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  report_team_time(taken.count(), leisurely_seconds);
 }
 
 }  // namespace mhfast

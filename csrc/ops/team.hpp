@@ -18,6 +18,13 @@ void set_default_threads(int threads);
 /// that one gets less than a few microseconds of work: `flops` is the size of the whole.
 int useful_threads(int asked, std::int64_t units, double flops);
 
+/// Whether other work occupies the processors. A team waits for its slowest member: while another
+/// process holds a processor, a job of .1 ms takes a time slice of several ms. Once a team was seen
+/// to take far longer than its work can, one thread works alone for a while, longer each time in a
+/// row, before a team is tried again. Shared by the whole process; results do not depend on it.
+bool processors_are_busy();
+void report_team_time(double seconds, double leisurely_seconds);
+
 /// Where all members of a team wait for each other: a short spin, then sleep.
 class Barrier {
  public:
@@ -39,7 +46,9 @@ struct Member {
   }
 };
 
-/// Runs `body` on each member of a team of at most `threads`. The body must not throw.
-void run_team(int threads, const std::function<void(const Member&)>& body);
+/// Runs `body` on each member of a team of at most `threads`, or on one if processors are busy. The
+/// body must not throw. `leisurely_seconds`: what the whole would take one slow thread.
+void run_team(int threads, double leisurely_seconds,
+              const std::function<void(const Member&)>& body);
 
 }  // namespace mhfast

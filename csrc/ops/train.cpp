@@ -14,6 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kTickInterval = std::chrono::milliseconds(50);
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kUnlimited = kInfinity;  // steps are timed one by one
 
 /// A trained tensor, its gradient and what the step needs to know of it, head by head.
 template <class real>
@@ -35,12 +36,13 @@ class Loop {
   explicit Loop(TrainingTask<real>& task);
 
   TrainingEnd run() {
-    run_team(engine_->threads(), [this](const Member& member) { body(member); });
+    run_team(engine_->threads(), kUnlimited, [this](const Member& member) { body(member); });
     return {step_, reason_};
   }
 
  private:
   void body(const Member& member);
+  void step(const Member& member, const FlushToZero& flush);
   bool evaluate(const Member& member);
   void choose_scales();
   void scan_gradients(const Member& member);
@@ -73,6 +75,7 @@ class Loop {
   std::int64_t step_;
   Totals totals_;
   bool interrupted_ = false, ended_ = false, recording_ = false;
+  bool alone_ = false;  // the first member takes the next steps by itself
   std::vector<char> test_due_;
   std::string reason_;
   Clock::time_point last_tick_ = Clock::now();
@@ -133,29 +136,49 @@ void Loop<real>::body(const Member& member) {
   if (leader) flush_ = &flush;
   engine_->load_parameters(parameters(), member);
   member.wait();
-  for (;;) {
-    if (evaluate(member)) {
-      member.wait();
-      if (leader) decide(flush);
-      member.wait();
-      evaluate_tests(member);
-      if (recording_ && !interrupted_) {
-        if (leader) record();
-        member.wait();
-      }
-    }
-    if (interrupted_) {
-      if (leader) end("aborted");
-      return;
-    }
-    if (ended_) return;
-    update(member);
-    engine_->load_parameters(parameters(), member);
+  while (!ended_) {
+    step(member, flush);
+    member.wait();
+    if (!alone_) continue;
+    // The others sleep at the barrier while the first member goes on alone.
+    if (leader)
+      while (!ended_ && processors_are_busy()) step(Member{0, 1, nullptr}, flush);
+    member.wait();
+  }
+}
+
+/// One step, or the last record. Members that share it end it together.
+template <class real>
+void Loop<real>::step(const Member& member, const FlushToZero& flush) {
+  const bool leader = member.index == 0;
+  const auto start = Clock::now();
+  const bool complete = evaluate(member);
+  if (complete) {
+    member.wait();
     if (leader) {
-      ++step_;
-      engine_->restart();
+      const std::chrono::duration<double> taken = Clock::now() - start;
+      if (member.count > 1) report_team_time(taken.count(), engine_->leisurely_seconds());
+      decide(flush);
+      if (member.count > 1) alone_ = !ended_ && processors_are_busy();
     }
     member.wait();
+    evaluate_tests(member);
+    if (recording_ && !interrupted_) {
+      if (leader) record();
+      member.wait();
+    }
+  }
+  if (interrupted_ || ended_) {
+    member.wait();  // all have seen why
+    if (leader && interrupted_) end("aborted");
+    if (member.count > 1 && leader) alone_ = false;
+    return;
+  }
+  update(member);
+  engine_->load_parameters(parameters(), member);
+  if (leader) {
+    ++step_;
+    engine_->restart();
   }
 }
 

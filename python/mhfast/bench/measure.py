@@ -70,9 +70,13 @@ class Bench:
         self.budget = budget
         self.contenders: dict[str, Contender] = {}
 
+    def work(self, shape: Shape, dtype: str, loop: Loop | None = None) -> Work:
+        """Return the work on a shape, on the threads of this comparison."""
+        return Work(shape, dtype, self.threads, loop)
+
     def gradient(self, group: str, shape: Shape, dtype: str) -> Comparison:
         """Compare one loss and gradient; odd sizes also with mhfast at their even neighbours."""
-        work = Work(shape, dtype, self.threads)
+        work = self.work(shape, dtype)
         even = None
         if group == "odd" and shape.even() != shape:
             even = dataclasses.replace(work, shape=shape.even())
@@ -81,7 +85,7 @@ class Bench:
     def training(self, loop: Loop, dtype: str) -> Comparison:
         """Compare a training loop; the times are those of the whole loop."""
         loop = dataclasses.replace(loop, steps=min(loop.steps, self.budget.steps))
-        return self._compare("loops", Work(loop.shape, dtype, self.threads, loop), None)
+        return self._compare("loops", self.work(loop.shape, dtype, loop), None)
 
     def scaling(self, shape: Shape, dtype: str) -> Scaling:
         """Time mhfast on 1, 2, 4, ... and all threads."""
@@ -123,7 +127,7 @@ class Bench:
                 missing[peer.name] = str(reason)
         truth = prepared[OWN].answer
         for name, ready in prepared.items():
-            check_agreement(name, ready.answer, truth, work.dtype, loop=work.loop is not None)
+            check_agreement(name, ready.answer, truth, work.dtype)
         differences = {name: difference(p.answer, truth) for name, p in prepared.items()}
         if even is not None:
             contenders["even"] = self._contender("even", "mhfast")

@@ -80,6 +80,8 @@ def _nearest_four(size: int) -> int:
     return max(4, 4 * round(size / 4))
 
 
+ODD_SIZES = {"n": (1, 6, 33, 1000), "T": (7, 13, 33, 100), "d": (3, 5, 17, 100), "H": (1, 3, 256)}
+
 SHAPES: dict[str, tuple[Shape, ...]] = {
     "main": (
         Shape(64, 8, 16, 8),
@@ -93,8 +95,8 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
         Shape(4, 1024, 64, 8),
         Shape(1, 4096, 64, 8),
     ),
-    # Every T in 7, 13, 33, 100 with every d in 3, 5, 17, 100, then four more; n in 1, 6, 33, 1000
-    # and H in 1, 3, 256 spread over them so that no problem takes the slowest peer over a second.
+    # Every T of ODD_SIZES with every d, then four more; n and H are spread over them so that no
+    # problem takes the slowest peer over a second.
     "odd": (
         Shape(1000, 7, 3, 256),
         Shape(33, 7, 5, 3),
@@ -118,6 +120,10 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
         Shape(1000, 100, 17, 1),
     ),
 }
+
+# From this many tokens on the peers leave out formulations that serve short sequences. They are
+# slow there, and XLA does not come back from keys-first attention with autodiff at T = 4096.
+LONG = 64
 
 # Few heads: the threads have to share one head's samples.
 SCALING = Shape(4096, 16, 32, 1)

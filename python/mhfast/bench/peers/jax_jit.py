@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ..problem import Answer, Problem
-from ..shapes import Loop
+from ..shapes import LONG, Loop
 from . import Formulation, UnavailableError, check_memory
 from . import jax_formulas as formulas
 from .jax_formulas import Gradient, Parameters
@@ -25,9 +25,6 @@ CHUNK = 2**20
 
 # Arrays of all attention weights that are alive at once in one call.
 COPIES = 4
-
-# Shorter sequences are better taken by chunks of samples.
-SHORTEST_TILED = 64
 
 
 def gradients(problem: Problem, _threads: int) -> list[Formulation]:
@@ -45,20 +42,20 @@ def training(problem: Problem, loop: Loop, _threads: int) -> list[Formulation]:
 def _ways(problem: Problem) -> Iterator[tuple[str, Gradient]]:
     shape = problem.shape
     budget = CHUNK // problem.X.itemsize
-    if shape.T >= SHORTEST_TILED:
+    if shape.T >= LONG:
         size = _divisor(shape.T, budget // (shape.H * shape.T))
         yield f"written out, tiles of {size} queries", formulas.in_tiles(size)
     try:
         check_memory(problem, COPIES)
     except UnavailableError:
-        if shape.T >= SHORTEST_TILED:
+        if shape.T >= LONG:
             return
         raise
     size = _divisor(shape.n, budget * shape.n // shape.scores)
-    for name, loss, closed in (
-        ("keys first", formulas.keys_first, formulas.closed_keys_first),
-        ("queries first", formulas.queries_first, formulas.closed_queries_first),
-    ):
+    orders = [("queries first", formulas.queries_first, formulas.closed_queries_first)]
+    if shape.T < LONG:
+        orders.append(("keys first", formulas.keys_first, formulas.closed_keys_first))
+    for name, loss, closed in orders:
         yield f"value_and_grad, {name}", jax.value_and_grad(loss)
         yield f"written out, {name}", closed
         if size < shape.n:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ..problem import Problem
-from ..shapes import Loop
+from ..shapes import LONG, Loop
 from . import Formulation, check_memory
 from . import torch_formulas as formulas
 
@@ -39,7 +39,8 @@ def _ways(problem: Problem, threads: int) -> Iterator[tuple[str, formulas.Gradie
         return result
 
     yield "autograd, queries first", formulas.differentiated(compiled(formulas.queries_first))
-    yield (
-        "written out, keys first",
-        formulas.without_autograd(compiled(formulas.closed_keys_first)),
-    )
+    if problem.shape.T < LONG:
+        name, closed = "keys first", formulas.closed_keys_first
+    else:
+        name, closed = "queries first", formulas.closed_queries_first
+    yield f"written out, {name}", formulas.without_autograd(compiled(closed))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ..problem import Problem
-from ..shapes import Loop
+from ..shapes import LONG, Loop
 from . import Formulation, check_memory
 from . import torch_formulas as formulas
 
@@ -33,16 +33,12 @@ def training(problem: Problem, loop: Loop, threads: int) -> list[Formulation]:
 def _ways(problem: Problem) -> Iterator[tuple[str, formulas.Gradient]]:
     shape = problem.shape
     check_memory(problem, COPIES)
-    for name, loss in (
-        ("keys first", formulas.keys_first),
-        ("queries first", formulas.queries_first),
-    ):
-        yield f"autograd, {name}", formulas.differentiated(loss)
+    orders = [("queries first", formulas.queries_first, formulas.closed_queries_first)]
+    if shape.T < LONG:
+        orders.append(("keys first", formulas.keys_first, formulas.closed_keys_first))
     size = max(1, CHUNK * shape.n // (shape.scores * problem.X.itemsize))
-    for name, closed in (
-        ("keys first", formulas.closed_keys_first),
-        ("queries first", formulas.closed_queries_first),
-    ):
+    for name, loss, closed in orders:
+        yield f"autograd, {name}", formulas.differentiated(loss)
         gradient = formulas.without_autograd(closed)
         yield f"written out, {name}", gradient
         if size < shape.n:
