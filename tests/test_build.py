@@ -46,13 +46,26 @@ def test_an_instruction_set_exports_only_its_table(tmp_path, isa, size, register
         f"-DMHFAST_VECTOR_REGISTERS={registers}",
     ]
     subprocess.run(
-        ["c++", "-std=c++17", "-O1", "-fPIC", "-Wno-psabi", *definitions, *flags, "-c", source]
-        + ["-o", out],
+        [
+            "c++",
+            "-std=c++17",
+            "-O1",
+            "-fPIC",
+            "-Wno-psabi",
+            *definitions,
+            *flags,
+            "-c",
+            source,
+            "-o",
+            out,
+        ],
         check=True,
     )
     listing = subprocess.run(
         ["nm", "-C", "--defined-only", "--extern-only", out],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     names = [line.split(maxsplit=2)[2] for line in listing.stdout.splitlines()]
     assert names == [f"mhfast::{isa}::kTables"]

@@ -42,12 +42,14 @@ def test_float32_error(isa, use_isa):
 def test_float64_error(isa, use_isa):
     use_isa(isa)
     rng = np.random.default_rng(0)
-    x = np.concatenate([
-        rng.uniform(-746, 709.7, 200_000),
-        rng.uniform(-1, 1, 50_000),
-        np.geomspace(1e-300, 700, 20_001),
-        -np.geomspace(1e-300, 745, 20_001),
-    ])
+    x = np.concatenate(
+        [
+            rng.uniform(-746, 709.7, 200_000),
+            rng.uniform(-1, 1, 50_000),
+            np.geomspace(1e-300, 700, 20_001),
+            -np.geomspace(1e-300, 745, 20_001),
+        ]
+    )
     # The x87 long double has eleven more bits: its own error is below 0.001 of our ULP.
     assert ulps(_core.exp(x), np.exp(x.astype(np.longdouble))).max() <= BOUND
 

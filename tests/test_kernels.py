@@ -9,8 +9,9 @@ from mhfast import _core, reference
 
 PLANS = ("samples", "hybrid", "rows", "tiles")
 
-# Relative errors (max|a-b| / max|b|) allowed against the float64 reference: about a hundred roundings
-# of the type. Most come from C[s] - C[m] with two or three keys, where the readouts nearly cancel.
+# Relative errors (max|a-b| / max|b|) allowed against the float64 reference: about a hundred
+# roundings of the type. Most come from C[s] - C[m] with two or three keys, where readouts nearly
+# cancel.
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
 
 
@@ -70,7 +71,12 @@ def test_every_axis_length(isa, plan, dtype, axis, use_isa, use_plan):
 def test_several_slabs_and_chunks(isa, plan, dtype, use_isa, use_plan):
     use_isa(isa)
     use_plan(plan)
-    for n, tokens, rows, dim, heads in [(131, 6, None, 7, 3), (70, 9, 1, 33, 5), (2, 65, 3, 34, 1), (3, 600, None, 2, 1)]:
+    for n, tokens, rows, dim, heads in [
+        (131, 6, None, 7, 3),
+        (70, 9, 1, 33, 5),
+        (2, 65, 3, 34, 1),
+        (3, 600, None, 2, 1),
+    ]:
         check(*problem(n, tokens, rows, dim, heads, dtype), TOLERANCE[dtype])
 
 

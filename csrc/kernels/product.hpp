@@ -88,6 +88,7 @@ inline void tile(const Product<real>& p, const real* a2, const real* b2, real* c
   for (int k2 = p.size.K2; k2 > 0; --k2, a2 += a_k2, b2 += b_k2) {
     const real* a = a2;
     const real* b = b2;
+#pragma GCC unroll 2
     for (int k1 = K1; k1 > 0; --k1, a += a_k1, b += b_k1) {
       Vec<real> right[NR];
 #pragma GCC unroll 4

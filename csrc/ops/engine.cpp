@@ -96,11 +96,9 @@ void Engine<real>::lay_out(Layout& layout) {
     room.factors = layout.take<real>(held);
     if (!options_.gradient) continue;
     const std::size_t dL = round_up(s.d, L);
-    const std::size_t features = plan_.features_are_lanes()
-                                     ? (samples ? L : slab) * dL  // a block, or the slab's samples
-                                     : slab * s.d * L;
-    room.gx = layout.take<real>(features * s.T);
-    room.e = layout.take<real>(features * s.q);
+    const std::size_t row = plan_.features_are_lanes() ? held * dL : slab * s.d * L;
+    room.gx = layout.take<real>(row * s.T);
+    room.e = layout.take<real>(row * s.q);
   }
 }
 
@@ -219,7 +217,7 @@ void Engine<real>::gather_scales(int chunk, const Slab& slab, const Room& room) 
   }
 }
 
-/// Keys of the slab (or of one block of it) times a factor for each sample, into room.gx.
+/// Keys of the slab times a factor for each sample, into room.gx.
 template <class real>
 void Engine<real>::scale_keys(const Slab& slab, const double* factors, Room& room) const {
   const Shape& s = data_.shape;
@@ -239,7 +237,7 @@ void Engine<real>::scale_keys(const Slab& slab, const double* factors, Room& roo
                            room.gx + u * size * L);
 }
 
-/// Adds one head's gradient of the slab (or of one block of it) to the chunk's.
+/// Adds one head's gradient of the slab to the chunk's; a or dd may be null.
 template <class real>
 void Engine<real>::accumulate(int chunk, int head, const Slab& slab, const real* a, const real* dd,
                               Room& room, bool add) const {
@@ -248,25 +246,31 @@ void Engine<real>::accumulate(int chunk, int head, const Slab& slab, const real*
   real* gW = partial_ + chunk * partial_size_ + head * (s.d * row);
   real* gU = partial_ + chunk * partial_size_ + s.H * (s.d * row) + head * (s.q * row);
   const bool features = plan_.features_are_lanes();
-  const GradientArguments<real> arguments{
-      s.T,
-      s.q,
-      s.d,
-      features ? slab.samples : slab.units,
-      a,
-      dd,
-      room.gx,
-      features ? data_.z + slab.first_sample * s.q * s.d : slab.z,
-      room.e,
-      a ? gU : nullptr,
-      dd ? gW : nullptr,
-      add};
-  if (!features)
-    kernels_.gradients_samples(arguments);
-  else if (plan_.samples_are_lanes())
-    kernels_.gradients_features_of_samples(arguments);
-  else
-    kernels_.gradients_features_of_rows(arguments);
+  GradientArguments<real> in{s.T,
+                             s.q,
+                             s.d,
+                             features ? slab.samples : slab.units,
+                             a,
+                             dd,
+                             room.gx,
+                             features ? data_.z + slab.first_sample * s.q * s.d : slab.z,
+                             room.e,
+                             a ? gU : nullptr,
+                             dd ? gW : nullptr,
+                             add};
+  if (!features) return kernels_.gradients_samples(in);
+  if (!plan_.samples_are_lanes()) return kernels_.gradients_features_of_rows(in);
+  // Samples were lanes: a block of them is what one product can sum over.
+  const int L = kernels_.lanes;
+  for (int block = 0; block < slab.units; ++block) {
+    in.units = std::min(L, slab.samples - block * L);
+    kernels_.gradients_features_of_samples(in);
+    if (a) in.a += weights_size_;
+    if (dd) in.dd += weights_size_;
+    in.gx += L * s.T * row;
+    in.z += L * s.q * s.d;
+    in.add = true;
+  }
 }
 
 /// Gradients of a slab whose loss is known.
@@ -274,48 +278,33 @@ template <class real>
 void Engine<real>::differentiate(Pass pass, int chunk, const Slab& slab, Room& room, bool add) {
   const Shape& s = data_.shape;
   const int held = slab.units * (plan_.samples_are_lanes() ? kernels_.lanes : 1);
-  // Where features are lanes and samples were, a block is the most that one product can sum over.
-  const bool by_block = plan_.kind == PlanKind::kHybrid;
-  const int pieces = by_block ? slab.units : 1;
-  for (int piece = 0; piece < pieces; ++piece) {
-    Slab part = slab;
-    const int skipped = by_block ? piece * kernels_.lanes : 0;
-    if (by_block) {
-      part.units = 1;
-      part.first_sample += skipped;
-      part.samples = std::min(kernels_.lanes, slab.samples - skipped);
+  const bool scaled = pass == Pass::kScaledGradient;
+  if (!scaled) scale_keys(slab, room.slope, room);
+  for (int h = 0; h < s.H; ++h) {
+    const std::ptrdiff_t at = plan_.keep ? h * (slab.units * weights_size_) : 0;
+    const real *a = options_.wrt_U ? room.s + at : nullptr,
+               *dd = options_.wrt_W ? room.c + at : nullptr;
+    const real* gap = options_.gaps ? room.gap + h * held : nullptr;
+    if (!plan_.keep)
+      score(scaled ? RowMode::kScaled : RowMode::kDerivative, h, slab, room,
+            options_.gaps ? room.gap + h * held : nullptr);
+    if (!scaled) {
+      accumulate(chunk, h, slab, a, dd, room, add);
+      continue;
     }
-    if (pass == Pass::kGradient) scale_keys(part, room.slope + skipped, room);
-    for (int h = 0; h < s.H; ++h) {
-      const std::ptrdiff_t at =
-          ((plan_.keep ? h * std::ptrdiff_t(slab.units) : 0) + piece) * weights_size_;
-      const real *a = options_.wrt_U ? room.s + at : nullptr,
-                 *dd = options_.wrt_W ? room.c + at : nullptr;
-      real* gap = options_.gaps ? room.gap + h * held : nullptr;
-      const bool scaled = pass == Pass::kScaledGradient;
-      if (!plan_.keep) score(scaled ? RowMode::kScaled : RowMode::kDerivative, h, slab, room, gap);
-      const bool accumulated = add || piece > 0;
-      if (!scaled) {
-        accumulate(chunk, h, part, a, dd, room, accumulated);
-        continue;
-      }
-      double* factors = room.phi + skipped;
-      const auto sign_times = [&](int i, double size) {
-        return std::copysign(size, room.slope[skipped + i]);
-      };
-      if (dd) {
-        for (int i = 0; i < part.samples; ++i)
-          factors[i] = sign_times(
-              i, relative(double(gap[skipped + i]), scales_.heads[h], room.log_slope[skipped + i]));
-        scale_keys(part, factors, room);
-        accumulate(chunk, h, part, nullptr, dd, room, accumulated);
-      }
-      if (a) {
-        for (int i = 0; i < part.samples; ++i)
-          factors[i] = sign_times(i, relative(0.0, scales_.slope, room.log_slope[skipped + i]));
-        scale_keys(part, factors, room);
-        accumulate(chunk, h, part, a, nullptr, room, accumulated);
-      }
+    double* factors = room.phi;  // the outputs are not needed any more
+    if (dd) {
+      for (int i = 0; i < slab.samples; ++i)
+        factors[i] = std::copysign(relative(double(gap[i]), scales_.heads[h], room.log_slope[i]),
+                                   room.slope[i]);
+      scale_keys(slab, factors, room);
+      accumulate(chunk, h, slab, nullptr, dd, room, add);
+    }
+    if (a) {
+      for (int i = 0; i < slab.samples; ++i)
+        factors[i] = std::copysign(relative(0.0, scales_.slope, room.log_slope[i]), room.slope[i]);
+      scale_keys(slab, factors, room);
+      accumulate(chunk, h, slab, a, nullptr, room, add);
     }
   }
 }

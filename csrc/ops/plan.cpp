@@ -10,11 +10,11 @@ namespace {
 
 // Weights of a slab (A and D of all heads), so that they are still in the second-level cache when
 // the gradient reads them.
-constexpr double kSlabBytes = 192 * 1024;
+constexpr double kSlabBytes = 1024 * 1024;
 // Above this the weights of even one unit are not kept, and the scores are computed twice.
 constexpr double kKeepBytes = 8 * 1024 * 1024;
 // Rows of a slab: enough that loading and storing a gradient's accumulators is amortised.
-constexpr int kSlabRows = 128;
+constexpr int kSlabRows = 256;
 // Chunks: as many as threads could want, while writing and adding their partial gradients costs
 // little of the whole, at kCopyBytes a cycle; and what these may occupy.
 constexpr int kFewChunks = 8, kManyChunks = 64;

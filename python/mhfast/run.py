@@ -20,7 +20,7 @@ from .recording import NAMES, Metric, MissingFunction
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame  # type: ignore[import-untyped]
+    from pandas import DataFrame
 
 Stop: TypeAlias = Mapping[str, float] | Callable[[int, Classifier], object]
 

@@ -5,6 +5,7 @@ The processes live as long as the comparison and take turns: all but one wait fo
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from multiprocessing.connection import Connection
 from typing import Any
@@ -37,8 +38,9 @@ class Isolated:
         return times
 
     def close(self) -> None:
-        """End the process."""
-        self.ours.send(None)
+        """End the process, if it has not ended by itself."""
+        with contextlib.suppress(OSError):
+            self.ours.send(None)
         self.process.join()
 
     def _ask(self, request: Work | float) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .measure import PAUSE
 from .peers import PEERS
 from .results import OWN, Comparison, Scaling, geometric_mean
 
@@ -130,6 +131,10 @@ def _gradients(comparisons: Sequence[Comparison]) -> Table:
         "the same rounds ("
         + ", ".join(f"{dtype} {peak / 1e9:.0f} GFLOP/s" for dtype, peak in peaks.items())
         + ")."
+    )
+    note += (
+        f" Implementations take turns in blocks of calls, with {1e3 * PAUSE:.0f} ms of silence "
+        "between; times are medians over all blocks."
     )
     if odd:
         heads.append("x even")
