@@ -15,7 +15,7 @@ import pytest
 import mhfast as mh
 
 ROOT = Path(__file__).parents[1]
-PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMALL = {
     "role_of_heads.py": "--heads 1 3 --trials 1 --steps 5 --start random_step",
     "saturation.py": "--instances 2 --steps 20 --output figure.png",
@@ -67,10 +67,7 @@ def test_an_example(name, tmp_path):
 
 @of_every_page
 def test_the_code_of_a_page_runs(page, tmp_path):
-    code = "\n".join(blocks(page, "python"))
-    if not code:
-        pytest.skip("no code on this page")
-    (tmp_path / "page.py").write_text(code, "utf-8")
+    (tmp_path / "page.py").write_text("\n".join(blocks(page, "python")), "utf-8")
     run(["page.py"], tmp_path)
 
 
@@ -94,7 +91,6 @@ def anchors(page: Path) -> set[str]:
 @of_every_page
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)]+)\)", page.read_text("utf-8"))
-    assert links
     for link in links:
         if link.startswith(("http://", "https://")):
             continue

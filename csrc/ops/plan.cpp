@@ -10,7 +10,7 @@ namespace {
 
 // Weights of a slab (A and D of all heads), so that they are still in the second-level cache when
 // the gradient reads them.
-constexpr double kSlabBytes = 1024 * 1024;
+constexpr double kSlabBytes = 384 * 1024;
 // Above this the weights of even one unit are not kept, and the scores are computed twice.
 constexpr double kKeepBytes = 8 * 1024 * 1024;
 // Rows of a slab: enough that loading and storing a gradient's accumulators is amortised.
@@ -29,20 +29,25 @@ constexpr double kTileGradientBytes = 16 * 1024 * 1024;
 
 std::atomic<int> forced{-1};
 
-/// Cycles of a product of M rows, N vectors and depth K: two multiply-adds and two loads a cycle,
-/// and what a tile costs before and after its loop.
-double product_cycles(double M, double N, double K) {
-  const double columns = std::ceil(N / 3), width = N / columns;
-  const double rows = std::ceil(M / std::floor(12 / std::min(3.0, std::ceil(width))));
-  const double arithmetic = M * N / 2;
-  const double loads = (M * columns + N * rows) / 2;
-  const double tiles = rows * columns;
-  return K * std::max(arithmetic, loads) * 1.1 + 12 * tiles + M * N;
+// Caches that the cost model knows, a little below the smallest in use; bytes a cycle beyond them.
+constexpr double kFirstLevel = 24 * 1024, kSecondLevel = 400 * 1024;
+constexpr double kStreamBytes = 12;
+
+/// Cycles of a product of M rows, N vectors and depth K, measured with AVX2: two multiply-adds a
+/// cycle but for a few percent (laned operands take more loads), and what a tile costs before and
+/// after its loop. Tiles are those of kernels/product.hpp.
+double product_cycles(double M, double N, double K, bool laned = false) {
+  const double columns = std::ceil(N / 3), width = std::ceil(N / columns);
+  const double rows = std::ceil(M / std::floor(12 / width));
+  return M * N * K * (laned ? 0.63 : 0.53) + 20 * rows * columns + M * N / 2;
 }
 
-/// Softmax, readout and derivative of `columns` vectors over T keys.
-double softmax_cycles(double columns, double T, int bytes) {
-  return columns * (T * (bytes == 4 ? 18 : 24) + 20);
+/// Softmax, readout and derivative of `columns` vectors over T keys; slower where they leave the
+/// caches.
+double softmax_cycles(double columns, double T, int bytes, int lanes) {
+  const double size = 2 * columns * T * bytes * lanes;
+  const double a_vector = bytes == 4 ? 14 : 19;
+  return columns * T * (a_vector + (size > kFirstLevel ? 4 : 0) + (size > kSecondLevel ? 12 : 0));
 }
 
 /// Query rows of a tile: as many as let its weights stay in the second-level cache.
@@ -51,35 +56,52 @@ int tile_rows(const Shape& s, int bytes, int lanes) {
   return int(std::min<std::ptrdiff_t>(std::max(fitting, lanes), round_up(s.q, lanes)));
 }
 
+/// Bytes of A and D of all heads, for a block of samples or for a sample.
+double weights_bytes(const Shape& s, bool samples_are_lanes, int bytes, int lanes) {
+  const double rows = samples_are_lanes ? double(s.q) * lanes : double(round_up(s.q, lanes));
+  return 2.0 * s.H * s.T * rows * bytes;
+}
+
+/// Predicted cycles of one head.
 struct Cost {
   const Shape& s;
   int bytes, L;
 
   double scores_samples() const {  // for a block
-    return product_cycles(s.d, s.q, s.d) + 2 * product_cycles(s.q, s.T, s.d) +
-           softmax_cycles(s.q, s.T, bytes);
+    return kept(true, product_cycles(s.d, s.q, s.d) + product_cycles(s.q, s.T, s.d, true) +
+                          product_cycles(s.q, s.T, s.d) + softmax_cycles(s.q, s.T, bytes, L));
   }
   double scores_rows() const {  // for a sample
     const double N = round_up(s.q, L) / L;
-    return product_cycles(s.d, N, s.d) + 2 * product_cycles(s.T, N, s.d) +
-           softmax_cycles(N, s.T, bytes);
+    return kept(false, product_cycles(s.d, N, s.d) + 2 * product_cycles(s.T, N, s.d) +
+                           softmax_cycles(N, s.T, bytes, L));
   }
   double gradients_samples() const {  // for a block
-    const double accumulators = double(s.d + s.q) * s.d * L * bytes;
-    const double far = accumulators * s.H > 256 * 1024 ? accumulators / 64 * 4 : 0;
-    return 2 * product_cycles(s.q, s.d, s.T) + product_cycles(s.d, s.d, s.q) + far;
-  }
-  double tiles(int rows) const {  // for a sample
-    const double N = round_up(rows, L) / L, F = round_up(s.d, L) / L;
-    const double packing = 2.0 * s.T * s.d;
-    return packing + std::ceil(double(s.q) / rows) *
-                         (product_cycles(s.d, N, s.d) + product_cycles(s.T, 2 * N, s.d) +
-                          softmax_cycles(N, s.T, bytes) + product_cycles(2 * N * L, F, s.T) +
-                          product_cycles(s.d, F, rows) + s.d * (N + F));
+    const double gradient = double(s.d + s.q) * s.d * L * bytes;
+    return 2 * product_cycles(s.q, s.d, s.T, true) + product_cycles(s.d, s.d, s.q, true) +
+           (gradient * s.H > kSecondLevel ? 2 * gradient / kStreamBytes : 0);
   }
   double gradients_features() const {  // for a sample
     const double N = round_up(s.d, L) / L;
     return 2 * product_cycles(s.q, N, s.T) + product_cycles(s.d, N, s.q);
+  }
+  double tiles() const {  // for a sample
+    const int rows = tile_rows(s, bytes, L);
+    const double N = round_up(rows, L) / L, F = round_up(s.d, L) / L;
+    const double a_tile = product_cycles(s.d, N, s.d) + product_cycles(s.T, 2 * N, s.d) +
+                          softmax_cycles(N, s.T, bytes, L) + product_cycles(2 * N * L, F, s.T) +
+                          product_cycles(s.d, F, rows) + s.d * (N + F);
+    const double packing = 2.0 * s.T * s.d;
+    return packing + std::ceil(double(s.q) / rows) * a_tile + 2 * double(s.d + s.q) * F;
+  }
+
+ private:
+  /// Scores whose weights are kept until the loss is known, perhaps beyond the second-level cache,
+  /// or else are computed twice.
+  double kept(bool samples_are_lanes, double cycles) const {
+    const double size = weights_bytes(s, samples_are_lanes, bytes, L);
+    if (size > kKeepBytes) return 2 * cycles;
+    return cycles + (size > kSecondLevel ? 2 * size / s.H / kStreamBytes : 0);
   }
 };
 
@@ -91,7 +113,7 @@ void predict(const Shape& shape, int bytes, int lanes, double (&cycles)[kPlanKin
   cycles[int(PlanKind::kHybrid)] =
       H * (blocks * cost.scores_samples() + n * cost.gradients_features());
   cycles[int(PlanKind::kRows)] = H * n * (cost.scores_rows() + cost.gradients_features());
-  cycles[int(PlanKind::kTiles)] = H * n * cost.tiles(tile_rows(shape, bytes, lanes));
+  cycles[int(PlanKind::kTiles)] = H * n * cost.tiles();
 }
 
 }  // namespace
@@ -142,8 +164,7 @@ Plan make_plan(const Shape& s, int bytes, int lanes) {
     return plan;
   }
 
-  const double weights =
-      2.0 * s.H * s.T * bytes * (samples ? double(s.q) * lanes : double(round_up(s.q, lanes)));
+  const double weights = weights_bytes(s, samples, bytes, lanes);
   plan.keep = weights <= kKeepBytes;
   const double rows = samples ? double(s.q) * lanes : s.q;
   plan.slab =
