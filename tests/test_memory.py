@@ -15,14 +15,13 @@ SCRATCH = 64 * MIB  # promised for any number of samples
 
 
 def peak_growth(program):
-    """Bytes by which a fresh process grows in `work()` beyond its size after `setup()`."""
+    """Bytes by which a fresh process grows in `work` beyond its size after `setup(size)`."""
     measure = """
         import resource
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        state = setup()
-        work(*[part[:2] if part is not None and part.ndim and len(part) == n else part
-               for part in state])  # libraries, threads
+        work(*setup(2))  # libraries, threads
+        state = setup(size)
         before = peak()
         work(*state)
         print(peak() - before)
@@ -40,8 +39,8 @@ def test_scratch_does_not_grow_with_the_number_of_samples():
         """
         import numpy as np
         from mhfast import _core
-        n = 20000
-        def setup():
+        size = 20000
+        def setup(n):
             rng = np.random.default_rng(0)
             X = rng.standard_normal((n, 32, 8), dtype=np.float32)
             W = rng.standard_normal((16, 8, 8), dtype=np.float32) / 8
@@ -62,12 +61,12 @@ def test_nothing_of_the_size_of_the_weights_is_kept():
         """
         import numpy as np
         from mhfast import _core
-        n = 1
-        def setup():
+        size = 6000
+        def setup(tokens):
             rng = np.random.default_rng(0)
-            X = rng.standard_normal((1, 6000, 4), dtype=np.float32)
+            X = rng.standard_normal((1, tokens, 4), dtype=np.float32)
             W = rng.standard_normal((3, 4, 4), dtype=np.float32) / 4
-            U = rng.standard_normal((3, 6000, 4), dtype=np.float32)
+            U = rng.standard_normal((3, tokens, 4), dtype=np.float32)
             return X, np.ones(1, np.float32), W, U
         def work(X, y, W, U):
             _core.value_and_grad(X, None, y, None, W, U, 1.0, "logistic", True, True, 0)

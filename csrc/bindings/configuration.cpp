@@ -82,7 +82,7 @@ double peak_flops(const std::string& dtype, int threads, double seconds) {
                                          : active_kernels<double>().multiply_adds;
   const py::gil_scoped_release released;
   double total = 0;
-  run_team(threads > 0 ? threads : default_threads(), 3600.0, [&](const Member& member) {
+  run_team(threads > 0 ? threads : default_threads(), [&](const Member& member) {
     constexpr std::int64_t kRounds = 20000;
     chains(kRounds);
     const auto start = Clock::now();

@@ -4,8 +4,6 @@
 //
 // for each of a batch of problems of equal sizes.
 //
-// for each of a batch of problems of the same sizes.
-//
 // B and C hold vectors: one lane a problem (samples as lanes), a query row or a feature. An entry
 // of A is either shared by all lanes (one number, broadcast from memory) or laned (a vector of its
 // own). So all work is broadcast-times-vector or vector-times-vector; nothing is shuffled. The

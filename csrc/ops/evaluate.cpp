@@ -62,7 +62,7 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
   Engine<real> engine(data, loss, options, threads, scratch.block());
   const Shape& s = data.shape;
   bool scaled = false;
-  run_team(engine.threads(), engine.leisurely_seconds(), [&](const Member& member) {
+  run_short_team(engine.threads(), engine.leisurely_seconds(), [&](const Member& member) {
     const FlushToZero flush;
     engine.load_parameters(parameters, member);
     member.wait();
@@ -101,7 +101,7 @@ void outputs(const Data<real>& data, const Parameters<real>& parameters, int thr
   CallScratch scratch;
   Engine<real> engine(data, Loss::kLinear, {}, threads, scratch.block());
   engine.write_outputs(out);
-  run_team(engine.threads(), engine.leisurely_seconds(), [&](const Member& member) {
+  run_short_team(engine.threads(), engine.leisurely_seconds(), [&](const Member& member) {
     engine.load_parameters(parameters, member);
     member.wait();
     engine.run_chunks(Pass::kOutputs, member);
@@ -149,7 +149,7 @@ void attention(const Data<real>& data, const real* W, real scale, std::ptrdiff_t
   std::transform(W, W + s.H * dd, w, [scale](real x) { return scale * x; });
 
   std::atomic<std::ptrdiff_t> next{first};
-  run_team(members, flops / 1e9, [&](const Member& member) {
+  run_short_team(members, flops / 1e9, [&](const Member& member) {
     const Room& room = rooms[member.index];
     for (std::ptrdiff_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < last;) {
       kernels.pack_rows(data.x + i * s.T * s.d, s.T, s.d, TL, room.x);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 
 namespace mhfast {
@@ -13,6 +14,8 @@ namespace {
 constexpr double kSlabBytes = 384 * 1024;
 // Above this the weights of even one unit are not kept, and the scores are computed twice.
 constexpr double kKeepBytes = 8 * 1024 * 1024;
+// Above this the weights of one unit and one head are too large to hold: tiles then.
+constexpr double kUnitBytes = 2 * 1024 * 1024;
 // Rows of a slab: enough that loading and storing a gradient's accumulators is amortised.
 constexpr int kSlabRows = 256;
 // Chunks: as many as threads could want, while writing and adding their partial gradients costs
@@ -114,6 +117,9 @@ void predict(const Shape& shape, int bytes, int lanes, double (&cycles)[kPlanKin
       H * (blocks * cost.scores_samples() + n * cost.gradients_features());
   cycles[int(PlanKind::kRows)] = H * n * (cost.scores_rows() + cost.gradients_features());
   cycles[int(PlanKind::kTiles)] = H * n * cost.tiles();
+  for (const PlanKind kind : {PlanKind::kSamples, PlanKind::kHybrid, PlanKind::kRows})
+    if (weights_bytes(shape, kind != PlanKind::kRows, bytes, lanes) / H > kUnitBytes)
+      cycles[int(kind)] = std::numeric_limits<double>::infinity();
 }
 
 }  // namespace
@@ -150,8 +156,9 @@ Plan make_plan(const Shape& s, int bytes, int lanes) {
   Plan plan{};
   predict(s, bytes, lanes, plan.cycles);
   const int choice = forced.load(std::memory_order_relaxed);
-  plan.kind = choice >= 0 ? PlanKind(choice)
-                          : PlanKind(std::min_element(plan.cycles, plan.cycles + 3) - plan.cycles);
+  plan.kind = choice >= 0
+                  ? PlanKind(choice)
+                  : PlanKind(std::min_element(plan.cycles, plan.cycles + kPlanKinds) - plan.cycles);
   const bool samples = plan.samples_are_lanes();
   plan.units = samples ? round_up(s.n, lanes) / lanes : s.n;
   if (plan.kind == PlanKind::kTiles) {

@@ -37,8 +37,7 @@ struct Plan {
   bool features_are_lanes() const { return kind != PlanKind::kSamples; }
 };
 
-/// `bytes` is the size of one number, `lanes` the register's width in numbers, `registers` how
-/// many.
+/// `bytes` is the size of one number, `lanes` the register's width in numbers.
 Plan make_plan(const Shape& shape, int bytes, int lanes);
 
 const char* plan_name(PlanKind kind);

@@ -30,18 +30,18 @@ constexpr double kFlopsPerThread = 4e5;
 // nothing when cores are free and costs whole time slices when they are not.
 constexpr int kSpins = 2000;
 
-// A team that took this much longer than leisurely work was held up; then one thread works alone
-// for a first spell that doubles up to the longest.
+// A short job that took this much longer than leisurely work was held up; then one thread works
+// alone for a first spell that doubles up to the longest.
 constexpr double kHeldUp = 0.002;
 constexpr std::int64_t kFirstSpell = 50, kLongestSpell = 1600;  // ms
 
+// Long loops: windows that are compared, how many of them the faster way is kept, and steps so long
+// that time slices do not matter.
+constexpr double kWindow = 0.004, kLongStep = 0.05;
+constexpr int kFirstPatience = 8, kLongestPatience = 64;
+
 std::atomic<std::int64_t> alone_until{0};  // ms of the steady clock
 std::atomic<std::int64_t> next_spell{kFirstSpell};
-
-std::int64_t now_ms() {
-  using namespace std::chrono;
-  return duration_cast<milliseconds>(steady_clock::now().time_since_epoch()).count();
-}
 
 std::atomic<int> chosen_threads{0};
 std::atomic<bool> forked{false};
@@ -144,22 +144,33 @@ void Barrier::wait() {
 #endif
 }
 
-bool processors_are_busy() { return now_ms() < alone_until.load(std::memory_order_relaxed); }
-
-void report_team_time(double seconds, double leisurely_seconds) {
-  if (seconds < leisurely_seconds + kHeldUp) {
-    next_spell.store(kFirstSpell, std::memory_order_relaxed);
+void TeamOrAlone::report(double seconds) {
+  if (!alone_ && seconds > kLongStep) return;  // a time slice more or less does not matter
+  window_seconds_ += seconds;
+  ++window_steps_;
+  if (window_seconds_ < kWindow) return;
+  seconds_a_step_[alone_] = window_seconds_ / window_steps_;
+  window_seconds_ = 0;
+  window_steps_ = 0;
+  if (--windows_left_ > 0) return;
+  const bool other_is_unknown = seconds_a_step_[!alone_] == 0;
+  const bool other_is_faster = seconds_a_step_[!alone_] < seconds_a_step_[alone_];
+  const bool was_a_trial = trial_;
+  trial_ = false;
+  if (other_is_unknown || (!was_a_trial && !other_is_faster)) {
+    alone_ = !alone_;  // see how the other way does now
+    trial_ = true;
+    windows_left_ = 1;
     return;
   }
-  const std::int64_t spell = next_spell.load(std::memory_order_relaxed);
-  alone_until.store(now_ms() + spell, std::memory_order_relaxed);
-  next_spell.store(std::min(2 * spell, kLongestSpell), std::memory_order_relaxed);
+  // After a trial: stay with the winner, the longer the more often it has won.
+  patience_ = other_is_faster ? std::min(2 * patience_, kLongestPatience) : kFirstPatience;
+  if (other_is_faster) alone_ = !alone_;
+  windows_left_ = patience_;
 }
 
-void run_team(int threads, double leisurely_seconds,
-              const std::function<void(const Member&)>& body) {
-  if (threads <= 1 || processors_are_busy()) return body(Member{0, 1, nullptr});
-  const auto start = std::chrono::steady_clock::now();
+void run_team(int threads, const std::function<void(const Member&)>& body) {
+  if (threads <= 1) return body(Member{0, 1, nullptr});
   Barrier* everyone = nullptr;
   alignas(Barrier) unsigned char room[sizeof(Barrier)];
 #pragma omp parallel num_threads(threads)
@@ -169,8 +180,27 @@ void run_team(int threads, double leisurely_seconds,
     everyone = new (room) Barrier(omp_get_num_threads());
     body(Member{omp_get_thread_num(), omp_get_num_threads(), everyone});
   }
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-  report_team_time(taken.count(), leisurely_seconds);
+}
+
+void run_short_team(int threads, double leisurely_seconds,
+                    const std::function<void(const Member&)>& body) {
+  using Clock = std::chrono::steady_clock;
+  const auto milliseconds = [](Clock::time_point time) {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(time.time_since_epoch()).count();
+  };
+  if (threads > 1 && milliseconds(Clock::now()) < alone_until.load(std::memory_order_relaxed))
+    threads = 1;
+  const auto start = Clock::now();
+  run_team(threads, body);
+  if (threads <= 1) return;
+  const auto end = Clock::now();
+  const std::int64_t spell = next_spell.load(std::memory_order_relaxed);
+  if (std::chrono::duration<double>(end - start).count() < leisurely_seconds + kHeldUp) {
+    next_spell.store(kFirstSpell, std::memory_order_relaxed);
+    return;
+  }
+  alone_until.store(milliseconds(end) + spell, std::memory_order_relaxed);
+  next_spell.store(std::min(2 * spell, kLongestSpell), std::memory_order_relaxed);
 }
 
 }  // namespace mhfast

@@ -18,12 +18,24 @@ void set_default_threads(int threads);
 /// that one gets less than a few microseconds of work: `flops` is the size of the whole.
 int useful_threads(int asked, std::int64_t units, double flops);
 
-/// Whether other work occupies the processors. A team waits for its slowest member: while another
-/// process holds a processor, a job of .1 ms takes a time slice of several ms. Once a team was seen
-/// to take far longer than its work can, one thread works alone for a while, longer each time in a
-/// row, before a team is tried again. Shared by the whole process; results do not depend on it.
-bool processors_are_busy();
-void report_team_time(double seconds, double leisurely_seconds);
+/// Whether the steps of a long loop are better done by the whole team or by one thread alone. A
+/// team waits for its slowest member several times a step, and where other processes want the
+/// processors that can take a time slice each time. So both ways are timed, on windows of a few ms,
+/// the faster is kept, and the other is tried again now and then. Results do not depend on the
+/// choice.
+class TeamOrAlone {
+ public:
+  /// Reports one step, `seconds` after the one before.
+  void report(double seconds);
+  bool alone() const { return alone_; }
+
+ private:
+  bool alone_ = false, trial_ = false;
+  double window_seconds_ = 0;
+  int window_steps_ = 0;
+  double seconds_a_step_[2] = {0, 0};  // of the team, of one thread; 0: not known
+  int windows_left_ = 1, patience_ = 4;
+};
 
 /// Where all members of a team wait for each other: a short spin, then sleep.
 class Barrier {
@@ -46,9 +58,13 @@ struct Member {
   }
 };
 
-/// Runs `body` on each member of a team of at most `threads`, or on one if processors are busy. The
-/// body must not throw. `leisurely_seconds`: what the whole would take one slow thread.
-void run_team(int threads, double leisurely_seconds,
-              const std::function<void(const Member&)>& body);
+/// Runs `body` on each member of a team of at most `threads`. The body must not throw.
+void run_team(int threads, const std::function<void(const Member&)>& body);
+
+/// The same for a short job, which one slow thread would do in `leisurely_seconds`. A team seen to
+/// take far longer than that was held up by other processes; then one thread does such jobs for a
+/// while, longer each time in a row, before a team is tried again. Shared by the whole process.
+void run_short_team(int threads, double leisurely_seconds,
+                    const std::function<void(const Member&)>& body);
 
 }  // namespace mhfast

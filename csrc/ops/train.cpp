@@ -14,7 +14,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr auto kTickInterval = std::chrono::milliseconds(50);
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kUnlimited = kInfinity;  // steps are timed one by one
 
 /// A trained tensor, its gradient and what the step needs to know of it, head by head.
 template <class real>
@@ -36,7 +35,7 @@ class Loop {
   explicit Loop(TrainingTask<real>& task);
 
   TrainingEnd run() {
-    run_team(engine_->threads(), kUnlimited, [this](const Member& member) { body(member); });
+    run_team(engine_->threads(), [this](const Member& member) { body(member); });
     return {step_, reason_};
   }
 
@@ -78,7 +77,8 @@ class Loop {
   bool alone_ = false;  // the first member takes the next steps by itself
   std::vector<char> test_due_;
   std::string reason_;
-  Clock::time_point last_tick_ = Clock::now();
+  TeamOrAlone pace_;
+  Clock::time_point last_tick_ = Clock::now(), last_step_ = Clock::now();
 };
 
 template <class real>
@@ -142,7 +142,7 @@ void Loop<real>::body(const Member& member) {
     if (!alone_) continue;
     // The others sleep at the barrier while the first member goes on alone.
     if (leader)
-      while (!ended_ && processors_are_busy()) step(Member{0, 1, nullptr}, flush);
+      while (!ended_ && pace_.alone()) step(Member{0, 1, nullptr}, flush);
     member.wait();
   }
 }
@@ -151,15 +151,17 @@ void Loop<real>::body(const Member& member) {
 template <class real>
 void Loop<real>::step(const Member& member, const FlushToZero& flush) {
   const bool leader = member.index == 0;
-  const auto start = Clock::now();
   const bool complete = evaluate(member);
   if (complete) {
     member.wait();
     if (leader) {
-      const std::chrono::duration<double> taken = Clock::now() - start;
-      if (member.count > 1) report_team_time(taken.count(), engine_->leisurely_seconds());
       decide(flush);
-      if (member.count > 1) alone_ = !ended_ && processors_are_busy();
+      if (engine_->threads() > 1) {
+        const auto now = Clock::now();
+        pace_.report(std::chrono::duration<double>(now - last_step_).count());
+        last_step_ = now;
+        if (member.count > 1) alone_ = !ended_ && pace_.alone();
+      }
     }
     member.wait();
     evaluate_tests(member);

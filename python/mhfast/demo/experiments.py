@@ -104,7 +104,7 @@ class Heads:
     dim: int = 20
     noise: float = 2.0
     lr: float = 1.0
-    steps: int = 200
+    steps: int = 150
 
     @property
     def total(self) -> int:

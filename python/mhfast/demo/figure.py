@@ -110,7 +110,8 @@ def _draw_heads(panel: Any, result: HeadsResult) -> None:
     axes = panel.subplots(2, len(columns), sharex=True, sharey="row")
     shades = colormaps["viridis"](np.linspace(0.0, 0.85, len(result.settings.heads)))
     lr = result.settings.lr
-    sizes = {"constant": f"lr = {lr:g}", "sqrt(H)": rf"lr = {lr:g}$\,\sqrt{{H}}$"}
+    factor = "" if lr == 1 else rf"{lr:g}\,"
+    sizes = {"constant": f"lr = {lr:g}", "sqrt(H)": rf"lr = ${factor}\sqrt{{H}}$"}
     for (start, convention), (losses, errors) in zip(columns, axes.T, strict=True):
         for H, shade in zip(result.settings.heads, shades, strict=True):
             setting = (start, convention, H)
