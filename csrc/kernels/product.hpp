@@ -150,12 +150,24 @@ inline void tiles_of_width(const Product<real>& p, const Cut& columns) {
   if constexpr (NR > 1) tiles_of_width<real, left, NR - 1>(p, columns);
 }
 
+// Depth at a time: a shared operand whose rows are long is read across them, and more of its lines
+// than this would not stay in the cache until the next tile needs their other numbers.
+inline constexpr int kDepth = 256;
+
 template <Left left, class real>
-inline void multiply(const Product<real>& p) {
+inline void multiply(Product<real> p) {
   Cut columns[2];
   cut(p.size.N, kMaxNR, columns);
-  for (const Cut& c : columns)
-    if (c.tiles) tiles_of_width<real, left>(p, c);
+  const int depth = p.size.K1;
+  for (int k = 0; k < depth; k += kDepth) {
+    p.size.K1 = depth - k < kDepth || p.size.K2 > 1 ? depth - k : kDepth;
+    for (const Cut& c : columns)
+      if (c.tiles) tiles_of_width<real, left>(p, c);
+    if (p.size.K2 > 1) return;
+    p.a.at += kDepth * p.a.k1;
+    p.b.at += kDepth * p.b.k1;
+    p.add = true;
+  }
 }
 
 }  // namespace

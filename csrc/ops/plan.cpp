@@ -22,7 +22,7 @@ constexpr int kSlabRows = 256;
 // little of the whole, at kCopyBytes a cycle; and what these may occupy.
 constexpr int kFewChunks = 8, kManyChunks = 64;
 constexpr double kReductionShare = 0.015, kCopyBytes = 8;
-constexpr double kPartialBytes = 16 * 1024 * 1024;
+constexpr double kPartialBytes = 32 * 1024 * 1024;
 
 // Weights of a tile (A and D of its rows), and its query rows that one thread does in sequence.
 constexpr double kTileBytes = 128 * 1024;

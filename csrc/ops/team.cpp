@@ -26,9 +26,9 @@ namespace {
 // A thread earns its wake-up (about 5 us) and two barriers with this much work.
 constexpr double kFlopsPerThread = 4e5;
 
-// Checks of the generation before a waiting thread sleeps: about 5 us. Longer spinning gains
+// Checks of the generation before a waiting thread sleeps: 5 to 20 us. Longer spinning gains
 // nothing when cores are free and costs whole time slices when they are not.
-constexpr int kSpins = 2000;
+constexpr int kSpins = 500;
 
 // A short job that took this much longer than leisurely work was held up; then one thread works
 // alone for a first spell that doubles up to the longest.
