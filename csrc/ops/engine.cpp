@@ -208,7 +208,7 @@ void Engine<real>::measure_loss(Totals& totals, std::ptrdiff_t first, int sample
 
 template <class real>
 void Engine<real>::gather_scales(int chunk, const Slab& slab, const Room& room) {
-  const int H = data_.shape.H, held = slab.units * (plan_.samples_are_lanes() ? kernels_.lanes : 1);
+  const int H = data_.shape.H, held = samples_held(slab);
   double* scales = chunk_scales_.data() + std::size_t(chunk) * (H + 1);
   for (int i = 0; i < slab.samples; ++i) {
     scales[H] = std::max(scales[H], room.log_slope[i]);
@@ -242,7 +242,7 @@ template <class real>
 void Engine<real>::accumulate(int chunk, int head, const Slab& slab, const real* a, const real* dd,
                               Room& room, bool add) const {
   const Shape& s = data_.shape;
-  const std::ptrdiff_t row = partial_size_ / (std::ptrdiff_t(s.H) * (s.d + s.q));
+  const std::ptrdiff_t row = gradient_row();
   real* gW = partial_ + chunk * partial_size_ + head * (s.d * row);
   real* gU = partial_ + chunk * partial_size_ + s.H * (s.d * row) + head * (s.q * row);
   const bool features = plan_.features_are_lanes();
@@ -277,7 +277,7 @@ void Engine<real>::accumulate(int chunk, int head, const Slab& slab, const real*
 template <class real>
 void Engine<real>::differentiate(Pass pass, int chunk, const Slab& slab, Room& room, bool add) {
   const Shape& s = data_.shape;
-  const int held = slab.units * (plan_.samples_are_lanes() ? kernels_.lanes : 1);
+  const int held = samples_held(slab);
   const bool scaled = pass == Pass::kScaledGradient;
   if (!scaled) scale_keys(slab, room.slope, room);
   for (int h = 0; h < s.H; ++h) {
@@ -325,7 +325,7 @@ void Engine<real>::run_chunk(Pass pass, int chunk, Room& room) {
     std::fill_n(chunk_scales_.begin() + std::ptrdiff_t(chunk) * (s.H + 1), s.H + 1, -kInfinity);
   for (std::ptrdiff_t unit = first; unit < last; unit += plan_.slab) {
     const Slab slab = open_slab(chunk, unit, std::min(unit + plan_.slab, last), room);
-    const int held = slab.units * (plan_.samples_are_lanes() ? kernels_.lanes : 1);
+    const int held = samples_held(slab);
     std::fill_n(room.phi, slab.samples, 0.0);
     for (int h = 0; h < s.H; ++h) {
       score(mode, h, slab, room, options_.gaps && gradient ? room.gap + h * held : nullptr);
@@ -346,7 +346,7 @@ void Engine<real>::run_chunk(Pass pass, int chunk, Room& room) {
 template <class real>
 void Engine<real>::reduce_gradient(real* gW, real* gU, const Member& member) {
   const Shape& s = data_.shape;
-  const std::ptrdiff_t row = partial_size_ / (std::ptrdiff_t(s.H) * (s.d + s.q));
+  const std::ptrdiff_t row = gradient_row();
   const auto reduce =
       plan_.features_are_lanes() ? kernels_.reduce_features : kernels_.reduce_samples;
   for (int h = member.index; h < s.H; h += member.count) {

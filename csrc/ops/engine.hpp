@@ -130,6 +130,16 @@ class Engine {
     const real* z;
   };
 
+  /// Samples for which a slab has room, those of lanes without one included.
+  int samples_held(const Slab& slab) const {
+    return slab.units * (plan_.samples_are_lanes() ? kernels_.lanes : 1);
+  }
+  /// Numbers of one row of a partial gradient.
+  std::ptrdiff_t gradient_row() const {
+    const Shape& s = data_.shape;
+    return partial_size_ / (std::ptrdiff_t(s.H) * (s.d + s.q));
+  }
+
   void lay_out(Layout& layout);
   void lay_out_tiles(Layout& layout);
   void run_chunk(Pass pass, int chunk, Room& room);

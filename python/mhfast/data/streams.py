@@ -1,4 +1,4 @@
-"""Random numbers that are the same on every platform and in every NumPy version.
+"""Random numbers that are the same on every platform.
 
 Only the raw stream of PCG64, uniform doubles and standard normals are taken from NumPy; choices and
 permutations are made of uniform doubles here, and sums run in one fixed order without BLAS.
