@@ -1,7 +1,5 @@
 #include "arrays.hpp"
 
-#include <cmath>
-
 namespace mhfast {
 
 std::string shape_text(const std::vector<py::ssize_t>& shape) {
@@ -13,12 +11,12 @@ std::string shape_text(const std::vector<py::ssize_t>& shape) {
 
 namespace {
 
-template <class real>
+template <class T>
 py::array checked_array(const py::handle& object, const char* name,
                         const std::vector<py::ssize_t>& shape) {
-  if (!py::isinstance<py::array_t<real>>(object))
+  if (!py::isinstance<py::array_t<T>>(object))
     throw py::type_error(std::string(name) + ": expected an array of " +
-                         std::string(py::str(py::dtype::of<real>())) + ", got " +
+                         std::string(py::str(py::dtype::of<T>())) + ", got " +
                          std::string(py::str(py::type::handle_of(object))));
   py::array array = py::reinterpret_borrow<py::array>(object);
   bool fits = array.ndim() == py::ssize_t(shape.size());
@@ -33,85 +31,52 @@ py::array checked_array(const py::handle& object, const char* name,
   return array;
 }
 
+py::ssize_t numbers(const py::array& array, py::ssize_t runs) {
+  return array.size() / std::max<py::ssize_t>(runs, 1);
+}
+
 }  // namespace
 
-template <class real>
-const real* read_array(const py::handle& object, const char* name,
-                       const std::vector<py::ssize_t>& shape) {
-  return static_cast<const real*>(checked_array<real>(object, name, shape).data());
+template <class T>
+const T* read_array(const py::handle& object, const char* name,
+                    const std::vector<py::ssize_t>& shape) {
+  return static_cast<const T*>(checked_array<T>(object, name, shape).data());
 }
 
-template <class real>
-real* write_array(const py::handle& object, const char* name,
-                  const std::vector<py::ssize_t>& shape) {
-  return static_cast<real*>(checked_array<real>(object, name, shape).mutable_data());
+template <class T>
+T* write_array(const py::handle& object, const char* name, const std::vector<py::ssize_t>& shape) {
+  return static_cast<T*>(checked_array<T>(object, name, shape).mutable_data());
 }
 
-template <class real>
-Data<real> read_data(const py::handle& X, const py::handle& Z, const py::handle& y,
-                     const py::handle& weight, py::ssize_t heads) {
-  Data<real> data{};
-  data.x = read_array<real>(X, "X", {-1, -1, -1});
-  const auto shape = py::reinterpret_borrow<py::array>(X);
-  const py::ssize_t n = shape.shape(0), T = shape.shape(1), d = shape.shape(2);
-  constexpr py::ssize_t kMost = 1 << 30;  // axes other than samples are counted in int
-  if (T < 1 || d < 1 || heads < 1 || T > kMost || d > kMost || heads > kMost)
-    throw py::value_error("X: expected at least one token, one feature and one head, got shape " +
-                          shape_text({n, T, d}) + " and H = " + std::to_string(heads));
-  py::ssize_t q = T;
-  data.self = Z.is_none();
-  data.z = data.x;
-  if (!data.self) {
-    data.z = read_array<real>(Z, "query", {n, -1, d});
-    q = py::reinterpret_borrow<py::array>(Z).shape(1);
-    if (q < 1 || q > kMost) throw py::value_error("query: expected at least one row, got none");
-  }
-  data.shape = {n, int(T), int(q), int(d), int(heads)};
-  if (!y.is_none()) data.y = read_array<real>(y, "y", {n});
-  if (!weight.is_none()) data.weight = read_array<real>(weight, "weight", {n});
-  return data;
+template <class T>
+RunArray<const T*> read_runs(const py::handle& object, const char* name,
+                             std::vector<py::ssize_t> shape, py::ssize_t runs) {
+  const bool has_runs =
+      runs > 0 && py::isinstance<py::array>(object) &&
+      py::reinterpret_borrow<py::array>(object).ndim() == py::ssize_t(shape.size()) + 1;
+  if (has_runs) shape.insert(shape.begin(), runs);
+  const py::array array = checked_array<T>(object, name, shape);
+  return {static_cast<const T*>(array.data()), has_runs ? numbers(array, runs) : 0};
 }
 
-template <class real>
-Parameters<real> read_parameters(const Shape& s, const py::handle& W, const py::handle& U,
-                                 double scale) {
-  return {read_array<real>(W, "W", {s.H, s.d, s.d}),
-          U.is_none() ? nullptr : read_array<real>(U, "U", {s.H, s.q, s.d}), real(scale)};
+template <class T>
+RunArray<T*> write_runs(const py::handle& object, const char* name, std::vector<py::ssize_t> shape,
+                        py::ssize_t runs) {
+  if (runs > 0) shape.insert(shape.begin(), runs);
+  py::array array = checked_array<T>(object, name, shape);
+  return {static_cast<T*>(array.mutable_data()), runs > 0 ? numbers(array, runs) : 0};
 }
 
-template <class real>
-void check_labels(const Data<real>& data, Loss loss) {
-  if (loss == Loss::kSquared) return;
-  for (std::ptrdiff_t i = 0; i < data.shape.n; ++i)
-    if (std::fabs(data.y[i]) != real(1))
-      throw py::value_error("y: expected labels +1 or -1, got " +
-                            std::string(py::repr(py::float_(double(data.y[i])))) + " at index " +
-                            std::to_string(i));
-}
-
-Loss read_loss(const std::string& name) {
-  if (name == "logistic") return Loss::kLogistic;
-  if (name == "exponential") return Loss::kExponential;
-  if (name == "linear") return Loss::kLinear;
-  if (name == "squared") return Loss::kSquared;
-  throw py::value_error("loss: expected logistic, exponential, linear or squared, got '" + name +
-                        "'");
-}
-
-#define MHFAST_INSTANTIATE(real)                                                               \
-  template const real* read_array<real>(const py::handle&, const char*,                        \
-                                        const std::vector<py::ssize_t>&);                      \
-  template real* write_array<real>(const py::handle&, const char*,                             \
-                                   const std::vector<py::ssize_t>&);                           \
-  template Data<real> read_data<real>(const py::handle&, const py::handle&, const py::handle&, \
-                                      const py::handle&, py::ssize_t);                         \
-  template Parameters<real> read_parameters<real>(const Shape&, const py::handle&,             \
-                                                  const py::handle&, double);                  \
-  template void check_labels<real>(const Data<real>&, Loss);
+#define MHFAST_INSTANTIATE(T)                                                                   \
+  template const T* read_array<T>(const py::handle&, const char*,                               \
+                                  const std::vector<py::ssize_t>&);                             \
+  template T* write_array<T>(const py::handle&, const char*, const std::vector<py::ssize_t>&);  \
+  template RunArray<const T*> read_runs<T>(const py::handle&, const char*,                      \
+                                           std::vector<py::ssize_t>, py::ssize_t);              \
+  template RunArray<T*> write_runs<T>(const py::handle&, const char*, std::vector<py::ssize_t>, \
+                                      py::ssize_t);
 MHFAST_INSTANTIATE(float)
 MHFAST_INSTANTIATE(double)
-
-template const std::int64_t* read_array<std::int64_t>(const py::handle&, const char*,
-                                                      const std::vector<py::ssize_t>&);
+MHFAST_INSTANTIATE(std::int64_t)
 
 }  // namespace mhfast

@@ -1,5 +1,5 @@
 // Arrays as they cross from Python: exact type, shape and layout, or a clear error. Nothing is
-// converted or copied here; the Python face has done that.
+// converted or copied here but classes; the Python face has done that.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "../ops/engine.hpp"
+#include "../ops/train.hpp"
 
 namespace mhfast {
 
@@ -18,32 +18,32 @@ namespace py = pybind11;
 std::string shape_text(const std::vector<py::ssize_t>& shape);
 
 /// Data of an array that must have this shape (-1: any length) and be C-contiguous, aligned and of
-/// type real. Throws py::type_error or py::value_error naming `name`.
-template <class real>
-const real* read_array(const py::handle& object, const char* name,
-                       const std::vector<py::ssize_t>& shape);
+/// type T. Throws py::type_error or py::value_error naming `name`.
+template <class T>
+const T* read_array(const py::handle& object, const char* name,
+                    const std::vector<py::ssize_t>& shape);
 
 /// The same for an array to be written.
-template <class real>
-real* write_array(const py::handle& object, const char* name,
-                  const std::vector<py::ssize_t>& shape);
+template <class T>
+T* write_array(const py::handle& object, const char* name, const std::vector<py::ssize_t>& shape);
 
-/// A data set and the shape of its classifier: X (n, T, d), Z None or (n, q, d), W (H, d, d),
-/// y None or (n,), weight None or (n,).
-template <class real>
-Data<real> read_data(const py::handle& X, const py::handle& Z, const py::handle& y,
-                     const py::handle& weight, py::ssize_t heads);
+/// An array of runs: that of run r begins `run` numbers after that of run r - 1; 0: all share one.
+template <class Pointer>
+struct RunArray {
+  Pointer at = nullptr;
+  std::ptrdiff_t run = 0;
+};
 
-/// W (H, d, d) and U (H, q, d), or None for U.
-template <class real>
-Parameters<real> read_parameters(const Shape& shape, const py::handle& W, const py::handle& U,
-                                 double scale);
+/// An array of this shape, or where there are `runs` (0: no run axis) perhaps with the runs in
+/// front.
+template <class T>
+RunArray<const T*> read_runs(const py::handle& object, const char* name,
+                             std::vector<py::ssize_t> shape, py::ssize_t runs);
 
-/// Throws py::value_error unless all labels are ones of a margin loss (+-1), or the loss takes any.
-template <class real>
-void check_labels(const Data<real>& data, Loss loss);
-
-Loss read_loss(const std::string& name);
+/// An array to be written; with runs it must have them in front.
+template <class T>
+RunArray<T*> write_runs(const py::handle& object, const char* name, std::vector<py::ssize_t> shape,
+                        py::ssize_t runs);
 
 /// Calls body(float{}) or body(double{}), by the type of X.
 template <class Body>

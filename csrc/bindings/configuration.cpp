@@ -46,12 +46,14 @@ py::dict config() {
   return result;
 }
 
-py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, const std::string& dtype) {
+/// p = 0: a classifier; runs side by side, 0: one.
+py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, std::ptrdiff_t runs,
+                 const std::string& dtype) {
   const bool single = dtype == "float32";
   const int bytes = single ? 4 : 8;
   const int lanes = single ? active_kernels<float>().lanes : active_kernels<double>().lanes;
-  const Shape shape{n, T, q, d, H};
-  const Plan plan = make_plan(shape, bytes, lanes);
+  const Shape shape{n, T, q, d, H, p};
+  const Plan plan = make_plan(shape, bytes, lanes, prefers_runs(shape, bytes, lanes, runs));
   py::dict result, cycles;
   for (int kind = 0; kind < kPlanKinds; ++kind)
     cycles[plan_name(PlanKind(kind))] = plan.cycles[kind];
@@ -62,7 +64,7 @@ py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, const std::string
   result["chunks"] = plan.chunks;
   result["slab"] = plan.slab;
   result["weights_kept"] = plan.keep;
-  result["gradient_bytes"] = partial_gradient_size(shape, plan, lanes) * plan.chunks * bytes;
+  result["gradient_bytes"] = partial_gradient(shape, plan, lanes).size * plan.chunks * bytes;
   return result;
 }
 

@@ -1,79 +1,155 @@
 #include "../ops/evaluate.hpp"
 
-#include "arrays.hpp"
+#include "../ops/curvature.hpp"
+
+#include "problem.hpp"
 #include "register.hpp"
 
 namespace mhfast {
 namespace {
 
-py::ssize_t heads_of(const py::handle& W) {
-  if (!py::isinstance<py::array>(W)) throw py::type_error("W: expected an array");
-  const auto array = py::reinterpret_borrow<py::array>(W);
-  if (array.ndim() != 3)
-    throw py::value_error("W: expected shape (H, d, d), got " +
-                          shape_text({array.shape(), array.shape() + array.ndim()}));
-  return array.shape(0);
+double flops(const Shape& s) {
+  return double(s.n) * s.H * s.q * (4.0 * s.d * s.d + 8.0 * s.T * s.d);
 }
 
-py::array call_outputs(const py::object& X, const py::object& Z, const py::object& W,
-                       const py::object& U, double scale, int threads) {
-  return with_type_of(X, [&](auto zero) -> py::array {
-    using real = decltype(zero);
-    const auto data = read_data<real>(X, Z, py::none(), py::none(), heads_of(W));
-    const auto parameters = read_parameters<real>(data.shape, W, U, scale);
-    py::array_t<real> out(data.shape.n);
-    real* to = out.mutable_data();
-    const py::gil_scoped_release released;
-    outputs(data, parameters, threads, to);
-    return out;
-  });
-}
+/// A new array, with the runs in front where there are any.
+template <class T>
+class Results {
+ public:
+  Results(std::vector<py::ssize_t> shape, py::ssize_t runs) : size_(1) {
+    for (const py::ssize_t length : shape) size_ *= length;
+    if (runs > 0) shape.insert(shape.begin(), runs);
+    array_ = py::array_t<T>(shape);
+    at_ = array_.mutable_data();
+  }
+  T* of(std::ptrdiff_t run) { return at_ + run * size_; }
+  py::array array() const { return array_; }
 
-py::array call_attention(const py::object& X, const py::object& Z, const py::object& W,
-                         double scale, int threads) {
-  return with_type_of(X, [&](auto zero) -> py::array {
+ private:
+  py::array_t<T> array_;
+  T* at_;
+  std::ptrdiff_t size_;
+};
+
+py::array call_outputs(const py::tuple& in, const py::tuple& parameters, py::ssize_t runs,
+                       double scale, bool causal, int threads) {
+  return with_type_of(in[0], [&](auto zero) -> py::array {
     using real = decltype(zero);
-    const auto data = read_data<real>(X, Z, py::none(), py::none(), heads_of(W));
-    const auto parameters = read_parameters<real>(data.shape, W, py::none(), scale);
+    const auto model = read_model<real>(parameters, features_of(in), runs);
+    const auto data = read_data<real>(in, model.shape, Loss::kLinear, causal, runs, false).data;
     const Shape& s = data.shape;
-    py::array_t<real> out({s.n, py::ssize_t(s.H), py::ssize_t(s.q), py::ssize_t(s.T)});
-    real* to = out.mutable_data();
+    Results<real> out(
+        s.is_layer() ? std::vector<py::ssize_t>{s.n, s.q, s.p} : std::vector<py::ssize_t>{s.n},
+        runs);
     const py::gil_scoped_release released;
-    attention(data, parameters.W, parameters.scale, 0, s.n, threads, to);
-    return out;
+    for_runs(std::max<py::ssize_t>(runs, 1), threads, flops(s), [&](std::ptrdiff_t r, int k) {
+      outputs(at_run(data, r, 1), model.of(r), real(scale), k, out.of(r));
+    });
+    return out.array();
   });
 }
 
-py::tuple call_value_and_grad(const py::object& X, const py::object& Z, const py::object& y,
-                              const py::object& weight, const py::object& W, const py::object& U,
-                              double scale, const std::string& loss_name, bool wrt_W, bool wrt_U,
+py::array call_attention(const py::tuple& in, const py::tuple& parameters, py::ssize_t runs,
+                         double scale, bool causal, int threads) {
+  return with_type_of(in[0], [&](auto zero) -> py::array {
+    using real = decltype(zero);
+    const auto model = read_model<real>(parameters, features_of(in), runs);
+    const auto data = read_data<real>(in, model.shape, Loss::kLinear, causal, runs, false).data;
+    const Shape& s = data.shape;
+    Results<real> out({s.n, py::ssize_t(s.H), py::ssize_t(s.q), py::ssize_t(s.T)}, runs);
+    const py::gil_scoped_release released;
+    for_runs(std::max<py::ssize_t>(runs, 1), threads, flops(s), [&](std::ptrdiff_t r, int k) {
+      attention(at_run(data, r, 1), model.of(r), real(scale), 0, s.n, k, out.of(r));
+    });
+    return out.array();
+  });
+}
+
+/// wrt: a bit for each tensor in the order of TensorName, then X, then the query.
+py::tuple call_value_and_grad(const py::tuple& in, const py::tuple& parameters, py::ssize_t runs,
+                              double scale, bool causal, const std::string& loss_name, unsigned wrt,
                               int threads) {
-  return with_type_of(X, [&](auto zero) -> py::tuple {
+  return with_type_of(in[0], [&](auto zero) -> py::tuple {
     using real = decltype(zero);
-    const auto data = read_data<real>(X, Z, y, weight, heads_of(W));
-    const auto parameters = read_parameters<real>(data.shape, W, U, scale);
     const Loss loss = read_loss(loss_name);
+    const auto model = read_model<real>(parameters, features_of(in), runs);
+    const auto read = read_data<real>(in, model.shape, loss, causal, runs, true);
+    const Data<real>& data = read.data;
     const Shape& s = data.shape;
-    if (s.n == 0) throw py::value_error("X: expected at least one sample, got none");
-    check_labels(data, loss);
-    py::object gW = py::none(), gU = py::none();
-    real *to_W = nullptr, *to_U = nullptr;
-    if (wrt_W) {
-      py::array_t<real> array({s.H, s.d, s.d});
-      to_W = array.mutable_data();
-      gW = std::move(array);
+    std::array<std::unique_ptr<Results<real>>, kTensors + 2> results;
+    for (int name = 0; name < kTensors; ++name)
+      if (wrt >> name & 1) {
+        if (!model.parameters.at[name])
+          throw py::value_error(std::string("wrt: expected tensors of the model, got ") +
+                                kTensorNames[name]);
+        results[name] =
+            std::make_unique<Results<real>>(tensor_shape(TensorName(name), s, model.rank), runs);
+      }
+    if (wrt >> kTensors & 1)
+      results[kTensors] =
+          std::make_unique<Results<real>>(std::vector<py::ssize_t>{s.n, s.T, s.d}, runs);
+    if (wrt >> (kTensors + 1) & 1) {
+      if (data.self || s.shared_query)
+        throw py::value_error("wrt: expected an external query where its gradient is asked for");
+      results[kTensors + 1] =
+          std::make_unique<Results<real>>(std::vector<py::ssize_t>{s.n, s.q, s.d}, runs);
     }
-    if (wrt_U) {
-      py::array_t<real> array({s.H, s.q, s.d});
-      to_U = array.mutable_data();
-      gU = std::move(array);
-    }
-    double value = 0;
+    std::vector<double> values(std::max<py::ssize_t>(runs, 1));
     {
       const py::gil_scoped_release released;
-      value = value_and_grad(data, parameters, loss, threads, to_W, to_U);
+      for_runs(std::ptrdiff_t(values.size()), threads, flops(s), [&](std::ptrdiff_t r, int k) {
+        Gradients<real> gradients;
+        for (int name = 0; name < kTensors; ++name)
+          if (results[name]) gradients.of[name] = results[name]->of(r);
+        if (results[kTensors]) gradients.x = results[kTensors]->of(r);
+        if (results[kTensors + 1]) gradients.z = results[kTensors + 1]->of(r);
+        values[r] =
+            value_and_grad(at_run(data, r, 1), model.of(r), real(scale), loss, k, gradients);
+      });
     }
-    return py::make_tuple(value, gW, gU);
+    py::tuple arrays(results.size());
+    for (std::size_t i = 0; i < results.size(); ++i)
+      arrays[i] = results[i] ? py::object(results[i]->array()) : py::object(py::none());
+    if (runs == 0) return py::make_tuple(values[0], arrays);
+    return py::make_tuple(py::array_t<double>(py::ssize_t(values.size()), values.data()), arrays);
+  });
+}
+
+/// Tangent: tensors like parameters, None where they do not move.
+py::tuple call_hvp(const py::tuple& in, const py::tuple& parameters, const py::tuple& tangent,
+                   py::ssize_t runs, double scale, bool causal, const std::string& loss_name,
+                   unsigned wrt, int threads) {
+  return with_type_of(in[0], [&](auto zero) -> py::tuple {
+    using real = decltype(zero);
+    const Loss loss = read_loss(loss_name);
+    const auto model = read_model<real>(parameters, features_of(in), runs);
+    const auto read = read_data<real>(in, model.shape, loss, causal, runs, true);
+    const Shape& s = read.data.shape;
+    const auto along = read_tensors<real>(tangent, "tangent", s, model.rank, runs);
+    std::array<std::unique_ptr<Results<real>>, kTensors> results;
+    for (int name = 0; name < kTensors; ++name) {
+      const bool exists = model.parameters.at[name];
+      if ((wrt >> name & 1 || along.at[name]) && !exists)
+        throw py::value_error(std::string("tangent, wrt: expected tensors of the model, got ") +
+                              kTensorNames[name]);
+      if (wrt >> name & 1)
+        results[name] =
+            std::make_unique<Results<real>>(tensor_shape(TensorName(name), s, model.rank), runs);
+    }
+    {
+      const py::gil_scoped_release released;
+      for_runs(std::max<py::ssize_t>(runs, 1), threads, 2 * flops(s), [&](std::ptrdiff_t r, int k) {
+        Tensors<real*> out{};
+        for (int name = 0; name < kTensors; ++name)
+          if (results[name]) out[name] = results[name]->of(r);
+        hessian_product(at_run(read.data, r, 1), model.of(r), along.of(r), real(scale), loss, k,
+                        out);
+      });
+    }
+    py::tuple arrays(results.size());
+    for (std::size_t i = 0; i < results.size(); ++i)
+      arrays[i] = results[i] ? py::object(results[i]->array()) : py::object(py::none());
+    return arrays;
   });
 }
 
@@ -83,6 +159,7 @@ void register_evaluation(py::module_& m) {
   m.def("outputs", call_outputs);
   m.def("attention", call_attention);
   m.def("value_and_grad", call_value_and_grad);
+  m.def("hvp", call_hvp);
 }
 
 }  // namespace mhfast

@@ -2,6 +2,7 @@
 //
 //   scores      P = Z W,  S = P X^T,  C = U X^T,  then softmax and its derivative by rows
 //   gradients   G_U += A (gX),  E = D (gX),  G_W += Z^T E      (gX: keys times loss derivative)
+//               G_E += D (gX)  where all samples have the same queries: G_W is Z^T G_E then
 //
 // Lanes are samples, query rows (scores) or features (gradients); the products are the same and
 // only strides and the side that is laned differ. Layouts are in table.hpp.
@@ -27,8 +28,11 @@ inline Vec<real> process_rows(const ScoreArguments<real>& in, const Rows<real>& 
       readout(rows, in.row_readouts);
       return Vec<real>{};
     case RowMode::kAttention:
-      attend(rows);
+      attend<false, real>(rows, nullptr);
       return Vec<real>{};
+    case RowMode::kWeights:
+      attend<true>(rows, in.gap ? in.row_gaps : nullptr);
+      return in.gap ? reduce_gaps() : Vec<real>{};
     case RowMode::kDerivative:
       if (!in.gap) {
         differentiate<false>(rows, in.row_readouts, in.row_gaps);
@@ -46,24 +50,55 @@ inline Vec<real> process_rows(const ScoreArguments<real>& in, const Rows<real>& 
   return gap;
 }
 
-template <class real>
-void scores_samples(const ScoreArguments<real>& in) {
-  constexpr int L = kLanes<real>;
+inline bool has_readouts(RowMode mode) {
+  return mode != RowMode::kAttention && mode != RowMode::kWeights;
+}
+
+// Keys of all units up to this size are read for S and again for C by one product each; larger ones
+// unit by unit, while they are in the first-level cache.
+inline constexpr Index kTogetherBytes = 16 * 1024;
+
+/// Lanes are samples, which share the parameters, or runs, each with its own.
+template <class real, Left parameters>
+void scores_lanes(const ScoreArguments<real>& in) {
+  constexpr int L = kLanes<real>, kEntry = parameters == Left::kLaned ? L : 1;
   const int T = in.T, q = in.q, d = in.d;
-  const Index row = Index(d) * L, weights = Index(q) * L, all_rows = in.units * weights;
-  const bool readouts = in.mode != RowMode::kAttention;
-  // P[feature][unit, row]: W is shared by all samples.
-  multiply<Left::kShared>(
-      Product<real>{{d, in.units * q, d}, {in.w, d}, {in.z, L, row}, {in.p, all_rows, L}});
+  const Index row = Index(d) * L, weights = Index(q) * L;
+  const real* p = in.shared_p ? in.shared_p : in.p;
+  const Index p_k = in.shared_p ? in.shared_p_k : in.units * weights;
+  const Index p_unit = in.shared_p ? 0 : weights;
+  const bool readouts = has_readouts(in.mode);
+  // P[feature][unit, row].
+  if (!in.shared_p)
+    multiply<parameters>(
+        Product<real>{{d, in.units * q, d}, {in.w, d * kEntry}, {in.z, L, row}, {in.p, p_k, L}});
+  const auto score_units = [&](int first, int count) {
+    const real* x = in.x + first * T * row;
+    const Index at = first * in.unit_stride;
+    multiply<Left::kLaned>(Product<real>{{q, T, d, 1, count},
+                                         {p + first * p_unit, p_k, 0, p_unit},
+                                         {x, L, row, 0, T * row},
+                                         {in.s + at, L, weights, in.unit_stride}});
+    if (!readouts) return;
+    const Product<real> product{{q, T, d, 1, count},
+                                {in.ut + first * in.ut_unit, in.ut_k, 0, in.ut_unit},
+                                {x, L, row, 0, T * row},
+                                {in.c + at, L, weights, in.unit_stride}};
+    if (in.ut_laned)
+      multiply<Left::kLaned>(product);
+    else
+      multiply<Left::kShared>(product);
+  };
+  const bool together = in.units * T * row * Index(sizeof(real)) <= kTogetherBytes;
+  if (together) score_units(0, in.units);
   for (int u = 0; u < in.units; ++u) {
-    const real* x = in.x + u * T * row;
-    const Rows<real> rows{T, q, weights, in.s + u * in.unit_stride,
-                          (readouts ? in.c : in.s) + u * in.unit_stride};
-    multiply<Left::kLaned>(Product<real>{
-        {q, T, d}, {in.p + u * weights, all_rows}, {x, L, row}, {rows.s, L, weights}});
-    if (readouts)
-      multiply<Left::kShared>(
-          Product<real>{{q, T, d}, {in.ut, q}, {x, L, row}, {rows.c, L, weights}});
+    if (!together) score_units(u, 1);
+    const Rows<real> rows{T,
+                          q,
+                          weights,
+                          in.s + u * in.unit_stride,
+                          (readouts ? in.c : in.s) + u * in.unit_stride,
+                          in.limits ? in.limits + u * weights : nullptr};
     const Vec<real> gap = process_rows(in, rows, [&] {
       Vec<real> largest = load<real>(in.row_gaps);
       for (int t = 1; t < q; ++t) largest = maximum<real>(largest, load<real>(in.row_gaps + t * L));
@@ -79,30 +114,49 @@ void scores_samples(const ScoreArguments<real>& in) {
 }
 
 template <class real>
+void scores_samples(const ScoreArguments<real>& in) {
+  scores_lanes<real, Left::kShared>(in);
+}
+
+template <class real>
+void scores_runs(const ScoreArguments<real>& in) {
+  scores_lanes<real, Left::kLaned>(in);
+}
+
+template <class real>
 void scores_rows(const ScoreArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const int T = in.T, q = in.q, d = in.d;
   const int qL = round_up(q, L), TL = round_up(T, L), N = qL / L;
   const Index queries = Index(d) * qL, keys = Index(d) * TL;
-  const bool readouts = in.mode != RowMode::kAttention;
-  if (N == 1)  // several units side by side, to fill a tile
+  const real* p = in.shared_p ? in.shared_p : in.p;
+  const Index p_unit = in.shared_p ? 0 : queries;
+  const bool readouts = has_readouts(in.mode);
+  if (in.shared_p) {
+    // Nothing to do for each unit.
+  } else if (N == 1) {  // several units side by side, to fill a tile
     multiply<Left::kShared>(
         Product<real>{{d, in.units, d}, {in.w, d}, {in.z, L, queries}, {in.p, L, queries}});
-  else
+  } else {
     multiply<Left::kShared>(Product<real>{
         {d, N, d, 1, in.units}, {in.w, d}, {in.z, qL, L, 0, queries}, {in.p, qL, L, queries}});
+  }
   multiply<Left::kShared>(Product<real>{{T, N, d, 1, in.units},
                                         {in.x, TL, 0, keys},
-                                        {in.p, qL, L, 0, queries},
+                                        {p, qL, L, 0, p_unit},
                                         {in.s, qL, L, in.unit_stride}});
   if (readouts)
     multiply<Left::kShared>(Product<real>{{T, N, d, 1, in.units},
                                           {in.x, TL, 0, keys},
-                                          {in.ut, qL, L},
+                                          {in.ut, in.ut_k, L, 0, in.ut_unit},
                                           {in.c, qL, L, in.unit_stride}});
   for (int u = 0; u < in.units; ++u) {
-    const Rows<real> rows{T, N, qL, in.s + u * in.unit_stride,
-                          (readouts ? in.c : in.s) + u * in.unit_stride};
+    const Rows<real> rows{T,
+                          N,
+                          qL,
+                          in.s + u * in.unit_stride,
+                          (readouts ? in.c : in.s) + u * in.unit_stride,
+                          in.limits ? in.limits + Index(u) * qL : nullptr};
     const Vec<real> gap = process_rows(in, rows, [&] {
       real largest = in.row_gaps[0];
       for (int t = 1; t < q; ++t) largest = in.row_gaps[t] > largest ? in.row_gaps[t] : largest;
@@ -128,6 +182,12 @@ void gradients_samples(const GradientArguments<real>& in) {
                                          {in.gx, row, L, T * row},
                                          {in.gu, row, L},
                                          in.add});
+  if (in.ge)
+    multiply<Left::kLaned>(Product<real>{{q, d, T, in.units},
+                                         {in.dd, key, weights},
+                                         {in.gx, row, L, T * row},
+                                         {in.ge, row, L},
+                                         in.add});
   if (!in.gw) return;
   multiply<Left::kLaned>(Product<real>{{q, d, T, 1, in.units},
                                        {in.dd, key, 0, weights},
@@ -146,6 +206,12 @@ inline void gradients_features(const GradientArguments<real>& in, Index key, Ind
   if (in.gu)
     multiply<left>(Product<real>{
         {q, N, T, in.units}, {in.a, key, unit}, {in.gx, row, L, T * row}, {in.gu, row, L}, in.add});
+  if (in.ge)
+    multiply<left>(Product<real>{{q, N, T, in.units},
+                                 {in.dd, key, unit},
+                                 {in.gx, row, L, T * row},
+                                 {in.ge, row, L},
+                                 in.add});
   if (!in.gw) return;
   multiply<left>(Product<real>{{q, N, T, 1, in.units},
                                {in.dd, key, 0, unit},

@@ -1,8 +1,11 @@
 // Compiled once per instruction set, with its flags and MHFAST_ISA (name and namespace),
 // MHFAST_VECTOR_BYTES and MHFAST_VECTOR_REGISTERS. Exports one symbol: the set's tables.
 #include "attention.hpp"
+#include "layer.hpp"
 #include "pack.hpp"
 #include "reduce.hpp"
+#include "step.hpp"
+#include "tangent.hpp"
 #include "tile.hpp"
 
 #define MHFAST_TEXT_(x) #x
@@ -49,19 +52,36 @@ template <class real>
 constexpr Kernels<real> table() {
   return {kLanes<real>,
           scores_samples<real>,
+          scores_runs<real>,
           scores_rows<real>,
           gradients_samples<real>,
           gradients_features_of_rows<real>,
           gradients_features_of_samples<real>,
+          layer_outputs_samples<real>,
+          layer_outputs_runs<real>,
+          layer_upstream_samples<real>,
+          layer_upstream_runs<real>,
+          layer_derivative<real>,
+          layer_gradient<real>,
           tile_scores<real>,
           tile_gradients<real>,
           combine<real>,
           reduce_samples<real>,
           reduce_features<real>,
-          pack_samples<real>,
+          pack_lanes<real>,
           pack_rows<real>,
+          transpose_lanes<real>,
           scale_rows<real>,
           scale_samples<real>,
+          product<real>,
+          tangent_weights<real>,
+          tangent_derivative<real>,
+          small_product<real>,
+          measure<real>,
+          step_gradient<real>,
+          step_momentum<real>,
+          step_adam<real>,
+          step_mirror<real>,
           exponentials<real>,
           multiply_adds<real>};
 }

@@ -8,13 +8,20 @@ namespace mhfast {
 namespace MHFAST_ISA {
 namespace {
 
-/// Samples as lanes: out[row][k][lane] = x[lane][row][k] for the first `valid` lanes.
+/// Samples or runs as lanes: out[i][lane] = x[lane * stride + i], i < size, zero from lane `valid`.
 template <class real>
-void pack_samples(const real* x, int valid, int rows, int d, real* out) {
+void pack_lanes(const real* x, Index stride, int valid, Index size, real* out) {
   constexpr int L = kLanes<real>;
-  const Index size = Index(rows) * d;
   for (int l = 0; l < L; ++l)
-    for (Index i = 0; i < size; ++i) out[i * L + l] = l < valid ? x[l * size + i] : real(0);
+    for (Index i = 0; i < size; ++i) out[i * L + l] = l < valid ? x[l * stride + i] : real(0);
+}
+
+/// Entries of vectors: out[k][row] = x[row][k].
+template <class real>
+void transpose_lanes(const real* x, int rows, int d, real* out) {
+  constexpr int L = kLanes<real>;
+  for (int r = 0; r < rows; ++r)
+    for (int k = 0; k < d; ++k, x += L) store<real>(out + (Index(k) * rows + r) * L, load<real>(x));
 }
 
 /// Rows as lanes: out[k][row] = x[row][k], zero up to the `padded` row.

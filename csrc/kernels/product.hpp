@@ -16,6 +16,7 @@
 #pragma once
 
 #include "../simd/vec.hpp"
+#include "table.hpp"
 
 namespace mhfast {
 namespace MHFAST_ISA {
@@ -28,31 +29,17 @@ enum class Left {
   kLaned,         // vectors, consecutive in m
 };
 
-/// A product or a batch of products of the same sizes. N counts vectors, all strides count numbers.
-template <class real>
-struct Product {
-  struct {
-    int M, N, K1, K2 = 1, batch = 1;
-  } size;
-  struct {
-    const real* at;
-    Index k1, k2 = 0, batch = 0;
-  } a;
-  struct {
-    const real* at;
-    Index k1, n, k2 = 0, batch = 0;
-  } b;
-  struct {
-    real* at;
-    Index m, n, batch = 0;
-  } c;
-  bool add = false;  // add to C instead of overwriting it
-};
-
 // Accumulators of a tile. Sixteen registers hold 12, NR of B and one of A; thirty-two hold 24.
 inline constexpr int kAccumulators = MHFAST_VECTOR_REGISTERS >= 32 ? 24 : 12;
 inline constexpr int kMaxNR = MHFAST_VECTOR_REGISTERS >= 32 ? 4 : 3;
 inline constexpr int kMaxMR = 12;
+// Few rows take wider tiles: with 3 accumulators a multiply-add would wait for the one before.
+inline constexpr int kWidestNR = 8;
+
+inline constexpr int widest(int rows) {
+  const int most = kAccumulators / (rows < 1 ? 1 : rows);
+  return most > kWidestNR ? kWidestNR : most > kMaxNR ? most : kMaxNR;
+}
 
 inline constexpr int max_rows(int nr) {
   return kAccumulators / nr < kMaxMR ? kAccumulators / nr : kMaxMR;
@@ -75,12 +62,12 @@ inline void tile(const Product<real>& p, const real* a2, const real* b2, real* c
   if (p.add) {
 #pragma GCC unroll 12
     for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int n = 0; n < NR; ++n) sum[m][n] = load<real>(c + m * c_m + n * c_n);
   } else {
 #pragma GCC unroll 12
     for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int n = 0; n < NR; ++n) sum[m][n] = Vec<real>{};
   }
   for (int k2 = p.size.K2; k2 > 0; --k2, a2 += a_k2, b2 += b_k2) {
@@ -89,19 +76,19 @@ inline void tile(const Product<real>& p, const real* a2, const real* b2, real* c
 #pragma GCC unroll 2
     for (int k1 = K1; k1 > 0; --k1, a += a_k1, b += b_k1) {
       Vec<real> right[NR];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int n = 0; n < NR; ++n) right[n] = load<real>(b + n * b_n);
 #pragma GCC unroll 12
       for (int m = 0; m < MR; ++m) {
         const Vec<real> entry = left_entry<real, left>(a, m);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int n = 0; n < NR; ++n) sum[m][n] += entry * right[n];
       }
     }
   }
 #pragma GCC unroll 12
   for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int n = 0; n < NR; ++n) store<real>(c + m * c_m + n * c_n, sum[m][n]);
 }
 
@@ -138,7 +125,7 @@ inline void tiles_of_height(const Product<real>& p, const Cut& rows, const Cut& 
   if constexpr (MR > 1) tiles_of_height<real, left, NR, MR - 1>(p, rows, columns);
 }
 
-template <class real, Left left, int NR = kMaxNR>
+template <class real, Left left, int NR = kWidestNR>
 inline void tiles_of_width(const Product<real>& p, const Cut& columns) {
   if (columns.size == NR) {
     Cut rows[2];
@@ -157,7 +144,7 @@ inline constexpr int kDepth = 256;
 template <Left left, class real>
 inline void multiply(Product<real> p) {
   Cut columns[2];
-  cut(p.size.N, kMaxNR, columns);
+  cut(p.size.N, widest(p.size.M), columns);
   const int depth = p.size.K1;
   for (int k = 0; k < depth; k += kDepth) {
     p.size.K1 = depth - k < kDepth || p.size.K2 > 1 ? depth - k : kDepth;

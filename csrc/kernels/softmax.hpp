@@ -12,9 +12,13 @@
 // centred first at the row's largest logit, key m: c[s] = C[s] - C[m], p = sum A[s] c[s],
 // D[s] = A[s] (c[s] - p). No digits cancel: c[m] = 0 exactly, and a weight other than the largest
 // is at most 1/2. So D has full relative accuracy however small it is.
+//
+// Limits: row i may see only the keys s < limit[i]. The others count as logits of -inf; a row that
+// sees no key has weights, readout and derivative 0.
 #pragma once
 
 #include <limits>
+#include <type_traits>
 
 #include "../simd/exp.hpp"
 
@@ -28,6 +32,7 @@ struct Rows {
   Index stride;
   real* s;  // logits; overwritten with A where a function says so
   real* c;  // readout coefficients; overwritten with D where a function says so
+  const real* limits = nullptr;  // keys that a row sees, `columns` vectors; null: all
 };
 
 /// The largest logit of a row and what belongs to it.
@@ -38,39 +43,60 @@ struct Peak {
 };
 
 /// W adjacent columns, worked on together so that their chains of operations overlap.
-template <class real, int W>
+template <class real, int W, bool kLimited>
 struct Columns {
+  static constexpr int kWidth = W;
   int keys;
   Index stride;
   real *s, *c;  // of the first key
   int at;       // numbers before the first column
+  Vec<real> limits[W];
 
   Columns(const Rows<real>& rows, int column)
       : keys(rows.keys),
         stride(rows.stride),
         s(rows.s + Index(column) * kLanes<real>),
         c(rows.c + Index(column) * kLanes<real>),
-        at(column * kLanes<real>) {}
+        at(column * kLanes<real>) {
+    if constexpr (kLimited)
+      for (int w = 0; w < W; ++w) limits[w] = load<real>(rows.limits + at + w * kLanes<real>);
+  }
 
-  /// Calls body(w, key, s, c) for every column w and every key from `first`.
+  Vec<real> logit(int w, int key, const real* s) const {
+    if constexpr (kLimited)
+      return select<real>(limits[w] > real(key), load<real>(s),
+                          broadcast<real>(-std::numeric_limits<real>::infinity()));
+    return load<real>(s);
+  }
+
+  /// 1 / sum, 0 for a row that sees no key.
+  Vec<real> inverse(int w, Vec<real> sum) const {
+    if constexpr (kLimited) return select<real>(limits[w] > real(0), real(1) / sum, Vec<real>{});
+    return real(1) / sum;
+  }
+
+  /// Calls body(w, key, logit, s, c) for every column w and every key from `first`.
   template <class Body>
   void for_keys(const Body& body, int first = 0) const {
     real *s_at = s + first * stride, *c_at = c + first * stride;
     const Index step = stride;
     for (int key = first, end = keys; key < end; ++key, s_at += step, c_at += step) {
 #pragma GCC unroll 2
-      for (int w = 0; w < W; ++w) body(w, key, s_at + w * kLanes<real>, c_at + w * kLanes<real>);
+      for (int w = 0; w < W; ++w) {
+        real* s_w = s_at + w * kLanes<real>;
+        body(w, key, logit(w, key, s_w), s_w, c_at + w * kLanes<real>);
+      }
     }
   }
 
   void find_peaks(Peak<real> (&peaks)[W]) const {
     for (int w = 0; w < W; ++w)
-      peaks[w] = {load<real>(s + w * kLanes<real>),
+      peaks[w] = {logit(w, 0, s + w * kLanes<real>),
                   broadcast<real>(-std::numeric_limits<real>::infinity()),
                   load<real>(c + w * kLanes<real>), IntVec<real>{}};
     for_keys(
-        [&](int w, int key, const real* s, const real* c) {
-          const Vec<real> logit = load<real>(s), coefficient = load<real>(c);
+        [&](int w, int key, Vec<real> logit, const real*, const real* c) {
+          const Vec<real> coefficient = load<real>(c);
           Peak<real>& peak = peaks[w];
           const IntVec<real> higher = logit > peak.logit;
           peak.runner_up = select<real>(higher, peak.logit, maximum<real>(peak.runner_up, logit));
@@ -79,59 +105,82 @@ struct Columns {
           peak.key = higher ? IntVec<real>{} + typename Lane<real>::Int(key) : peak.key;
         },
         1);
+    if constexpr (kLimited)
+      for (int w = 0; w < W; ++w) {
+        const IntVec<real> sees = limits[w] > real(0);
+        peaks[w].logit = select<real>(sees, peaks[w].logit, Vec<real>{});
+        peaks[w].coefficient = select<real>(sees, peaks[w].coefficient, Vec<real>{});
+      }
   }
 };
 
-/// Applies body(columns, peaks) to all columns, two at a time and then the last.
-template <class real, class Body>
-inline void for_columns(const Rows<real>& rows, const Body& body) {
+template <bool kLimited, class real, class Body>
+inline void for_columns_of(const Rows<real>& rows, const Body& body) {
   int n = 0;
   for (; n + 2 <= rows.columns; n += 2) {
-    const Columns<real, 2> columns(rows, n);
+    const Columns<real, 2, kLimited> columns(rows, n);
     Peak<real> peaks[2];
     columns.find_peaks(peaks);
     body(columns, peaks);
   }
   if (n == rows.columns) return;
-  const Columns<real, 1> column(rows, n);
+  const Columns<real, 1, kLimited> column(rows, n);
   Peak<real> peaks[1];
   column.find_peaks(peaks);
   body(column, peaks);
+}
+
+/// Applies body(columns, peaks) to all columns, two at a time and then the last.
+template <class real, class Body>
+inline void for_columns(const Rows<real>& rows, const Body& body) {
+  if (rows.limits) return for_columns_of<true>(rows, body);
+  for_columns_of<false>(rows, body);
+}
+
+/// log of the largest weight but one over the largest; -inf where there is no second.
+template <class Columns, class Peaks, class real>
+inline void store_gap(const Columns& columns, const Peaks& peaks, int w, real* gaps) {
+  store<real>(gaps + columns.at + w * kLanes<real>, peaks[w].runner_up - peaks[w].logit);
 }
 
 /// Writes the readout of each row to `readouts` (columns vectors); S and C are left as they are.
 template <class real>
 inline void readout(const Rows<real>& rows, real* readouts) {
   for_columns(rows, [readouts](const auto& columns, const auto& peaks) {
-    constexpr int W = sizeof(peaks) / sizeof(peaks[0]);
+    constexpr int W = std::decay_t<decltype(columns)>::kWidth;
     Vec<real> sum[W] = {}, moment[W] = {};
-    columns.for_keys([&](int w, int, const real* s, const real* c) {
-      const Vec<real> e = exp_flushed<real>(load<real>(s) - peaks[w].logit);
+    columns.for_keys([&](int w, int, Vec<real> logit, const real*, const real* c) {
+      const Vec<real> e = exp_flushed<real>(logit - peaks[w].logit);
       sum[w] += e;
       moment[w] += e * (load<real>(c) - peaks[w].coefficient);
     });
     for (int w = 0; w < W; ++w) {
-      const Vec<real> inverse = real(1) / sum[w];
-      const Vec<real> p = moment[w] * inverse;
+      const Vec<real> p = moment[w] * columns.inverse(w, sum[w]);
       store<real>(readouts + columns.at + w * kLanes<real>, peaks[w].coefficient + p);
     }
   });
 }
 
-/// S becomes A, denormal weights included. C is read but not used.
-template <class real>
-inline void attend(const Rows<real>& rows) {
-  for_columns(rows, [](const auto& columns, const auto& peaks) {
-    constexpr int W = sizeof(peaks) / sizeof(peaks[0]);
+/// S becomes A; denormal weights are kept or flushed to zero. C is not used. `gaps` as for
+/// `differentiate`, or null.
+template <bool kFlush, class real>
+inline void attend(const Rows<real>& rows, real* gaps) {
+  for_columns(rows, [gaps](const auto& columns, const auto& peaks) {
+    constexpr int W = std::decay_t<decltype(columns)>::kWidth;
     Vec<real> sum[W] = {}, inverse[W];
-    columns.for_keys([&](int w, int, real* s, const real*) {
-      const Vec<real> e = exp<real>(load<real>(s) - peaks[w].logit);
+    columns.for_keys([&](int w, int, Vec<real> logit, real* s, const real*) {
+      const Vec<real> x = logit - peaks[w].logit;
+      const Vec<real> e = kFlush ? exp_flushed<real>(x) : exp<real>(x);
       store<real>(s, e);
       sum[w] += e;
     });
-    for (int w = 0; w < W; ++w) inverse[w] = real(1) / sum[w];
-    columns.for_keys(
-        [&](int w, int, real* s, const real*) { store<real>(s, load<real>(s) * inverse[w]); });
+    for (int w = 0; w < W; ++w) {
+      inverse[w] = columns.inverse(w, sum[w]);
+      if (gaps) store_gap(columns, peaks, w, gaps);
+    }
+    columns.for_keys([&](int w, int, Vec<real>, real* s, const real*) {
+      store<real>(s, load<real>(s) * inverse[w]);
+    });
   });
 }
 
@@ -140,10 +189,10 @@ inline void attend(const Rows<real>& rows) {
 template <bool kGaps, class real>
 inline void differentiate(const Rows<real>& rows, real* readouts, real* gaps) {
   for_columns(rows, [readouts, gaps](const auto& columns, const auto& peaks) {
-    constexpr int W = sizeof(peaks) / sizeof(peaks[0]);
+    constexpr int W = std::decay_t<decltype(columns)>::kWidth;
     Vec<real> sum[W] = {}, moment[W] = {}, inverse[W], p[W];
-    columns.for_keys([&](int w, int, real* s, real* c) {
-      const Vec<real> e = exp_flushed<real>(load<real>(s) - peaks[w].logit);
+    columns.for_keys([&](int w, int, Vec<real> logit, real* s, real* c) {
+      const Vec<real> e = exp_flushed<real>(logit - peaks[w].logit);
       const Vec<real> centred = load<real>(c) - peaks[w].coefficient;
       store<real>(s, e);
       store<real>(c, centred);
@@ -152,12 +201,12 @@ inline void differentiate(const Rows<real>& rows, real* readouts, real* gaps) {
     });
     for (int w = 0; w < W; ++w) {
       const int at = columns.at + w * kLanes<real>;
-      inverse[w] = real(1) / sum[w];
+      inverse[w] = columns.inverse(w, sum[w]);
       p[w] = moment[w] * inverse[w];
       store<real>(readouts + at, peaks[w].coefficient + p[w]);
-      if constexpr (kGaps) store<real>(gaps + at, peaks[w].runner_up - peaks[w].logit);
+      if constexpr (kGaps) store_gap(columns, peaks, w, gaps);
     }
-    columns.for_keys([&](int w, int, real* s, real* c) {
+    columns.for_keys([&](int w, int, Vec<real>, real* s, real* c) {
       const Vec<real> a = load<real>(s) * inverse[w];
       store<real>(s, a);
       store<real>(c, a * (load<real>(c) - p[w]));
@@ -169,9 +218,8 @@ inline void differentiate(const Rows<real>& rows, real* readouts, real* gaps) {
 template <class real>
 inline void find_gaps(const Rows<real>& rows, real* gaps) {
   for_columns(rows, [gaps](const auto& columns, const auto& peaks) {
-    constexpr int W = sizeof(peaks) / sizeof(peaks[0]);
-    for (int w = 0; w < W; ++w)
-      store<real>(gaps + columns.at + w * kLanes<real>, peaks[w].runner_up - peaks[w].logit);
+    constexpr int W = std::decay_t<decltype(columns)>::kWidth;
+    for (int w = 0; w < W; ++w) store_gap(columns, peaks, w, gaps);
   });
 }
 
@@ -182,11 +230,11 @@ inline void differentiate_scaled(const Rows<real>& rows, Vec<real> shift, real* 
   using Int = typename Lane<real>::Int;
   const Vec<real> scale = exp<real>(shift);
   for_columns(rows, [=](const auto& columns, const auto& peaks) {
-    constexpr int W = sizeof(peaks) / sizeof(peaks[0]);
+    constexpr int W = std::decay_t<decltype(columns)>::kWidth;
     Vec<real> others[W] = {}, moment[W] = {}, inverse[W], p[W];  // sums divided by exp(shift)
-    columns.for_keys([&](int w, int key, real* s, real* c) {
+    columns.for_keys([&](int w, int key, Vec<real> logit, real* s, real* c) {
       const Vec<real> e = select<real>(peaks[w].key == Int(key), Vec<real>{},
-                                       exp_flushed<real>(load<real>(s) - peaks[w].logit - shift));
+                                       exp_flushed<real>(logit - peaks[w].logit - shift));
       const Vec<real> centred = load<real>(c) - peaks[w].coefficient;
       store<real>(s, e);
       store<real>(c, centred);
@@ -194,16 +242,33 @@ inline void differentiate_scaled(const Rows<real>& rows, Vec<real> shift, real* 
       moment[w] += e * centred;
     });
     for (int w = 0; w < W; ++w) {
-      inverse[w] = real(1) / (real(1) + others[w] * scale);
+      inverse[w] = columns.inverse(w, real(1) + others[w] * scale);
       p[w] = moment[w] * inverse[w];
       store<real>(readouts + columns.at + w * kLanes<real>, peaks[w].coefficient + p[w] * scale);
     }
-    columns.for_keys([&](int w, int key, real* s, real* c) {
+    columns.for_keys([&](int w, int key, Vec<real>, real* s, real* c) {
       const IntVec<real> is_peak = peaks[w].key == Int(key);
       const Vec<real> a = load<real>(s) * inverse[w];
       const Vec<real> centred = load<real>(c);
       store<real>(s, select<real>(is_peak, inverse[w], a * scale));
       store<real>(c, select<real>(is_peak, -p[w] * inverse[w], a * (centred - p[w] * scale)));
+    });
+  });
+}
+
+/// C becomes D, given the weights A in S.
+template <class real>
+inline void differentiate_weights(const Rows<real>& rows) {
+  for_columns_of<false>(rows, [](const auto& columns, const auto& peaks) {
+    constexpr int W = std::decay_t<decltype(columns)>::kWidth;
+    Vec<real> p[W] = {};
+    columns.for_keys([&](int w, int, Vec<real> a, const real*, real* c) {
+      const Vec<real> centred = load<real>(c) - peaks[w].coefficient;
+      store<real>(c, centred);
+      p[w] += a * centred;
+    });
+    columns.for_keys([&](int w, int, Vec<real> a, const real*, real* c) {
+      store<real>(c, a * (load<real>(c) - p[w]));
     });
   });
 }

@@ -14,9 +14,31 @@
 
 namespace mhfast {
 
+/// A product or a batch of products of the same sizes. N counts vectors, all strides count numbers.
+template <class real>
+struct Product {
+  struct {
+    int M, N, K1, K2 = 1, batch = 1;
+  } size;
+  struct {
+    const real* at;
+    std::ptrdiff_t k1, k2 = 0, batch = 0;
+  } a;
+  struct {
+    const real* at;
+    std::ptrdiff_t k1, n, k2 = 0, batch = 0;
+  } b;
+  struct {
+    real* at;
+    std::ptrdiff_t m, n, batch = 0;
+  } c;
+  bool add = false;  // add to C instead of overwriting it
+};
+
 enum class RowMode {
   kReadout,     // readouts only
-  kAttention,   // s becomes the weights A; ut and c are not used
+  kAttention,   // s becomes the weights A, denormal ones included; ut and c are not used
+  kWeights,     // the same, denormal weights flushed to zero
   kDerivative,  // s becomes A, c becomes D
   kScaled,      // s becomes A, c becomes D exp(-gap of the sample)
 };
@@ -26,10 +48,15 @@ template <class real>
 struct ScoreArguments {
   int T, q, d, units;
   const real* w;   // (d, d)
-  const real* ut;  // U transposed: (d, q), rows as lanes: (d, qL)
-  const real* x;   // packed keys
-  const real* z;   // packed queries; x itself for self-attention
-  real* p;         // scratch for Z W: d * units * (q * L or qL)
+  const real* ut;  // U transposed: (d, q), rows as lanes: (d, qL); from feature to feature `ut_k`
+  std::ptrdiff_t ut_k, ut_unit;  // from unit to unit: 0 where all have the same
+  bool ut_laned;                 // ut holds vectors, one number for each lane
+  const real* x;                 // packed keys
+  const real* z;                 // packed queries; x itself for self-attention
+  const real* shared_p;          // Z W where all samples share Z, in the place of z; or null
+  std::ptrdiff_t shared_p_k;     // from feature to feature in it
+  const real* limits;  // keys that each row sees, as a row of s: (units, q * L or qL), or null
+  real* p;             // scratch for Z W: d * units * (q * L or qL)
   real* s;
   real* c;
   std::ptrdiff_t unit_stride;  // from unit to unit in s and c
@@ -42,17 +69,38 @@ struct ScoreArguments {
 };
 
 /// Gradients of one head over `units` units, from A, D and keys multiplied by the loss derivative.
+/// Sums over units: a null result is not computed, `add` adds to what is there.
 template <class real>
 struct GradientArguments {
   int T, q, d, units;
-  const real* a;   // null if gu is
-  const real* dd;  // D; null if gw is
+  const real* a;   // needed for gu
+  const real* dd;  // D, needed for gw and ge
   const real* gx;  // samples as lanes [unit][key][feature][L]; features as lanes [unit][key][dL]
   const real* z;   // samples as lanes: packed queries; features as lanes: rows (units, q, d)
   real* e;         // scratch for D X: units * q * (d * L or dL)
-  real* gu;        // (q, d, L) or (q, dL), or null
-  real* gw;        // (d, d, L) or (d, dL), or null
-  bool add;        // add to gu and gw instead of overwriting them
+  real* gu;        // A X: (q, d, L) or (q, dL)
+  real* gw;        // Z^T D X: (d, d, L) or (d, dL)
+  real* ge;        // D X, where all units have the same queries: (q, d, L) or (q, dL)
+  bool add;
+};
+
+/// One head of a layer, samples (or runs) as lanes; y, f and g are [unit][row][feature or
+/// output][L].
+template <class real>
+struct LayerArguments {
+  int T, q, d, p, units;
+  const real* v;               // (d, p)
+  const real* vt;              // V transposed: (p, d)
+  const real* x;               // packed keys
+  const real* a;               // weights A
+  std::ptrdiff_t unit_stride;  // from unit to unit in a and c
+  real* y;                     // A X
+  real* f;                     // outputs Y V, added to if `add`
+  const real* g;               // derivative of the loss by the outputs
+  real* ut;                    // G V^T as [feature][unit, row][L]
+  real* c;                     // C = G V^T X^T, then D
+  real* gv;                    // sum over units of Y^T G: (d, p, L)
+  bool add;
 };
 
 enum class TileMode { kReadout, kDerivative, kGap, kScaled };
@@ -67,6 +115,7 @@ struct TileArguments {
   const real* xt;             // keys transposed: (d, T)
   std::ptrdiff_t x_row;       // from feature to feature in xt
   const real *x, *z;          // keys (T, dL); the tile's queries (rows, d)
+  const real* limits;         // keys that each row sees (qL), or null
   real *pu, *sc, *axdx;       // scratch: 2 qL d, 2 qL T, 2 qL dL
   real *readouts, *row_gaps;  // (qL)
   real* gap;                  // one number, or null: out, in for kScaled
@@ -85,17 +134,78 @@ struct ReduceArguments {
   real* out;  // (rows, d)
 };
 
+/// Softmax by rows and how it moves along a direction; arrays are laid out as rows of scores.
+template <class real>
+struct TangentArguments {
+  int keys, columns;       // query rows in whole vectors
+  std::ptrdiff_t stride;   // from key to key
+  const real* limits;      // keys that each row sees, or null
+  real *s, *ds;            // logits and their derivative; A and its relative derivative
+  real *c, *dc;            // readout coefficients and their derivative; D and its derivative
+  real *readouts, *moves;  // (columns vectors): rows of <A, C> and their derivative
+};
+
+/// C[m][n] (+)= factor * sum over k of A[m][k] B[k][n]; an entry is `width` numbers, one for each
+/// run, and strides count entries.
+template <class real>
+struct SmallProduct {
+  int M, N, K, width;
+  const real* a;
+  std::ptrdiff_t a_row, a_column;
+  const real* b;
+  std::ptrdiff_t b_row, b_column;
+  real* c;
+  std::ptrdiff_t c_row, c_column;
+  real factor;
+  bool add;
+};
+
+/// A step of an optimizer over `size` numbers. A parameter that lies alone in memory is stepped
+/// over like one of as many runs as there are lanes: every array of `L` numbers here has one for
+/// each.
+template <class real>
+struct StepArguments {
+  std::ptrdiff_t size;
+  real* theta;
+  const real* g;
+  real *first, *second;  // what the optimizer keeps: momentum, moments
+  const real* rate;      // (L) factor of the step; lanes with `frozen` keep theta
+  const real* kept;      // (L) what clipping leaves of g
+  const real* frozen;    // (L) 0 or 1
+  const real* decay;     // (L) share of theta that is taken away
+  double beta1, beta2, eps, root, power;
+  bool nesterov;
+};
+
+/// Sums over vectors, one result for each lane.
+template <class real>
+struct MeasureArguments {
+  std::ptrdiff_t size;
+  const real* x;
+  double* largest;  // (L) largest |x|; NaN where an entry is
+  double* sum;      // (L) sum of (|x| / largest)^power; power 0: not computed
+  double power;
+};
+
 /// One instruction set's kernels for one type. Names: operation, then what the lanes are.
 template <class real>
 struct Kernels {
   int lanes;
   void (*scores_samples)(const ScoreArguments<real>&);
+  void (*scores_runs)(const ScoreArguments<real>&);  // parameters have a number for each lane
   void (*scores_rows)(const ScoreArguments<real>&);
   void (*gradients_samples)(const GradientArguments<real>&);
   // Features as lanes; A and D come from scores_rows, or from one block of scores_samples, whose
   // samples are then the units.
   void (*gradients_features_of_rows)(const GradientArguments<real>&);
   void (*gradients_features_of_samples)(const GradientArguments<real>&);
+  // Samples as lanes, then runs as lanes: outputs; D; gradient by V.
+  void (*layer_outputs_samples)(const LayerArguments<real>&);
+  void (*layer_outputs_runs)(const LayerArguments<real>&);
+  void (*layer_upstream_samples)(const LayerArguments<real>&);
+  void (*layer_upstream_runs)(const LayerArguments<real>&);
+  void (*layer_derivative)(const LayerArguments<real>&);
+  void (*layer_gradient)(const LayerArguments<real>&);
   void (*tile_scores)(const TileArguments<real>&);
   void (*tile_gradients)(const TileArguments<real>&);
   // out (+)= sum over `count` of factors[i] x[i * stride + .], each of `size` whole vectors'
@@ -104,10 +214,23 @@ struct Kernels {
                   std::ptrdiff_t size, real* out, bool add);
   void (*reduce_samples)(const ReduceArguments<real>&);
   void (*reduce_features)(const ReduceArguments<real>&);
-  void (*pack_samples)(const real* x, int valid, int rows, int d, real* out);
+  // Lanes are samples or runs: lane l < valid from x + l * stride, others zero.
+  void (*pack_lanes)(const real* x, std::ptrdiff_t stride, int valid, std::ptrdiff_t size,
+                     real* out);
   void (*pack_rows)(const real* x, int rows, int d, int padded, real* out);
+  void (*transpose_lanes)(const real* x, int rows, int d, real* out);  // [row][k][L] to [k][row][L]
   void (*scale_rows)(const real* x, real factor, int rows, int d, int padded, real* out);
   void (*scale_samples)(const real* x, const real* factor, std::ptrdiff_t size, real* out);
+  void (*product)(const Product<real>&);  // the left operand is shared by the lanes
+  // For the products of a Hessian: softmax; then its derivative by the logits.
+  void (*tangent_weights)(const TangentArguments<real>&);
+  void (*tangent_derivative)(const TangentArguments<real>&);
+  void (*small_product)(const SmallProduct<real>&);
+  void (*measure)(const MeasureArguments<real>&);
+  void (*step_gradient)(const StepArguments<real>&);
+  void (*step_momentum)(const StepArguments<real>&);
+  void (*step_adam)(const StepArguments<real>&);
+  void (*step_mirror)(const StepArguments<real>&);
   void (*exponentials)(const real* x, std::ptrdiff_t size, real* out);
   double (*multiply_adds)(std::int64_t rounds);  // runs them; returns their flops
 };

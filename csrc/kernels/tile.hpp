@@ -25,7 +25,7 @@ void tile_scores(const TileArguments<real>& in) {
       store<real>(in.pu + k * width + qL + v, load<real>(in.ut + k * in.z_row + v));
   multiply<Left::kShared>(
       Product<real>{{in.T, 2 * N, in.d}, {in.xt, in.x_row}, {in.pu, width, L}, {in.sc, width, L}});
-  const Rows<real> rows{in.T, N, width, in.sc, in.sc + qL};
+  const Rows<real> rows{in.T, N, width, in.sc, in.sc + qL, in.limits};
   const auto largest_gap = [&] {
     real largest = in.row_gaps[0];
     for (int t = 1; t < in.rows; ++t) largest = in.row_gaps[t] > largest ? in.row_gaps[t] : largest;

@@ -9,9 +9,10 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Multiply-adds count two; an exponential about twenty.
-double flops(const Shape& s) {
-  return double(s.n) * s.H * s.q * (4.0 * s.d * s.d + 8.0 * s.T * s.d + 20.0 * s.T);
+/// Of all runs. Multiply-adds count two; an exponential about twenty.
+double flops(const Shape& s, int runs) {
+  const double layer = s.is_layer() ? 2.0 * s.T * s.d + 6.0 * s.d * s.p : 0.0;
+  return double(s.n) * runs * s.H * s.q * (4.0 * s.d * s.d + 8.0 * s.T * s.d + 20.0 * s.T + layer);
 }
 
 // Flops a second and lane below which a thread can only have been kept from its work.
@@ -20,42 +21,58 @@ constexpr double kLeisurelyFlops = 5e8;
 }  // namespace
 
 template <class real>
-Engine<real>::Engine(const Data<real>& data, Loss loss, const Options& options, int threads,
-                     Block& block)
+Engine<real>::Engine(const Data<real>& data, Loss loss, const Options& options, int threads)
     : kernels_(active_kernels<real>()),
       data_(data),
       loss_(loss),
       options_(options),
-      plan_(make_plan(data.shape, sizeof(real), kernels_.lanes)),
-      leisurely_seconds_(flops(data.shape) / (kLeisurelyFlops * kernels_.lanes)),
+      plan_(make_plan(data.shape, sizeof(real), kernels_.lanes, options.runs_are_lanes)),
+      width_(plan_.runs_are_lanes() ? kernels_.lanes : 1),
+      leisurely_seconds_(flops(data.shape, data.runs) / (kLeisurelyFlops * kernels_.lanes)),
       threads_(useful_threads(threads,
                               plan_.kind == PlanKind::kTiles
                                   ? std::int64_t(plan_.slab) * data.shape.H * plan_.parts
                                   : plan_.chunks,
-                              flops(data.shape))) {
+                              flops(data.shape, data.runs))) {
   const Shape& s = data_.shape;
   const std::ptrdiff_t L = kernels_.lanes;
-  const bool samples = plan_.samples_are_lanes();
+  const bool lanes = plan_.problems_are_lanes();
   const std::ptrdiff_t qL = round_up(s.q, L), TL = round_up(s.T, L);
-  key_size_ = s.d * (samples ? s.T * L : TL);
-  query_size_ = s.d * (samples ? s.q * L : qL);
-  weights_size_ = s.T * (samples ? s.q * L : qL);
-  ut_size_ = s.d * (samples ? s.q : qL);
-  rows_size_ = samples ? s.q * L : qL;
-  partial_size_ = partial_gradient_size(s, plan_, int(L));
+  const std::ptrdiff_t rows = s.is_layer() ? plan_.tile : s.q;
+  key_size_ = s.d * (lanes ? s.T * L : TL);
+  query_size_ = s.d * (lanes ? s.q * L : qL);
+  target_size_ = s.is_layer() ? data_.targets * L : 0;
+  rows_size_ = lanes ? rows * L : qL;
+  weights_size_ = s.T * rows_size_;
+  parameter_ = width_;
+  ut_size_ =
+      s.is_layer() ? std::ptrdiff_t(s.d) * s.p * parameter_ : s.d * (lanes ? s.q : qL) * parameter_;
+  part_ = partial_gradient(s, plan_, int(L));
 
-  total_weight_ = double(s.n);
-  if (data_.weight) {
-    total_weight_ = 0;
-    for (std::ptrdiff_t i = 0; i < s.n; ++i) total_weight_ += double(data_.weight[i]);
-  }
-  chunk_totals_.resize(plan_.chunks);
+  weigh();
+  chunk_totals_.resize(std::size_t(plan_.chunks) * width_);
   if (options_.gaps) {
-    chunk_scales_.resize(std::size_t(plan_.chunks) * (s.H + 1));
-    scales_.heads.resize(s.H);
+    chunk_scales_.resize(std::size_t(plan_.chunks) * (s.H + 1) * width_);
+    head_scales_.resize(std::size_t(s.H) * width_);
+    slope_scales_.resize(width_);
   }
   rooms_.resize(threads_);
-  packed_chunks_.assign(plan_.chunks, 0);
+}
+
+/// What the loss of a run is divided by, and what the derivative of a model's output is.
+template <class real>
+void Engine<real>::weigh() {
+  const Shape& s = data_.shape;
+  for (int lane = 0; lane < width_; ++lane) {
+    const double total = data_.total_weight(std::min(lane, data_.runs - 1), loss_);
+    total_weights_.push_back(total);
+    total_labels_.push_back(data_.total_labels(std::min(lane, data_.runs - 1), loss_));
+    shares_.push_back(1.0 / (s.is_layer() ? total : total * std::sqrt(double(s.H))));
+  }
+}
+
+template <class real>
+void Engine<real>::bind(Block& block) {
   Layout measure;
   lay_out(measure);
   Layout layout(block.reserve(measure.size()));
@@ -66,26 +83,28 @@ template <class real>
 void Engine<real>::lay_out(Layout& layout) {
   const Shape& s = data_.shape;
   const std::ptrdiff_t L = kernels_.lanes;
-  const bool samples = plan_.samples_are_lanes();
-  const std::size_t H = s.H, lanes_of_unit = samples ? L : 1;
+  const std::size_t H = s.H, lanes_of_unit = plan_.problems_are_lanes() ? L : 1;
   const std::size_t slab = std::min<std::ptrdiff_t>(plan_.slab, plan_.units);
-  const std::size_t held = slab * lanes_of_unit;  // samples of a slab
+  const std::size_t held = slab * lanes_of_unit;  // entries of a slab
   const std::size_t heads_kept = options_.gradient && plan_.keep ? H : 1;
+  const std::size_t shared_query = s.shared_query ? 1 : 0;
 
-  w_scaled_ = layout.take<real>(H * s.d * s.d);
+  w_scaled_ = layout.take<real>(H * s.d * s.d * parameter_);
   ut_ = layout.take<real>(H * ut_size_);
-  const bool tiles = plan_.kind == PlanKind::kTiles;
-  const std::size_t packed_units = options_.keep_packed && !tiles ? plan_.units : 0;
-  packed_x_ = layout.take<real>(packed_units * key_size_);
-  packed_z_ = data_.self ? packed_x_ : layout.take<real>(packed_units * query_size_);
-  partial_ = layout.take<real>(options_.gradient ? plan_.chunks * partial_size_ : 0);
-  if (tiles) return lay_out_tiles(layout);
+  shared_product_ = layout.take<real>(shared_query * H * s.q * s.d);
+  shared_p_ = layout.take<real>(shared_query * H * query_size_);
+  shared_e_ = layout.take<real>(shared_query * options_.gradient * H * s.q * s.d * parameter_);
+  partial_ = layout.take<real>(options_.gradient ? plan_.chunks * part_.size : 0);
+  if (plan_.kind == PlanKind::kTiles) return lay_out_tiles(layout);
   for (Room& room : rooms_) {
-    room.x = options_.keep_packed ? nullptr : layout.take<real>(slab * key_size_);
-    room.z = options_.keep_packed || data_.self ? room.x : layout.take<real>(slab * query_size_);
+    room.x = packed_ ? nullptr : layout.take<real>(slab * key_size_);
+    room.z =
+        packed_ || data_.self || s.shared_query ? room.x : layout.take<real>(slab * query_size_);
+    room.y = packed_ ? nullptr : layout.take<real>(slab * target_size_);
+    room.limits = layout.take<real>(data_.is_limited() ? slab * rows_size_ : 0);
     room.p = layout.take<real>(slab * query_size_);
     room.s = layout.take<real>(heads_kept * slab * weights_size_);
-    room.c = layout.take<real>(heads_kept * slab * weights_size_);
+    room.c = layout.take<real>((s.is_layer() ? 1 : heads_kept) * slab * weights_size_);
     room.readout = layout.take<real>(held);
     room.row_readouts = layout.take<real>(rows_size_);
     room.row_gaps = layout.take<real>(rows_size_);
@@ -94,6 +113,7 @@ void Engine<real>::lay_out(Layout& layout) {
     room.slope = layout.take<double>(held);
     room.log_slope = layout.take<double>(held);
     room.factors = layout.take<real>(held);
+    if (s.is_layer()) lay_out_layer(layout, room);
     if (!options_.gradient) continue;
     const std::size_t dL = round_up(s.d, L);
     const std::size_t row = plan_.features_are_lanes() ? held * dL : slab * s.d * L;
@@ -103,21 +123,100 @@ void Engine<real>::lay_out(Layout& layout) {
 }
 
 template <class real>
+std::shared_ptr<Packed<real>> Engine<real>::make_packed() const {
+  if (plan_.kind == PlanKind::kTiles) return nullptr;
+  const bool external = !data_.self && !data_.shape.shared_query;
+  auto packed = std::make_shared<Packed<real>>();
+  const auto lay_out = [&](Layout layout) {
+    packed->x = layout.template take<real>(plan_.units * key_size_);
+    packed->z = external ? layout.template take<real>(plan_.units * query_size_) : packed->x;
+    packed->y = layout.template take<real>(data_.y ? plan_.units * target_size_ : 0);
+    return layout.size();
+  };
+  lay_out(Layout(packed->block.reserve(lay_out(Layout()))));
+  return packed;
+}
+
+/// Packs units `first` to `last` of arrays (n, rows, columns).
+template <class real>
+void Engine<real>::pack(const real* from, std::ptrdiff_t run, int rows, int columns,
+                        std::ptrdiff_t first, std::ptrdiff_t last, real* to) const {
+  const int L = kernels_.lanes, padded = int(round_up(rows, L));
+  const std::ptrdiff_t size = std::ptrdiff_t(rows) * columns;
+  for (std::ptrdiff_t u = first; u < last; ++u) {
+    if (plan_.samples_are_lanes()) {
+      const int valid = int(std::min<std::ptrdiff_t>(L, data_.shape.n - u * L));
+      kernels_.pack_lanes(from + u * L * size, size, valid, size, to);
+      to += size * L;
+    } else if (plan_.runs_are_lanes()) {
+      // What all share, the lanes without a run have as well: others may use the result.
+      kernels_.pack_lanes(from + u * size, run, run == 0 ? L : data_.runs, size, to);
+      to += size * L;
+    } else {
+      kernels_.pack_rows(from + u * size, rows, columns, padded, to);
+      to += std::ptrdiff_t(columns) * padded;
+    }
+  }
+}
+
+template <class real>
+void Engine<real>::pack_all(const Member& member) {
+  if (!packed_) return;
+  const Shape& s = data_.shape;
+  const std::ptrdiff_t first = plan_.units * member.index / member.count,
+                       last = plan_.units * (member.index + 1) / member.count;
+  pack(data_.x, data_.run.x, s.T, s.d, first, last, packed_->x + first * key_size_);
+  if (packed_->z != packed_->x)
+    pack(data_.z, data_.run.z, s.q, s.d, first, last, packed_->z + first * query_size_);
+  if (target_size_ && data_.y)
+    pack(data_.y, data_.run.y, int(data_.targets), 1, first, last,
+         packed_->y + first * target_size_);
+}
+
+template <class real>
 void Engine<real>::load_parameters(const Parameters<real>& parameters, const Member& member) {
   const Shape& s = data_.shape;
-  const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, qd = std::ptrdiff_t(s.q) * s.d;
-  const int padded = plan_.samples_are_lanes() ? s.q : int(round_up(s.q, kernels_.lanes));
+  const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d * parameter_;
   const bool scaled = parameters.scale != real(1);
   if (member.index == 0) {
     w_ = scaled ? w_scaled_ : parameters.W;
+    v_ = parameters.V;
     scale_ = parameters.scale;
+    prompt_ = parameters.prompt;
   }
+  // A classifier's U (q, d) or a layer's V (d, p), transposed.
+  const real* readout = s.is_layer() ? parameters.V : parameters.U;
+  const int rows = s.is_layer() ? s.d : s.q, columns = s.is_layer() ? s.p : s.d;
+  const int padded = plan_.problems_are_lanes() ? rows : int(round_up(rows, kernels_.lanes));
   for (int h = member.index; h < s.H; h += member.count) {
-    kernels_.pack_rows(parameters.U + h * qd, s.q, s.d, padded, ut_ + h * ut_size_);
+    if (s.shared_query) load_shared_product(parameters, h);
+    const real* from = readout + std::ptrdiff_t(h) * rows * columns * parameter_;
+    if (plan_.runs_are_lanes())
+      kernels_.transpose_lanes(from, rows, columns, ut_ + h * ut_size_);
+    else
+      kernels_.pack_rows(from, rows, columns, padded, ut_ + h * ut_size_);
     if (scaled)
       for (std::ptrdiff_t i = h * dd; i < (h + 1) * dd; ++i)
         w_scaled_[i] = parameters.scale * parameters.W[i];
   }
+}
+
+/// Z W of one head, Z being the query rows of all samples, as scores would compute it for a unit.
+template <class real>
+void Engine<real>::load_shared_product(const Parameters<real>& parameters, int head) {
+  const Shape& s = data_.shape;
+  const int width = int(parameter_);
+  const real* w = parameters.W + std::ptrdiff_t(head) * s.d * s.d * width;
+  real* to = shared_p_ + head * query_size_;
+  const bool by_rows = !plan_.problems_are_lanes();
+  const std::ptrdiff_t row = by_rows ? s.d : 1, column = by_rows ? 1 : s.q;
+  real* product = plan_.runs_are_lanes() ? to : shared_product_ + head * std::ptrdiff_t(s.q) * s.d;
+  kernels_.small_product({s.q, s.d, s.d, width, parameters.prompt, s.d, 1, w, s.d, 1, product, row,
+                          column, parameters.scale, false});
+  if (plan_.samples_are_lanes())
+    kernels_.pack_lanes(product, 0, kernels_.lanes, std::ptrdiff_t(s.q) * s.d, to);
+  else if (by_rows)
+    kernels_.pack_rows(product, s.q, s.d, int(round_up(s.q, kernels_.lanes)), to);
 }
 
 template <class real>
@@ -133,132 +232,238 @@ void Engine<real>::run_chunks(Pass pass, const Member& member) {
 }
 
 template <class real>
-void Engine<real>::pack(const real* from, int rows, const Slab& slab, real* to) const {
+void Engine<real>::run_chunk(Pass pass, int chunk, Room& room) {
   const Shape& s = data_.shape;
-  const int L = kernels_.lanes, padded = int(round_up(rows, L));
-  const std::ptrdiff_t size = std::ptrdiff_t(rows) * s.d;
-  from += slab.first_sample * size;
-  for (int u = 0; u < slab.units; ++u) {
-    if (plan_.samples_are_lanes())
-      kernels_.pack_samples(from + u * L * size, std::min(L, slab.samples - u * L), rows, s.d,
-                            to + u * size * L);
-    else
-      kernels_.pack_rows(from + u * size, rows, s.d, padded, to + std::ptrdiff_t(u) * s.d * padded);
+  const std::ptrdiff_t first = plan_.units * chunk / plan_.chunks,
+                       last = plan_.units * (chunk + 1) / plan_.chunks;
+  std::fill_n(chunk_totals_.begin() + std::ptrdiff_t(chunk) * width_, width_,
+              Totals{0, 0, kInfinity});
+  const std::ptrdiff_t scales = std::ptrdiff_t(s.H + 1) * width_;
+  if (options_.gaps && pass == Pass::kGradient)
+    std::fill_n(chunk_scales_.begin() + chunk * scales, scales, -kInfinity);
+  for (std::ptrdiff_t unit = first; unit < last; unit += plan_.slab) {
+    Slab slab = open_slab(unit, std::min(unit + plan_.slab, last), room);
+    slab.first = unit == first;
+    const int step = s.is_layer() ? plan_.tile : s.q;
+    for (int row = 0; row < s.q; row += step) {
+      slab.first_row = row;
+      slab.rows = std::min(step, s.q - row);
+      if (data_.is_limited()) find_limits(slab, room);
+      if (s.is_layer())
+        run_layer_slab(pass, chunk, slab, room);
+      else
+        run_classifier_slab(pass, chunk, slab, room);
+    }
   }
 }
 
 template <class real>
-typename Engine<real>::Slab Engine<real>::open_slab(int chunk, std::ptrdiff_t first,
-                                                    std::ptrdiff_t last, Room& room) const {
+typename Engine<real>::Slab Engine<real>::open_slab(std::ptrdiff_t first, std::ptrdiff_t last,
+                                                    Room& room) const {
   const Shape& s = data_.shape;
   const std::ptrdiff_t samples_per_unit = plan_.samples_are_lanes() ? kernels_.lanes : 1;
-  Slab slab{first * samples_per_unit, int(last - first), 0, nullptr, nullptr};
+  Slab slab{
+      first * samples_per_unit, int(last - first), 0, nullptr, nullptr, nullptr, 0, s.q, true};
   slab.samples = int(std::min(last * samples_per_unit, s.n) - slab.first_sample);
-  real* x = options_.keep_packed ? packed_x_ + first * key_size_ : room.x;
-  real* z = data_.self ? x : options_.keep_packed ? packed_z_ + first * query_size_ : room.z;
-  if (!options_.keep_packed || !packed_chunks_[chunk]) {
-    pack(data_.x, s.T, slab, x);
-    if (!data_.self) pack(data_.z, s.q, slab, z);
+  if (packed_) {
+    slab.x = packed_->x + first * key_size_;
+    slab.z = data_.self ? slab.x : packed_->z + first * query_size_;
+    slab.y = packed_->y + first * target_size_;
+  } else {
+    pack(data_.x, data_.run.x, s.T, s.d, first, last, room.x);
+    if (room.z != room.x) pack(data_.z, data_.run.z, s.q, s.d, first, last, room.z);
+    if (target_size_ && data_.y)
+      pack(data_.y, data_.run.y, int(data_.targets), 1, first, last, room.y);
+    slab.x = room.x;
+    slab.z = room.z;
+    slab.y = room.y;
   }
-  slab.x = x;
-  slab.z = z;
   return slab;
 }
 
+/// Keys that each row of the slab sees, in the layout of a row of scores.
 template <class real>
-void Engine<real>::score(RowMode mode, int head, const Slab& slab, Room& room, real* gap) const {
+void Engine<real>::find_limits(const Slab& slab, Room& room) const {
   const Shape& s = data_.shape;
-  const bool kept = plan_.keep && mode != RowMode::kReadout;
-  const std::ptrdiff_t at = kept ? head * (slab.units * weights_size_) : 0;
-  const ScoreArguments<real> arguments{s.T,
-                                       s.q,
-                                       s.d,
-                                       slab.units,
-                                       w_ + std::ptrdiff_t(head) * s.d * s.d,
-                                       ut_ + head * ut_size_,
-                                       slab.x,
-                                       slab.z,
-                                       room.p,
-                                       room.s + at,
-                                       room.c + at,
-                                       weights_size_,
-                                       room.readout,
-                                       gap,
-                                       room.row_readouts,
-                                       room.row_gaps,
-                                       mode};
-  (plan_.samples_are_lanes() ? kernels_.scores_samples : kernels_.scores_rows)(arguments);
+  const int L = kernels_.lanes;
+  real* to = room.limits;
+  if (plan_.problems_are_lanes()) {
+    for (int u = 0; u < slab.units; ++u)
+      for (int t = 0; t < slab.rows; ++t)
+        for (int l = 0; l < L; ++l) {
+          const int entry = u * L + l;
+          const bool is_sample = entry < entries(slab);
+          *to++ = real(is_sample
+                           ? data_.limit(sample_of(slab, entry), run_of(entry), slab.first_row + t)
+                           : s.T);
+        }
+    return;
+  }
+  for (int i = 0; i < slab.samples; ++i)
+    for (int t = 0; t < int(rows_size_); ++t)
+      *to++ = real(t < s.q ? data_.limit(slab.first_sample + i, 0, t) : s.T);
 }
 
-/// Loss and slope of `samples` samples from their outputs.
 template <class real>
-void Engine<real>::measure_loss(Totals& totals, std::ptrdiff_t first, int samples,
-                                const double* phi, double* slope, double* log_slope) const {
-  for (int i = 0; i < samples; ++i) {
-    const double y = double(data_.y[first + i]);
-    const double weight = data_.weight ? double(data_.weight[first + i]) : 1.0;
-    const LossTerm term = loss_term(loss_, phi[i], y);
-    totals.loss += weight * term.value;
-    totals.correct += y * phi[i] > 0 ? weight : 0.0;
-    totals.margin = std::min(totals.margin, y * phi[i]);
-    slope[i] = term.slope * weight * share();
-    if (options_.gaps) log_slope[i] = term.log_slope + std::log(weight);
+ScoreArguments<real> Engine<real>::scores(RowMode mode, int head, const Slab& slab, Room& room,
+                                          real* gap, bool kept) const {
+  const Shape& s = data_.shape;
+  const std::ptrdiff_t at = kept ? head * (slab.units * weights_size_) : 0;
+  ScoreArguments<real> in{};
+  in.T = s.T;
+  in.q = slab.rows;
+  in.d = s.d;
+  in.units = slab.units;
+  in.w = w_ + std::ptrdiff_t(head) * s.d * s.d * parameter_;
+  in.ut = ut_ + head * ut_size_;
+  in.ut_k = plan_.problems_are_lanes() ? s.q * parameter_ : rows_size_;
+  in.ut_laned = plan_.runs_are_lanes();
+  in.x = slab.x;
+  in.z = slab.z +
+         (plan_.problems_are_lanes() ? std::ptrdiff_t(slab.first_row) * s.d * kernels_.lanes : 0);
+  if (s.shared_query) {
+    const std::ptrdiff_t row = plan_.problems_are_lanes() ? slab.first_row * kernels_.lanes : 0;
+    in.shared_p = shared_p_ + head * query_size_ + row;
+    in.shared_p_k = query_size_ / s.d;
+  }
+  in.limits = data_.is_limited() ? room.limits : nullptr;
+  in.p = room.p;
+  in.s = room.s + at;
+  in.c = room.c + (s.is_layer() ? 0 : at);
+  in.unit_stride = weights_size_;
+  in.readout = room.readout;
+  in.gap = gap;
+  in.row_readouts = room.row_readouts;
+  in.row_gaps = room.row_gaps;
+  in.mode = mode;
+  return in;
+}
+
+template <class real>
+void Engine<real>::run_scores(const ScoreArguments<real>& arguments) const {
+  const auto kernel = plan_.runs_are_lanes()      ? kernels_.scores_runs
+                      : plan_.samples_are_lanes() ? kernels_.scores_samples
+                                                  : kernels_.scores_rows;
+  kernel(arguments);
+}
+
+template <class real>
+void Engine<real>::run_classifier_slab(Pass pass, int chunk, const Slab& slab, Room& room) {
+  const Shape& s = data_.shape;
+  const bool gradient = is_gradient(pass);
+  // Weights that are not kept are computed again later; here they matter only for their gaps.
+  const RowMode mode = !gradient || !(plan_.keep || options_.gaps) ? RowMode::kReadout
+                       : pass == Pass::kScaledGradient             ? RowMode::kScaled
+                                                                   : RowMode::kDerivative;
+  const int held = entries_held(slab), count = entries(slab);
+  const double scale = 1.0 / std::sqrt(double(s.H));
+  std::fill_n(room.phi, held, 0.0);
+  for (int h = 0; h < s.H; ++h) {
+    run_scores(scores(mode, h, slab, room,
+                      options_.gaps && gradient ? room.gap + h * held : nullptr,
+                      plan_.keep && mode != RowMode::kReadout));
+    for (int i = 0; i < count; ++i) room.phi[i] += double(room.readout[i]);
+  }
+  for (int i = 0; i < count; ++i) room.phi[i] *= scale;
+  if (outputs_)
+    for (int i = 0; i < count; ++i) outputs_[slab.first_sample + i] = real(room.phi[i]);
+  if (pass == Pass::kOutputs) return;
+  measure_loss(pass, chunk_totals_.data() + std::ptrdiff_t(chunk) * width_, slab, room.phi,
+               room.slope, room.log_slope);
+  if (options_.gaps && pass == Pass::kGradient) gather_scales(chunk, slab, room);
+  if (gradient) differentiate(pass, chunk, slab, room);
+}
+
+/// Loss and slope of a slab's entries from their outputs.
+template <class real>
+void Engine<real>::measure_loss(Pass pass, Totals* totals, const Slab& slab, const double* phi,
+                                double* slope, double* log_slope) const {
+  const int count = entries(slab);
+  const bool values = totals_wanted_ || pass == Pass::kScaledGradient;
+  std::ptrdiff_t sample = slab.first_sample - 1;
+  for (int e = 0, lane = width_ - 1; e < count; ++e) {
+    lane = lane + 1 < width_ ? lane + 1 : 0;
+    if (lane == 0) ++sample;
+    const int run = std::min(lane, data_.runs - 1);
+    const double y = double(data_.y[run * data_.run.y + sample]);
+    const double w = data_.weight_of(run, sample, 0);
+    if (w == 0) {  // left out, whatever the output is
+      slope[e] = 0;
+      if (options_.gaps) log_slope[e] = -kInfinity;
+      continue;
+    }
+    const LossTerm term = loss_term(loss_, phi[e], y, values);
+    Totals& total = totals[lane];
+    total.loss += w * term.value;
+    if (y * phi[e] > 0) total.correct += w;
+    total.margin = std::min(total.margin, y * phi[e]);
+    slope[e] = term.slope * w * shares_[lane];
+    if (options_.gaps) log_slope[e] = term.log_slope + (data_.weight ? std::log(w) : 0.0);
   }
 }
 
 template <class real>
 void Engine<real>::gather_scales(int chunk, const Slab& slab, const Room& room) {
-  const int H = data_.shape.H, held = samples_held(slab);
-  double* scales = chunk_scales_.data() + std::size_t(chunk) * (H + 1);
-  for (int i = 0; i < slab.samples; ++i) {
-    scales[H] = std::max(scales[H], room.log_slope[i]);
-    for (int h = 0; h < H; ++h)
-      scales[h] = std::max(scales[h], room.log_slope[i] + double(room.gap[h * held + i]));
+  const int H = data_.shape.H, held = entries_held(slab), count = entries(slab);
+  double* scales = chunk_scales_.data() + std::ptrdiff_t(chunk) * (H + 1) * width_;
+  for (int e = 0, lane = width_ - 1; e < count; ++e) {
+    lane = lane + 1 < width_ ? lane + 1 : 0;
+    double& slope = scales[H * width_ + lane];
+    slope = std::max(slope, room.log_slope[e]);
+    for (int h = 0; h < H; ++h) {
+      double& scale = scales[h * width_ + lane];
+      scale = std::max(scale, room.log_slope[e] + double(room.gap[h * held + e]));
+    }
   }
 }
 
-/// Keys of the slab times a factor for each sample, into room.gx.
+/// Keys of the slab times a factor for each entry.
 template <class real>
-void Engine<real>::scale_keys(const Slab& slab, const double* factors, Room& room) const {
+const real* Engine<real>::scale_keys(const Slab& slab, const double* factors, Room& room) const {
   const Shape& s = data_.shape;
-  const int L = kernels_.lanes;
+  const int L = kernels_.lanes, count = entries(slab);
   const std::ptrdiff_t size = std::ptrdiff_t(s.T) * s.d;
   if (plan_.features_are_lanes()) {
     const int padded = int(round_up(s.d, L));
     for (int i = 0; i < slab.samples; ++i)
       kernels_.scale_rows(data_.x + (slab.first_sample + i) * size, real(factors[i]), s.T, s.d,
                           padded, room.gx + std::ptrdiff_t(i) * s.T * padded);
-    return;
+    return room.gx;
   }
-  for (int i = 0; i < slab.units * L; ++i)
-    room.factors[i] = i < slab.samples ? real(factors[i]) : real(0);
+  for (int e = 0; e < slab.units * L; ++e) room.factors[e] = e < count ? real(factors[e]) : real(0);
   for (int u = 0; u < slab.units; ++u)
     kernels_.scale_samples(slab.x + u * size * L, room.factors + u * L, size,
                            room.gx + u * size * L);
+  return room.gx;
 }
 
 /// Adds one head's gradient of the slab to the chunk's; a or dd may be null.
 template <class real>
 void Engine<real>::accumulate(int chunk, int head, const Slab& slab, const real* a, const real* dd,
-                              Room& room, bool add) const {
+                              const real* gx, Room& room) const {
   const Shape& s = data_.shape;
-  const std::ptrdiff_t row = gradient_row();
-  real* gW = partial_ + chunk * partial_size_ + head * (s.d * row);
-  real* gU = partial_ + chunk * partial_size_ + s.H * (s.d * row) + head * (s.q * row);
   const bool features = plan_.features_are_lanes();
-  GradientArguments<real> in{s.T,
-                             s.q,
-                             s.d,
-                             features ? slab.samples : slab.units,
-                             a,
-                             dd,
-                             room.gx,
-                             features ? data_.z + slab.first_sample * s.q * s.d : slab.z,
-                             room.e,
-                             a ? gU : nullptr,
-                             dd ? gW : nullptr,
-                             add};
-  if (!features) return kernels_.gradients_samples(in);
+  real* partial = partial_ + chunk * part_.size;
+  GradientArguments<real> in{};
+  in.T = s.T;
+  in.q = slab.rows;
+  in.d = s.d;
+  in.units = features ? slab.samples : slab.units;
+  in.a = a;
+  in.dd = dd;
+  in.gx = gx;
+  in.e = room.e;
+  if (a) in.gu = partial + part_.readout_at + head * part_.readout_head;
+  if (dd && s.shared_query)
+    in.ge = partial + head * part_.weight_head + slab.first_row * part_.weight_row;
+  else if (dd)
+    in.gw = partial + head * part_.weight_head;
+  in.add = !slab.first || (slab.first_row > 0 && !s.shared_query);
+  if (!features) {
+    in.z = slab.z + std::ptrdiff_t(slab.first_row) * s.d * kernels_.lanes;
+    return kernels_.gradients_samples(in);
+  }
+  if (!s.shared_query) in.z = data_.z + slab.first_sample * s.q * s.d;
   if (!plan_.samples_are_lanes()) return kernels_.gradients_features_of_rows(in);
   // Samples were lanes: a block of them is what one product can sum over.
   const int L = kernels_.lanes;
@@ -267,111 +472,98 @@ void Engine<real>::accumulate(int chunk, int head, const Slab& slab, const real*
     kernels_.gradients_features_of_samples(in);
     if (a) in.a += weights_size_;
     if (dd) in.dd += weights_size_;
-    in.gx += L * s.T * row;
-    in.z += L * s.q * s.d;
+    in.gx += L * s.T * part_.weight_row;
+    if (in.z) in.z += L * s.q * s.d;
     in.add = true;
   }
 }
 
 /// Gradients of a slab whose loss is known.
 template <class real>
-void Engine<real>::differentiate(Pass pass, int chunk, const Slab& slab, Room& room, bool add) {
+void Engine<real>::differentiate(Pass pass, int chunk, const Slab& slab, Room& room) {
   const Shape& s = data_.shape;
-  const int held = samples_held(slab);
+  const int held = entries_held(slab), count = entries(slab);
   const bool scaled = pass == Pass::kScaledGradient;
-  if (!scaled) scale_keys(slab, room.slope, room);
+  const real* gx = scaled ? nullptr : scale_keys(slab, room.slope, room);
   for (int h = 0; h < s.H; ++h) {
     const std::ptrdiff_t at = plan_.keep ? h * (slab.units * weights_size_) : 0;
-    const real *a = options_.wrt_U ? room.s + at : nullptr,
+    const real *a = options_.wrt_readout ? room.s + at : nullptr,
                *dd = options_.wrt_W ? room.c + at : nullptr;
-    const real* gap = options_.gaps ? room.gap + h * held : nullptr;
+    real* gap = options_.gaps ? room.gap + h * held : nullptr;
     if (!plan_.keep)
-      score(scaled ? RowMode::kScaled : RowMode::kDerivative, h, slab, room,
-            options_.gaps ? room.gap + h * held : nullptr);
+      run_scores(
+          scores(scaled ? RowMode::kScaled : RowMode::kDerivative, h, slab, room, gap, false));
     if (!scaled) {
-      accumulate(chunk, h, slab, a, dd, room, add);
+      accumulate(chunk, h, slab, a, dd, gx, room);
       continue;
     }
     double* factors = room.phi;  // the outputs are not needed any more
     if (dd) {
-      for (int i = 0; i < slab.samples; ++i)
-        factors[i] = std::copysign(relative(double(gap[i]), scales_.heads[h], room.log_slope[i]),
-                                   room.slope[i]);
-      scale_keys(slab, factors, room);
-      accumulate(chunk, h, slab, nullptr, dd, room, add);
+      for (int e = 0; e < count; ++e)
+        factors[e] = std::copysign(
+            relative(double(gap[e]), log_scale_W(h, lane_of(e)), room.log_slope[e]), room.slope[e]);
+      accumulate(chunk, h, slab, nullptr, dd, scale_keys(slab, factors, room), room);
     }
     if (a) {
-      for (int i = 0; i < slab.samples; ++i)
-        factors[i] = std::copysign(relative(0.0, scales_.slope, room.log_slope[i]), room.slope[i]);
-      scale_keys(slab, factors, room);
-      accumulate(chunk, h, slab, a, nullptr, room, add);
+      for (int e = 0; e < count; ++e)
+        factors[e] = std::copysign(relative(0.0, log_scale_readout(lane_of(e)), room.log_slope[e]),
+                                   room.slope[e]);
+      accumulate(chunk, h, slab, a, nullptr, scale_keys(slab, factors, room), room);
     }
   }
 }
 
 template <class real>
-void Engine<real>::run_chunk(Pass pass, int chunk, Room& room) {
+void Engine<real>::reduce_gradient(const Gradient& gradient, const Member& member) {
   const Shape& s = data_.shape;
-  const std::ptrdiff_t first = plan_.units * chunk / plan_.chunks,
-                       last = plan_.units * (chunk + 1) / plan_.chunks;
-  const bool gradient = pass == Pass::kGradient || pass == Pass::kScaledGradient;
-  // Weights that are not kept are computed again later; here they matter only for their gaps.
-  const RowMode mode = !gradient || !(plan_.keep || options_.gaps) ? RowMode::kReadout
-                       : pass == Pass::kScaledGradient             ? RowMode::kScaled
-                                                                   : RowMode::kDerivative;
-  const double scale = 1.0 / std::sqrt(double(s.H));
-  chunk_totals_[chunk] = Totals{0, 0, kInfinity};
-  if (options_.gaps && pass == Pass::kGradient)
-    std::fill_n(chunk_scales_.begin() + std::ptrdiff_t(chunk) * (s.H + 1), s.H + 1, -kInfinity);
-  for (std::ptrdiff_t unit = first; unit < last; unit += plan_.slab) {
-    const Slab slab = open_slab(chunk, unit, std::min(unit + plan_.slab, last), room);
-    const int held = samples_held(slab);
-    std::fill_n(room.phi, slab.samples, 0.0);
-    for (int h = 0; h < s.H; ++h) {
-      score(mode, h, slab, room, options_.gaps && gradient ? room.gap + h * held : nullptr);
-      for (int i = 0; i < slab.samples; ++i) room.phi[i] += double(room.readout[i]);
+  const int readout_rows = s.is_layer() ? s.d : s.q, readout_columns = s.is_layer() ? s.p : s.d;
+  const auto reduce = [&](const real* partial, int rows, int columns, real* out) {
+    if (plan_.runs_are_lanes()) {
+      std::copy_n(partial, std::ptrdiff_t(rows) * columns * parameter_, out);
+      return;
     }
-    for (int i = 0; i < slab.samples; ++i) room.phi[i] *= scale;
-    if (outputs_)
-      for (int i = 0; i < slab.samples; ++i) outputs_[slab.first_sample + i] = real(room.phi[i]);
-    if (pass == Pass::kOutputs) continue;
-    measure_loss(chunk_totals_[chunk], slab.first_sample, slab.samples, room.phi, room.slope,
-                 room.log_slope);
-    if (options_.gaps && pass == Pass::kGradient) gather_scales(chunk, slab, room);
-    if (gradient) differentiate(pass, chunk, slab, room, unit > first);
-  }
-  packed_chunks_[chunk] = 1;
-}
-
-template <class real>
-void Engine<real>::reduce_gradient(real* gW, real* gU, const Member& member) {
-  const Shape& s = data_.shape;
-  const std::ptrdiff_t row = gradient_row();
-  const auto reduce =
-      plan_.features_are_lanes() ? kernels_.reduce_features : kernels_.reduce_samples;
+    (plan_.features_are_lanes() ? kernels_.reduce_features : kernels_.reduce_samples)(
+        {partial, part_.size, plan_.chunks, rows, columns, out});
+  };
+  const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, qd = std::ptrdiff_t(s.q) * s.d;
+  const int width = int(parameter_);
   for (int h = member.index; h < s.H; h += member.count) {
-    if (gW) {
-      real* out = gW + std::ptrdiff_t(h) * s.d * s.d;
-      reduce({partial_ + h * (s.d * row), partial_size_, plan_.chunks, s.d, s.d, out});
+    const real* of_weight = partial_ + h * part_.weight_head;
+    if (s.shared_query && options_.wrt_W) {
+      real* e = shared_e_ + h * qd * width;
+      reduce(of_weight, s.q, s.d, e);
+      if (gradient.W)
+        kernels_.small_product({s.d, s.d, s.q, width, prompt_, 1, s.d, e, s.d, 1,
+                                gradient.W + h * dd * width, s.d, 1, scale_, false});
+    } else if (gradient.W) {
+      real* out = gradient.W + h * dd * width;
+      reduce(of_weight, s.d, s.d, out);
       if (scale_ != real(1))
-        for (int i = 0; i < s.d * s.d; ++i) out[i] *= scale_;
+        for (std::ptrdiff_t i = 0; i < dd * width; ++i) out[i] *= scale_;
     }
-    if (gU)
-      reduce({partial_ + s.H * (s.d * row) + h * (s.q * row), partial_size_, plan_.chunks, s.q, s.d,
-              gU + std::ptrdiff_t(h) * s.q * s.d});
+    if (gradient.readout)
+      reduce(partial_ + part_.readout_at + h * part_.readout_head, readout_rows, readout_columns,
+             gradient.readout + std::ptrdiff_t(h) * readout_rows * readout_columns * width);
   }
+  if (!gradient.prompt) return;
+  member.wait();
+  if (member.index > 0) return;
+  for (int h = 0; h < s.H; ++h)
+    kernels_.small_product({s.q, s.d, s.d, width, shared_e_ + h * qd * width, s.d, 1,
+                            w_ + h * dd * width, 1, s.d, gradient.prompt, s.d, 1, real(1), h > 0});
 }
 
 template <class real>
-Totals Engine<real>::totals() const {
+Totals Engine<real>::totals(int lane) const {
   Totals sum{0, 0, kInfinity};
-  for (const Totals& t : chunk_totals_) {
+  for (int c = 0; c < plan_.chunks; ++c) {
+    const Totals& t = chunk_totals_[std::size_t(c) * width_ + lane];
     sum.loss += t.loss;
     sum.correct += t.correct;
     sum.margin = std::min(sum.margin, t.margin);
   }
-  sum.loss /= total_weight_;
-  sum.correct /= total_weight_;
+  sum.loss /= total_weights_[lane];
+  sum.correct /= total_labels_[lane];
   return sum;
 }
 
@@ -380,21 +572,30 @@ bool Engine<real>::needs_scaling(bool together) {
   // Above this, entries 1e-8 (float) or 1e-16 (double) times the largest still are normal numbers.
   constexpr double kUnderflow = sizeof(real) == 4 ? -50.0 : -600.0;
   const int H = data_.shape.H;
-  std::fill(scales_.heads.begin(), scales_.heads.end(), -kInfinity);
-  scales_.slope = -kInfinity;
+  std::fill(head_scales_.begin(), head_scales_.end(), -kInfinity);
+  std::fill(slope_scales_.begin(), slope_scales_.end(), -kInfinity);
+  const std::size_t heads = std::size_t(H) * width_;
   for (int c = 0; c < plan_.chunks; ++c) {
-    const double* of_chunk = chunk_scales_.data() + std::size_t(c) * (H + 1);
-    for (int h = 0; h < H; ++h) scales_.heads[h] = std::max(scales_.heads[h], of_chunk[h]);
-    scales_.slope = std::max(scales_.slope, of_chunk[H]);
+    const double* of_chunk = chunk_scales_.data() + c * (heads + width_);
+    for (std::size_t i = 0; i < heads; ++i)
+      head_scales_[i] = std::max(head_scales_[i], of_chunk[i]);
+    for (int l = 0; l < width_; ++l)
+      slope_scales_[l] = std::max(slope_scales_[l], of_chunk[heads + l]);
   }
-  if (together)
-    std::fill(scales_.heads.begin(), scales_.heads.end(),
-              *std::max_element(scales_.heads.begin(), scales_.heads.end()));
-  for (double& scale : scales_.heads) scale = std::rint(scale);
-  scales_.slope = std::rint(scales_.slope);
   const auto underflows = [](double x) { return x < kUnderflow && x > -kInfinity; };
-  return (options_.wrt_U && underflows(scales_.slope)) ||
-         (options_.wrt_W && std::any_of(scales_.heads.begin(), scales_.heads.end(), underflows));
+  bool needed = false;
+  for (int l = 0; l < width_; ++l) {
+    double largest = -kInfinity;
+    for (int h = 0; h < H; ++h) largest = std::max(largest, head_scales_[h * width_ + l]);
+    for (int h = 0; h < H; ++h) {
+      double& scale = head_scales_[h * width_ + l];
+      scale = std::rint(together ? largest : scale);
+      needed |= options_.wrt_W && l < data_.runs && underflows(scale);
+    }
+    slope_scales_[l] = std::rint(slope_scales_[l]);
+    needed |= options_.wrt_readout && l < data_.runs && underflows(slope_scales_[l]);
+  }
+  return needed;
 }
 
 template class Engine<float>;

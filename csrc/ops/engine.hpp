@@ -1,40 +1,25 @@
-// One pass over the data of a classifier: outputs, loss and gradients.
+// One pass over the data of a model: outputs, loss and gradients.
 //
 //   scores and readout of every head  ->  loss and its slope  ->  gradients        (by slab)
 //
 // Samples are cut into chunks that depend on the shape alone. A chunk is worked on by one thread, a
 // slab of samples at a time, all heads of a slab before the next, and leaves a partial gradient of
 // its own; these are summed in the order of the chunks. So any thread may take any chunk.
+//
+// An engine has one run, or as many as there are lanes: then parameters, losses and gradients are
+// vectors, one number for each run.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "../dispatch/dispatch.hpp"
+#include "data.hpp"
 #include "loss.hpp"
-#include "plan.hpp"
 #include "scratch.hpp"
 #include "team.hpp"
 
 namespace mhfast {
-
-/// A data set as the caller holds it: x (n, T, d), z (n, q, d), y and weight (n,) or null. For
-/// self-attention z is x; an external z may begin at the same address.
-template <class real>
-struct Data {
-  Shape shape;
-  bool self;
-  const real* x;
-  const real* z;
-  const real* y;
-  const real* weight;
-};
-
-template <class real>
-struct Parameters {
-  const real* W;  // (H, d, d)
-  const real* U;  // (H, q, d)
-  real scale;     // of the logits
-};
 
 /// What a pass computes beyond the readouts.
 enum class Pass { kOutputs, kLoss, kGradient, kScaledGradient };
@@ -44,40 +29,52 @@ struct Totals {
   double loss = 0, correct = 0, margin = 0;
 };
 
-/// Logarithms of the largest factors of a gradient: by head max over samples of
-/// log |weight slope| + gap, and max of log |weight slope| alone; rounded to whole numbers, so that
-/// differences from them are exact.
-struct LogScales {
-  std::vector<double> heads;
-  double slope;
-};
-
 /// exp(gap - log_scale + log_slope), 0 where either is -inf. The difference is taken first: both
 /// may be large, and it is exact.
 inline double relative(double gap, double log_scale, double log_slope) {
   return std::isinf(gap) || std::isinf(log_slope) ? 0.0 : std::exp((gap - log_scale) + log_slope);
 }
 
+/// A data set in the layout that an engine reads; engines of one plan and data share one.
+template <class real>
+struct Packed {
+  Block block;
+  real *x, *z, *y;
+};
+
 template <class real>
 class Engine {
  public:
   struct Options {
-    bool gradient = false, wrt_W = true, wrt_U = true;
-    bool gaps = false;         // gather what needs_scaling asks for
-    bool keep_packed = false;  // pack the data once, for many passes
+    bool gradient = false, wrt_W = true, wrt_readout = true;  // W serves a prompt as well
+    bool gaps = false;                                        // gather what needs_scaling asks for
+    bool runs_are_lanes = false;  // parameters have a number for each lane
+  };
+  /// Where gradients go, in the layout of the parameters; each may be null.
+  struct Gradient {
+    real *W, *readout, *prompt;
   };
 
-  /// Scratch comes from `block`, which must outlive the engine and serve nothing else meanwhile.
-  Engine(const Data<real>& data, Loss loss, const Options& options, int threads, Block& block);
+  Engine(const Data<real>& data, Loss loss, const Options& options, int threads);
+
+  /// Takes scratch from `block`, which must serve nothing else until the next call; the parameters
+  /// must be loaded again.
+  void bind(Block& block);
 
   int threads() const { return threads_; }
+  int width() const { return width_; }  // runs of this engine: one, or as many as lanes
   double leisurely_seconds() const { return leisurely_seconds_; }  // of a pass, see run_team
   bool gathers_gaps() const { return options_.gaps; }
 
+  /// Keeps the data packed for many passes, or takes another engine's.
+  std::shared_ptr<Packed<real>> make_packed() const;
+  void use_packed(std::shared_ptr<Packed<real>> packed) { packed_ = std::move(packed); }
+
   /// The parts of a pass, each called by every member of a team with a barrier after it.
+  void pack_all(const Member& member);
   void load_parameters(const Parameters<real>& parameters, const Member& member);
   void run_chunks(Pass pass, const Member& member);
-  void reduce_gradient(real* gW, real* gU, const Member& member);
+  void reduce_gradient(const Gradient& gradient, const Member& member);
 
   /// One member's call before a further pass, when the last one is complete.
   void restart() { next_chunk_.store(0, std::memory_order_relaxed); }
@@ -85,34 +82,40 @@ class Engine {
   /// Called by the first member after each of its chunks; returning true ends the pass early.
   void on_chunk(std::function<bool()> interrupted) { interrupted_ = std::move(interrupted); }
 
+  /// Whether the totals of the next passes are wanted; without, loss only tells whether it is
+  /// finite.
+  void want_totals(bool wanted) { totals_wanted_ = wanted; }
+
   /// After a pass.
-  Totals totals() const;
+  Totals totals(int lane = 0) const;
 
   /// After a gradient pass with Options::gaps: whether its largest factors are so small that it
   /// must be computed again by a scaled pass, which leaves them out. `together`: one scale for all
   /// heads.
   bool needs_scaling(bool together);
   /// What the scaled pass leaves out: share() and, as whole numbers, the logarithms of the rest.
-  double log_scale_W(int head) const { return scales_.heads[head]; }
-  double log_scale_U() const { return scales_.slope; }
-  double share() const { return 1.0 / (total_weight_ * std::sqrt(double(data_.shape.H))); }
+  double log_scale_W(int head, int lane = 0) const { return head_scales_[head * width_ + lane]; }
+  double log_scale_readout(int lane = 0) const { return slope_scales_[lane]; }
+  double share(int lane = 0) const { return shares_[lane]; }
 
-  /// Where outputs go, or null.
+  /// Where outputs go, or null: (n,) or (n, q, p).
   void write_outputs(real* outputs) { outputs_ = outputs; }
 
  private:
   /// Scratch of one thread, for one slab.
   struct Room {
-    real *x, *z;  // packed slab, where the data are not kept packed
-    real* p;      // Z W
-    real *s, *c;  // A and D: (heads, units, weights)
+    real *x, *z, *y;  // packed slab, where the data are not kept packed
+    real* limits;     // (units, rows)
+    real* p;          // Z W
+    real *s, *c;      // A and D: (heads, units, weights)
     real *readout, *row_readouts, *row_gaps;
     real* gap;     // (heads, samples)
     real *gx, *e;  // keys times the loss derivative; D X
     real* factors;
-    double *phi, *slope, *log_slope;  // (samples)
-    real *pu, *sc, *axdx, *x_rows;    // tiles
-    std::ptrdiff_t packed_sample;     // tiles: whose keys are in x and x_rows
+    double *phi, *slope, *log_slope;   // (samples)
+    real *ax, *f, *g, *scaled_g, *ut;  // layers: A X (heads), outputs, their slopes, G V^T
+    real *pu, *sc, *axdx, *x_rows;     // tiles
+    std::ptrdiff_t packed_sample;      // tiles: whose keys are in x and x_rows
   };
   /// What the threads of a team share for one slab of long sequences.
   struct TileSlab {
@@ -126,21 +129,31 @@ class Engine {
   struct Slab {
     std::ptrdiff_t first_sample;
     int units, samples;
-    const real* x;
-    const real* z;
+    const real *x, *z, *y;
+    int first_row, rows;  // of the query; all, but for layers of long sequences
+    bool first;           // of its chunk
   };
 
-  /// Samples for which a slab has room, those of lanes without one included.
-  int samples_held(const Slab& slab) const {
-    return slab.units * (plan_.samples_are_lanes() ? kernels_.lanes : 1);
+  /// Entries of a slab: pairs of a sample and a lane, those of lanes without a sample included.
+  int entries_held(const Slab& slab) const {
+    return slab.units * (plan_.problems_are_lanes() ? kernels_.lanes : 1);
   }
-  /// Numbers of one row of a partial gradient.
-  std::ptrdiff_t gradient_row() const {
-    const Shape& s = data_.shape;
-    return partial_size_ / (std::ptrdiff_t(s.H) * (s.d + s.q));
+  int entries(const Slab& slab) const {
+    return plan_.runs_are_lanes() ? entries_held(slab) : slab.samples;
+  }
+  std::ptrdiff_t sample_of(const Slab& slab, int entry) const {
+    return slab.first_sample + (plan_.runs_are_lanes() ? entry / kernels_.lanes : entry);
+  }
+  /// Lane of an entry's totals. Lanes beyond the last run repeat it.
+  int lane_of(int entry) const { return plan_.runs_are_lanes() ? entry % kernels_.lanes : 0; }
+  int run_of(int entry) const { return std::min(lane_of(entry), data_.runs - 1); }
+  bool is_gradient(Pass pass) const {
+    return pass == Pass::kGradient || pass == Pass::kScaledGradient;
   }
 
+  void weigh();
   void lay_out(Layout& layout);
+  void lay_out_layer(Layout& layout, Room& room);
   void lay_out_tiles(Layout& layout);
   void run_chunk(Pass pass, int chunk, Room& room);
   void run_tiles(Pass pass, const Member& member);
@@ -150,47 +163,68 @@ class Engine {
   std::ptrdiff_t part_begin(int part) const {
     return std::ptrdiff_t(data_.shape.q) * part / plan_.parts;
   }
-  Slab open_slab(int chunk, std::ptrdiff_t first, std::ptrdiff_t last, Room& room) const;
-  void pack(const real* from, int rows, const Slab& slab, real* to) const;
-  void score(RowMode mode, int head, const Slab& slab, Room& room, real* gap) const;
-  void measure_loss(Totals& totals, std::ptrdiff_t first, int samples, const double* phi,
-                    double* slope, double* log_slope) const;
+  Slab open_slab(std::ptrdiff_t first, std::ptrdiff_t last, Room& room) const;
+  void pack(const real* from, std::ptrdiff_t run, int rows, int columns, std::ptrdiff_t first,
+            std::ptrdiff_t last, real* to) const;
+  void load_shared_product(const Parameters<real>& parameters, int head);
+  void find_limits(const Slab& slab, Room& room) const;
+  ScoreArguments<real> scores(RowMode mode, int head, const Slab& slab, Room& room, real* gap,
+                              bool kept) const;
+  void run_scores(const ScoreArguments<real>& arguments) const;
+  void run_classifier_slab(Pass pass, int chunk, const Slab& slab, Room& room);
+  void measure_loss(Pass pass, Totals* totals, const Slab& slab, const double* phi, double* slope,
+                    double* log_slope) const;
   void gather_scales(int chunk, const Slab& slab, const Room& room);
-  void differentiate(Pass pass, int chunk, const Slab& slab, Room& room, bool add);
-  void scale_keys(const Slab& slab, const double* factors, Room& room) const;
-  void accumulate(int chunk, int head, const Slab& slab, const real* a, const real* dd, Room& room,
-                  bool add) const;
+  void differentiate(Pass pass, int chunk, const Slab& slab, Room& room);
+  const real* scale_keys(const Slab& slab, const double* factors, Room& room) const;
+  void accumulate(int chunk, int head, const Slab& slab, const real* a, const real* dd,
+                  const real* gx, Room& room) const;
+
+  void run_layer_slab(Pass pass, int chunk, const Slab& slab, Room& room);
+  LayerArguments<real> layer(int head, const Slab& slab, Room& room) const;
+  void write_layer_outputs(const Slab& slab, const Room& room) const;
+  template <class Emit>
+  void measure_layer(Totals* totals, const Slab& slab, const Room& room, const Emit& emit) const;
+  void differentiate_layer(int chunk, const Slab& slab, Room& room);
+  void differentiate_layer_scaled(int chunk, const Slab& slab, Room& room);
+  void add_layer_gradient(int chunk, int head, const Slab& slab, Room& room, const real* g) const;
 
   const Kernels<real>& kernels_;
   const Data<real> data_;
   const Loss loss_;
   const Options options_;
   const Plan plan_;
+  const int width_;
   const double leisurely_seconds_;
   const int threads_;
-  double total_weight_;
+  std::vector<double> total_weights_, total_labels_, shares_;  // (width)
 
   // Layouts, in numbers.
-  std::ptrdiff_t key_size_, query_size_;  // a unit's packed keys and queries
-  std::ptrdiff_t weights_size_;           // a unit's A (or D) for one head
-  std::ptrdiff_t ut_size_;                // U transposed, one head
-  std::ptrdiff_t rows_size_;              // a unit's query rows, whole vectors
-  std::ptrdiff_t partial_size_;           // a chunk's gradient
+  std::ptrdiff_t key_size_, query_size_, target_size_;  // a unit's packed keys, queries, targets
+  std::ptrdiff_t weights_size_;                         // a unit's A (or D) for one head
+  std::ptrdiff_t parameter_;  // one number of a parameter: 1, or a vector for runs
+  std::ptrdiff_t ut_size_;    // U (or V) transposed, one head
+  std::ptrdiff_t rows_size_;  // a unit's query rows, whole vectors
+  PartialGradient part_;      // a chunk's gradient
 
   const real* w_ = nullptr;  // scaled
+  const real* v_ = nullptr;
+  const real* prompt_ = nullptr;
   real* w_scaled_ = nullptr;
   real* ut_ = nullptr;
+  real *shared_product_ = nullptr, *shared_p_ = nullptr;  // shared Z times W: (q, d), as packed
+  real* shared_e_ = nullptr;  // D X summed over samples, where the query is shared: (H, q, d)
   real scale_ = 1;
-  real* packed_x_ = nullptr;
-  real* packed_z_ = nullptr;
+  std::shared_ptr<Packed<real>> packed_;
   real* partial_ = nullptr;
   std::vector<Room> rooms_;
   TileSlab tile_slab_{};
   std::ptrdiff_t tile_gradient_size_ = 0;  // of one unit
-  std::vector<char> packed_chunks_;
-  std::vector<Totals> chunk_totals_;
-  std::vector<double> chunk_scales_;  // (chunks, H + 1)
-  LogScales scales_;
+  std::vector<Totals> chunk_totals_;       // (chunks, width)
+  std::vector<double> chunk_scales_;       // (chunks, H + 1, width)
+  std::vector<double> head_scales_;        // (H, width): max over samples of log |slope| + gap
+  std::vector<double> slope_scales_;       // (width): max of log |slope|; both in whole numbers
+  bool totals_wanted_ = true;
   real* outputs_ = nullptr;
   std::function<bool()> interrupted_;
   bool stopped_ = false;  // by interrupted_, in the middle of a pass over tiles

@@ -32,6 +32,7 @@ void Engine<real>::lay_out_tiles(Layout& layout) {
     room.axdx = layout.take<real>(2 * plan_.tile * dL);
     room.row_readouts = layout.take<real>(plan_.tile);
     room.row_gaps = layout.take<real>(plan_.tile);
+    room.limits = layout.take<real>(data_.is_limited() ? qL + L : 0);  // the last tile reads on
     room.packed_sample = -1;
   }
 }
@@ -81,6 +82,8 @@ void Engine<real>::run_tile_unit(Pass pass, int unit, Room& room) {
     kernels_.pack_rows(x, s.T, s.d, TL, room.x);
     if (!data_.self) kernels_.pack_rows(data_.z + sample * s.q * s.d, s.q, s.d, qL, room.z);
     if (gradient) kernels_.scale_rows(x, real(1), s.T, s.d, dL, room.x_rows);
+    for (int t = 0; data_.is_limited() && t < qL + L; ++t)
+      room.limits[t] = real(t < s.q ? data_.limit(sample, 0, t) : s.T);
     room.packed_sample = gradient ? sample : -1;
   }
   real* gW = gradient ? tile_slab_.gradients + unit * tile_gradient_size_ : nullptr;
@@ -101,6 +104,7 @@ void Engine<real>::run_tile_unit(Pass pass, int unit, Room& room) {
       tile.x_row = TL;
       tile.x = room.x_rows;
       tile.z = data_.z + (sample * s.q + t) * s.d;
+      tile.limits = data_.is_limited() ? room.limits + t : nullptr;
       tile.pu = room.pu;
       tile.sc = room.sc;
       tile.axdx = room.axdx;
@@ -158,7 +162,9 @@ void Engine<real>::finish_tile_slab(Pass pass) {
     if (outputs_) outputs_[slab.first + i] = real(slab.phi[i]);
   }
   if (pass == Pass::kOutputs) return;
-  measure_loss(chunk_totals_[0], slab.first, slab.samples, slab.phi, slab.slope, slab.log_slope);
+  measure_loss(pass, chunk_totals_.data(),
+               {slab.first, slab.samples, slab.samples, nullptr, nullptr, nullptr, 0, s.q, true},
+               slab.phi, slab.slope, slab.log_slope);
   if (!options_.gaps || pass != Pass::kGradient) return;
   if (slab.first == 0)
     std::fill(chunk_scales_.begin(), chunk_scales_.end(), -std::numeric_limits<double>::infinity());
@@ -197,10 +203,10 @@ void Engine<real>::combine_tiles(Pass pass, int head) {
     combine(
         from, s.d * dL, gW, add || part > 0,
         [&](int i) { return double(slab.gaps[i * s.H * plan_.parts + unit]); },
-        scaled ? scales_.heads[head] : 0.0);
+        scaled ? log_scale_W(head) : 0.0);
     combine(
         from + s.d * dL, (part_begin(part + 1) - part_begin(part)) * dL, gU + part_begin(part) * dL,
-        add, [](int) { return 0.0; }, scaled ? scales_.slope : 0.0);
+        add, [](int) { return 0.0; }, scaled ? log_scale_readout() : 0.0);
   }
 }
 

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 
+#include "factors.hpp"
 #include "float_mode.hpp"
+#include "inputs.hpp"
 
 namespace mhfast {
 namespace {
@@ -11,22 +14,52 @@ namespace {
 // Scratch that a thread keeps between calls; more than this is given back at once.
 constexpr std::size_t kKeptScratch = std::size_t(32) << 20;
 
-/// The calling thread's block, for the length of one call.
+/// The calling thread's blocks, for the length of one call.
 class CallScratch {
  public:
   CallScratch() = default;
   ~CallScratch() {
-    if (kept().size() > kKeptScratch) kept().release();
+    for (Block& block : kept())
+      if (block.size() > kKeptScratch) block.release();
   }
   CallScratch(const CallScratch&) = delete;
   CallScratch& operator=(const CallScratch&) = delete;
-  Block& block() const { return kept(); }
+  Block& engine() const { return kept()[0]; }
+  Block& model() const { return kept()[1]; }
 
  private:
-  static Block& kept() {
-    thread_local Block block;
-    return block;
+  static std::array<Block, 2>& kept() {
+    thread_local std::array<Block, 2> blocks;
+    return blocks;
   }
+};
+
+/// A model's parameters as an engine takes them: W composed of its factors, in `block`, where it is
+/// factored, with room for the gradient by it.
+template <class real>
+class DenseModel {
+ public:
+  DenseModel(const Shape& s, const Model<const real*>& model, real scale, bool gradient,
+             Block& block)
+      : parameters{model.at[kW], model.at[kU], model.at[kV], model.at[kPrompt], scale} {
+    if (!model.is_factored()) return;
+    const std::ptrdiff_t size = extent(kW, s, 0).all();
+    const auto lay_out = [&](Layout layout) {
+      w_ = layout.take<real>(size);
+      gradient_ = layout.take<real>(gradient ? size : 0);
+      return layout.size();
+    };
+    lay_out(Layout(block.reserve(lay_out(Layout()))));
+    for (int h = 0; h < s.H; ++h)
+      compose(active_kernels<real>(), s, model.rank, model.at[kQ], model.at[kK], h, 1, w_);
+    parameters.W = w_;
+  }
+
+  Parameters<real> parameters;
+  real* gradient() const { return gradient_; }
+
+ private:
+  real *w_ = nullptr, *gradient_ = nullptr;
 };
 
 /// x *= factor exp(log_factor), also where these alone would underflow.
@@ -39,11 +72,12 @@ void multiply(real* x, std::ptrdiff_t size, double factor, double log_factor) {
 
 /// Whether some head's gradient is so small that parts of it may have been flushed to zero.
 template <class real>
-bool is_faint(const real* gradient, int heads, std::ptrdiff_t size) {
+bool is_faint(const real* gradient, const Extent& e) {
   constexpr real kFaint = sizeof(real) == 4 ? real(1e-18) : real(1e-240);
-  for (int h = 0; h < heads; ++h, gradient += size) {
+  for (int h = 0; gradient && h < e.heads; ++h, gradient += e.size()) {
     real largest = 0;
-    for (std::ptrdiff_t i = 0; i < size; ++i) largest = std::max(largest, std::fabs(gradient[i]));
+    for (std::ptrdiff_t i = 0; i < e.size(); ++i)
+      largest = std::max(largest, std::fabs(gradient[i]));
     if (largest > 0 && largest < kFaint) return true;
   }
   return false;
@@ -52,26 +86,27 @@ bool is_faint(const real* gradient, int heads, std::ptrdiff_t size) {
 /// Loss and gradient; `careful`: right also where their factors underflow, at twice the cost there.
 template <class real>
 double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss loss, int threads,
-                real* gW, real* gU, bool careful) {
-  CallScratch scratch;
+                const typename Engine<real>::Gradient& gradient, bool careful, Block& block) {
+  const bool differentiates = gradient.W || gradient.readout || gradient.prompt;
   typename Engine<real>::Options options;
-  options.gradient = gW || gU;
-  options.wrt_W = gW != nullptr;
-  options.wrt_U = gU != nullptr;
+  options.gradient = differentiates;
+  options.wrt_W = gradient.W || gradient.prompt;
+  options.wrt_readout = gradient.readout != nullptr;
   options.gaps = careful;
-  Engine<real> engine(data, loss, options, threads, scratch.block());
+  Engine<real> engine(data, loss, options, threads);
+  engine.bind(block);
   const Shape& s = data.shape;
   bool scaled = false;
   run_short_team(engine.threads(), engine.leisurely_seconds(), [&](const Member& member) {
     const FlushToZero flush;
     engine.load_parameters(parameters, member);
     member.wait();
-    engine.run_chunks(options.gradient ? Pass::kGradient : Pass::kLoss, member);
-    if (!options.gradient) return;
+    engine.run_chunks(differentiates ? Pass::kGradient : Pass::kLoss, member);
+    if (!differentiates) return;
     member.wait();
     if (careful) {
       if (member.index == 0) {
-        scaled = engine.needs_scaling(false);
+        scaled = engine.needs_scaling(gradient.prompt != nullptr);
         if (scaled) engine.restart();
       }
       member.wait();
@@ -80,14 +115,22 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
         member.wait();
       }
     }
-    engine.reduce_gradient(gW, gU, member);
+    engine.reduce_gradient(gradient, member);
     if (!scaled) return;
-    const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, qd = std::ptrdiff_t(s.q) * s.d;
+    member.wait();
+    const Extent of_readout = extent(s.is_layer() ? kV : kU, s, 0);
+    const std::ptrdiff_t size_W = extent(kW, s, 0).size(), size_readout = of_readout.size();
     flush.suspended([&] {
       for (int h = member.index; h < s.H; h += member.count) {
-        if (gW) multiply(gW + h * dd, dd, engine.share(), engine.log_scale_W(h));
-        if (gU) multiply(gU + h * qd, qd, engine.share(), engine.log_scale_U());
+        if (gradient.W)
+          multiply(gradient.W + h * size_W, size_W, engine.share(), engine.log_scale_W(h));
+        if (gradient.readout)
+          multiply(gradient.readout + h * size_readout, size_readout, engine.share(),
+                   engine.log_scale_readout());
       }
+      if (gradient.prompt && member.index == 0)
+        multiply(gradient.prompt, extent(kPrompt, s, 0).size(), engine.share(),
+                 engine.log_scale_W(0));
     });
   });
   return engine.totals().loss;
@@ -96,32 +139,50 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
 }  // namespace
 
 template <class real>
-void outputs(const Data<real>& data, const Parameters<real>& parameters, int threads, real* out) {
+void outputs(const Data<real>& data, const Model<const real*>& model, real scale, int threads,
+             real* out) {
   if (data.shape.n == 0) return;
   CallScratch scratch;
-  Engine<real> engine(data, Loss::kLinear, {}, threads, scratch.block());
+  const DenseModel<real> dense(data.shape, model, scale, false, scratch.model());
+  Engine<real> engine(data, Loss::kLinear, {}, threads);
+  engine.bind(scratch.engine());
   engine.write_outputs(out);
   run_short_team(engine.threads(), engine.leisurely_seconds(), [&](const Member& member) {
-    engine.load_parameters(parameters, member);
+    engine.load_parameters(dense.parameters, member);
     member.wait();
     engine.run_chunks(Pass::kOutputs, member);
   });
 }
 
 template <class real>
-double value_and_grad(const Data<real>& data, const Parameters<real>& parameters, Loss loss,
-                      int threads, real* gW, real* gU) {
-  const double value = evaluate(data, parameters, loss, threads, gW, gU, false);
+double value_and_grad(const Data<real>& data, const Model<const real*>& model, real scale,
+                      Loss loss, int threads, const Gradients<real>& gradients) {
   const Shape& s = data.shape;
-  if ((gW && is_faint(gW, s.H, std::ptrdiff_t(s.d) * s.d)) ||
-      (gU && is_faint(gU, s.H, std::ptrdiff_t(s.q) * s.d)))
-    evaluate(data, parameters, loss, threads, gW, gU, true);
+  CallScratch scratch;
+  const DenseModel<real> dense(s, model, scale, true, scratch.model());
+  const bool of_factors = gradients.of[kQ] || gradients.of[kK];
+  const TensorName readout = s.is_layer() ? kV : kU;
+  const typename Engine<real>::Gradient gradient{of_factors ? dense.gradient() : gradients.of[kW],
+                                                 gradients.of[readout], gradients.of[kPrompt]};
+  double value = 0;
+  if (gradients.of_parameters() || !(gradients.x || gradients.z)) {
+    value = evaluate(data, dense.parameters, loss, threads, gradient, false, scratch.engine());
+    if (is_faint(gradient.W, extent(kW, s, 0)) ||
+        is_faint(gradient.readout, extent(readout, s, 0)) ||
+        is_faint(gradient.prompt, extent(kPrompt, s, 0)))
+      evaluate(data, dense.parameters, loss, threads, gradient, true, scratch.engine());
+  }
+  for (int h = 0; of_factors && h < s.H; ++h)
+    differentiate_factors(active_kernels<real>(), s, model.rank, model.at[kQ], model.at[kK],
+                          gradient.W, h, 1, gradients.of[kQ], gradients.of[kK]);
+  if (gradients.x || gradients.z)
+    value = input_gradients(data, dense.parameters, loss, threads, gradients.x, gradients.z);
   return value;
 }
 
 template <class real>
-void attention(const Data<real>& data, const real* W, real scale, std::ptrdiff_t first,
-               std::ptrdiff_t last, int threads, real* out) {
+void attention(const Data<real>& data, const Model<const real*>& model, real scale,
+               std::ptrdiff_t first, std::ptrdiff_t last, int threads, real* out) {
   const Shape& s = data.shape;
   const Kernels<real>& kernels = active_kernels<real>();
   const int qL = int(round_up(s.q, kernels.lanes)), TL = int(round_up(s.T, kernels.lanes));
@@ -130,33 +191,54 @@ void attention(const Data<real>& data, const real* W, real scale, std::ptrdiff_t
   const int members = useful_threads(threads, n, flops);
 
   struct Room {
-    real *x, *z, *p, *s;
+    real *x, *z, *p, *s, *limits;
   };
   std::vector<Room> rooms(members);
-  real* w = nullptr;
+  real *w = nullptr, *prompt = nullptr;
   const auto lay_out = [&](Layout layout) {
     w = layout.take<real>(s.H * dd);
+    prompt = layout.template take<real>(s.shared_query ? std::ptrdiff_t(s.d) * qL : 0);
     for (Room& room : rooms) {
       room.x = layout.template take<real>(std::ptrdiff_t(s.d) * TL);
-      room.z = data.self ? room.x : layout.template take<real>(std::ptrdiff_t(s.d) * qL);
+      room.z = s.shared_query ? prompt
+               : data.self    ? room.x
+                              : layout.template take<real>(std::ptrdiff_t(s.d) * qL);
       room.p = layout.template take<real>(std::ptrdiff_t(s.d) * qL);
       room.s = layout.template take<real>(std::ptrdiff_t(s.T) * qL);
+      room.limits = layout.template take<real>(qL);
     }
     return layout.size();
   };
   CallScratch scratch;
-  lay_out(Layout(scratch.block().reserve(lay_out(Layout()))));
-  std::transform(W, W + s.H * dd, w, [scale](real x) { return scale * x; });
+  const DenseModel<real> dense(s, model, scale, false, scratch.model());
+  lay_out(Layout(scratch.engine().reserve(lay_out(Layout()))));
+  std::transform(dense.parameters.W, dense.parameters.W + s.H * dd, w,
+                 [scale](real x) { return scale * x; });
+  if (s.shared_query) kernels.pack_rows(model.at[kPrompt], s.q, s.d, qL, prompt);
 
   std::atomic<std::ptrdiff_t> next{first};
   run_short_team(members, flops / 1e9, [&](const Member& member) {
     const Room& room = rooms[member.index];
+    ScoreArguments<real> in{};
+    in.T = s.T;
+    in.q = s.q;
+    in.d = s.d;
+    in.units = 1;
+    in.x = room.x;
+    in.z = room.z;
+    in.limits = data.is_limited() ? room.limits : nullptr;
+    in.p = room.p;
+    in.s = room.s;
+    in.mode = RowMode::kAttention;
     for (std::ptrdiff_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < last;) {
       kernels.pack_rows(data.x + i * s.T * s.d, s.T, s.d, TL, room.x);
-      if (!data.self) kernels.pack_rows(data.z + i * s.q * s.d, s.q, s.d, qL, room.z);
+      if (room.z != room.x && !s.shared_query)
+        kernels.pack_rows(data.z + i * s.q * s.d, s.q, s.d, qL, room.z);
+      for (int t = 0; in.limits && t < qL; ++t)
+        room.limits[t] = real(t < s.q ? data.limit(i, 0, t) : s.T);
       for (int h = 0; h < s.H; ++h) {
-        kernels.scores_rows({s.T, s.q, s.d, 1, w + h * dd, nullptr, room.x, room.z, room.p, room.s,
-                             nullptr, 0, nullptr, nullptr, nullptr, nullptr, RowMode::kAttention});
+        in.w = w + h * dd;
+        kernels.scores_rows(in);
         real* to = out + ((i - first) * s.H + h) * s.q * s.T;
         for (int t = 0; t < s.q; ++t)
           for (int k = 0; k < s.T; ++k) *to++ = room.s[std::ptrdiff_t(k) * qL + t];
@@ -165,12 +247,32 @@ void attention(const Data<real>& data, const real* W, real scale, std::ptrdiff_t
   });
 }
 
-#define MHFAST_INSTANTIATE(real)                                                              \
-  template void outputs<real>(const Data<real>&, const Parameters<real>&, int, real*);        \
-  template double value_and_grad<real>(const Data<real>&, const Parameters<real>&, Loss, int, \
-                                       real*, real*);                                         \
-  template void attention<real>(const Data<real>&, const real*, real, std::ptrdiff_t,         \
-                                std::ptrdiff_t, int, real*);
+void for_runs(std::ptrdiff_t runs, int threads, double flops_of_one,
+              const std::function<void(std::ptrdiff_t, int)>& body) {
+  const int members = useful_threads(threads, runs, flops_of_one * double(runs));
+  if (members == 1 || useful_threads(threads, runs, flops_of_one) > 1) {
+    for (std::ptrdiff_t r = 0; r < runs; ++r) body(r, threads);
+    return;
+  }
+  std::atomic<std::ptrdiff_t> next{0};
+  std::vector<std::exception_ptr> errors(members);
+  run_short_team(members, flops_of_one * double(runs) / 1e9, [&](const Member& member) {
+    try {
+      for (std::ptrdiff_t r; (r = next.fetch_add(1, std::memory_order_relaxed)) < runs;) body(r, 1);
+    } catch (...) {
+      errors[member.index] = std::current_exception();
+    }
+  });
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+#define MHFAST_INSTANTIATE(real)                                                                 \
+  template void outputs<real>(const Data<real>&, const Model<const real*>&, real, int, real*);   \
+  template double value_and_grad<real>(const Data<real>&, const Model<const real*>&, real, Loss, \
+                                       int, const Gradients<real>&);                             \
+  template void attention<real>(const Data<real>&, const Model<const real*>&, real,              \
+                                std::ptrdiff_t, std::ptrdiff_t, int, real*);
 MHFAST_INSTANTIATE(float)
 MHFAST_INSTANTIATE(double)
 

@@ -1,22 +1,43 @@
-// Single calls: outputs, loss and gradients, attention weights.
+// Single calls for one run: outputs, loss and gradients, attention weights.
 #pragma once
 
 #include "engine.hpp"
 
 namespace mhfast {
 
+/// Outputs (n,) of a classifier, (n, q, p) of a layer.
 template <class real>
-void outputs(const Data<real>& data, const Parameters<real>& parameters, int threads, real* out);
+void outputs(const Data<real>& data, const Model<const real*>& model, real scale, int threads,
+             real* out);
 
-/// Returns the loss; gW (H, d, d) and gU (H, q, d) may be null.
+/// Where gradients go: those of the parameters, each in the place of its tensor, and of the inputs;
+/// null: not wanted. That by X includes the query side of self-attention.
 template <class real>
-double value_and_grad(const Data<real>& data, const Parameters<real>& parameters, Loss loss,
-                      int threads, real* gW, real* gU);
+struct Gradients {
+  Tensors<real*> of{};
+  real *x = nullptr, *z = nullptr;  // (n, T, d), (n, q, d)
+
+  bool of_parameters() const {
+    for (const real* at : of)
+      if (at) return true;
+    return false;
+  }
+};
+
+/// Returns the loss.
+template <class real>
+double value_and_grad(const Data<real>& data, const Model<const real*>& model, real scale,
+                      Loss loss, int threads, const Gradients<real>& gradients);
 
 /// Attention weights of samples `first` to `last` into out (last - first, H, q, T). Denormal
 /// weights are kept.
 template <class real>
-void attention(const Data<real>& data, const real* W, real scale, std::ptrdiff_t first,
-               std::ptrdiff_t last, int threads, real* out);
+void attention(const Data<real>& data, const Model<const real*>& model, real scale,
+               std::ptrdiff_t first, std::ptrdiff_t last, int threads, real* out);
+
+/// Calls body(run, threads) for every run, several at a time where a single one is small: each then
+/// gets one thread. Rethrows what a call threw.
+void for_runs(std::ptrdiff_t runs, int threads, double flops_of_one,
+              const std::function<void(std::ptrdiff_t, int)>& body);
 
 }  // namespace mhfast

@@ -1,27 +1,33 @@
-// Losses of one output, stable at any margin. Arithmetic is double whatever the type of the model.
+// Losses, stable at any margin. Arithmetic is double whatever the type of the model.
 //
-//   logistic log(1 + exp(-m)) · exponential exp(-m) · linear -m,   m = y phi, y = +-1
-//   squared  (phi - y)^2
+//   of one output   logistic log(1 + exp(-m)) · exponential exp(-m) · linear -m,  m = y f, y = +-1
+//                   squared (f - y)^2
+//   of a row        cross entropy log sum_o exp(f_o) - f_y, y the row's class
+//   given           the derivative itself is given in the place of y
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 
 namespace mhfast {
 
-enum class Loss { kLogistic, kExponential, kLinear, kSquared };
+enum class Loss { kLogistic, kExponential, kLinear, kSquared, kCrossEntropy, kGiven };
 
 struct LossTerm {
   double value;
-  double slope;      // d value / d phi
+  double slope;      // d value / d f
   double log_slope;  // log |slope|, finite where slope underflows
 };
 
-inline LossTerm loss_term(Loss loss, double phi, double y) {
-  const double m = y * phi;
+/// Without `values`, value only tells by being finite or not whether the loss is, and log_slope may
+/// be too large by log 2: both are cheaper.
+inline LossTerm loss_term(Loss loss, double f, double y, bool values = true) {
+  const double m = y * f;
   switch (loss) {
     case Loss::kLogistic: {
       // With t = exp(-|m|): value = max(-m, 0) + log1p(t), |slope| = 1 / (1 + exp(m)).
-      const double t = std::exp(-std::fabs(m)), log1p_t = std::log1p(t);
+      const double t = std::exp(-std::fabs(m)), log1p_t = values ? std::log1p(t) : 0 * m;
       const double positive = m > 0 ? m : 0;
       return {positive - m + log1p_t, -y * (m > 0 ? t : 1.0) / (1 + t), -positive - log1p_t};
     }
@@ -31,11 +37,115 @@ inline LossTerm loss_term(Loss loss, double phi, double y) {
     }
     case Loss::kLinear:
       return {-m, -y, 0.0};
+    case Loss::kGiven:
+      return {0.0, y, std::log(std::fabs(y))};
     case Loss::kSquared:
+    case Loss::kCrossEntropy:
       break;
   }
-  const double r = phi - y;
+  const double r = f - y;
   return {r * r, 2 * r, std::log(2 * std::fabs(r))};
+}
+
+/// d slope / d f.
+inline double curvature(Loss loss, double f, double y) {
+  const double m = y * f;
+  switch (loss) {
+    case Loss::kLogistic: {
+      const double t = std::exp(-std::fabs(m));
+      return t / ((1 + t) * (1 + t));
+    }
+    case Loss::kExponential:
+      return std::exp(-m);
+    case Loss::kSquared:
+      return 2;
+    case Loss::kLinear:
+    case Loss::kGiven:
+    case Loss::kCrossEntropy:
+      break;
+  }
+  return 0;
+}
+
+/// Loss of one row of outputs f[0], f[stride], ..., and what its labels say of it.
+struct RowLoss {
+  double value = 0, correct = 0, margin = HUGE_VAL;
+};
+
+/// y[0] is the class. Calls emit(o, d value / d f_o) for every output.
+template <class real, class Emit>
+inline RowLoss cross_entropy(const real* f, const real* y, std::ptrdiff_t stride, int p,
+                             const Emit& emit) {
+  const int label = int(y[0]);
+  const double of_class = double(f[label * stride]);
+  double other = -HUGE_VAL;
+  for (int o = 0; o < p; ++o)
+    if (o != label) other = std::max(other, double(f[o * stride]));
+  const double largest = std::max(other, of_class), own = std::exp(of_class - largest);
+  // The other classes apart from the own one, so that a small loss keeps its digits.
+  double rest = 0;
+  for (int o = 0; o < p; ++o)
+    if (o != label) rest += std::exp(double(f[o * stride]) - largest);
+  const double sum = own + rest;
+  for (int o = 0; o < p; ++o)
+    emit(o, o == label ? -rest / sum : std::exp(double(f[o * stride]) - largest) / sum);
+  const double value =
+      own > 0.5 * sum ? std::log1p(rest / own) : std::log(sum) + (largest - of_class);
+  return {value, of_class > other ? 1.0 : 0.0, of_class - other};
+}
+
+/// Sum over the outputs of a row; cross entropy has one label for the row, others one for each
+/// output. Without `values` as for loss_term.
+template <class real, class Emit>
+inline RowLoss row_loss(Loss loss, const real* f, const real* y, std::ptrdiff_t stride, int p,
+                        bool values, const Emit& emit) {
+  if (loss == Loss::kCrossEntropy) return cross_entropy(f, y, stride, p, emit);
+  RowLoss row;
+  if (loss == Loss::kSquared && !values) {  // the usual step of training
+    for (int o = 0; o < p; ++o) {
+      const double r = double(f[o * stride]) - double(y[o * stride]);
+      row.value += r * r;
+      emit(o, 2 * r);
+    }
+    return row;
+  }
+  for (int o = 0; o < p; ++o) {
+    const double output = double(f[o * stride]), label = double(y[o * stride]);
+    const LossTerm term = loss_term(loss, output, label, values);
+    row.value += term.value;
+    row.correct += output * label > 0 ? 1.0 : 0.0;
+    row.margin = std::min(row.margin, output * label);
+    emit(o, term.slope);
+  }
+  return row;
+}
+
+/// Calls emit(o, move of the slope of output o) as the row's outputs f move by df.
+template <class real, class Emit>
+inline void move_slopes(Loss loss, const real* f, const real* df, const real* y,
+                        std::ptrdiff_t stride, int p, const Emit& emit) {
+  if (loss != Loss::kCrossEntropy) {
+    for (int o = 0; o < p; ++o)
+      emit(o,
+           curvature(loss, double(f[o * stride]), double(y[o * stride])) * double(df[o * stride]));
+    return;
+  }
+  // P (df - sum(P df)), the differences taken from the likeliest output's.
+  double largest = -HUGE_VAL, sum = 0, mean = 0, centre = 0;
+  for (int o = 0; o < p; ++o)
+    if (double(f[o * stride]) > largest) {
+      largest = double(f[o * stride]);
+      centre = double(df[o * stride]);
+    }
+  for (int o = 0; o < p; ++o) {
+    const double e = std::exp(double(f[o * stride]) - largest);
+    sum += e;
+    mean += e * (double(df[o * stride]) - centre);
+  }
+  mean /= sum;
+  for (int o = 0; o < p; ++o)
+    emit(o, std::exp(double(f[o * stride]) - largest) / sum *
+                ((double(df[o * stride]) - centre) - mean));
 }
 
 }  // namespace mhfast

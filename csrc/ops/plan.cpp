@@ -88,6 +88,18 @@ struct Cost {
     const double N = round_up(s.d, L) / L;
     return 2 * product_cycles(s.q, N, s.T) + product_cycles(s.d, N, s.q);
   }
+  double layer() const {  // for a block
+    const double rows = s.q, p = s.p;
+    return product_cycles(s.d, rows, s.d) + 2 * product_cycles(rows, s.T, s.d, true) +
+           softmax_cycles(rows, s.T, bytes, L) + 2 * product_cycles(rows, s.d, s.T, true) +
+           product_cycles(p, rows, s.d) + product_cycles(s.d, rows, p) +
+           product_cycles(s.d, s.d, rows, true) + product_cycles(s.d, p, rows, true);
+  }
+  double runs() const {  // for a sample of `lanes` runs
+    if (s.is_layer()) return layer();
+    return product_cycles(s.d, s.q, s.d, true) + 2 * product_cycles(s.q, s.T, s.d, true) +
+           softmax_cycles(s.q, s.T, bytes, L) + gradients_samples();
+  }
   double tiles() const {  // for a sample
     const int rows = tile_rows(s, bytes, L);
     const double N = round_up(rows, L) / L, F = round_up(s.d, L) / L;
@@ -109,17 +121,33 @@ struct Cost {
 };
 
 void predict(const Shape& shape, int bytes, int lanes, double (&cycles)[kPlanKinds]) {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
   const Cost cost{shape, bytes, lanes};
   const double n = double(shape.n), H = shape.H;
   const double blocks = double(round_up(shape.n, lanes) / lanes);
+  std::fill(cycles, cycles + kPlanKinds, kNever);
+  cycles[int(PlanKind::kRuns)] = H * n * cost.runs() / lanes;
+  if (shape.is_layer()) {
+    cycles[int(PlanKind::kSamples)] = H * blocks * cost.layer();
+    return;
+  }
   cycles[int(PlanKind::kSamples)] = H * blocks * (cost.scores_samples() + cost.gradients_samples());
   cycles[int(PlanKind::kHybrid)] =
       H * (blocks * cost.scores_samples() + n * cost.gradients_features());
   cycles[int(PlanKind::kRows)] = H * n * (cost.scores_rows() + cost.gradients_features());
-  cycles[int(PlanKind::kTiles)] = H * n * cost.tiles();
+  if (!shape.shared_query) cycles[int(PlanKind::kTiles)] = H * n * cost.tiles();
   for (const PlanKind kind : {PlanKind::kSamples, PlanKind::kHybrid, PlanKind::kRows})
-    if (weights_bytes(shape, kind != PlanKind::kRows, bytes, lanes) / H > kUnitBytes)
-      cycles[int(kind)] = std::numeric_limits<double>::infinity();
+    if (weights_bytes(shape, kind != PlanKind::kRows, bytes, lanes) / H > kUnitBytes &&
+        !shape.shared_query)
+      cycles[int(kind)] = kNever;
+}
+
+/// The kind for one run that is predicted to be fastest, or the forced one.
+PlanKind choose(const double (&cycles)[kPlanKinds]) {
+  constexpr int kKinds = int(PlanKind::kRuns);
+  const int choice = forced.load(std::memory_order_relaxed);
+  if (choice >= 0 && choice < kKinds && std::isfinite(cycles[choice])) return PlanKind(choice);
+  return PlanKind(std::min_element(cycles, cycles + kKinds) - cycles);
 }
 
 }  // namespace
@@ -133,33 +161,69 @@ const char* plan_name(PlanKind kind) {
     case PlanKind::kRows:
       return "rows";
     case PlanKind::kTiles:
+      return "tiles";
+    case PlanKind::kRuns:
       break;
   }
-  return "tiles";
+  return "runs";
 }
 
 void force_plan(const std::string& name) {
   for (int kind = 0; kind < kPlanKinds; ++kind)
     if (name == plan_name(PlanKind(kind))) return forced.store(kind);
   if (name != "auto")
-    throw std::invalid_argument("plan: expected samples, hybrid, rows, tiles or auto, got '" +
+    throw std::invalid_argument("plan: expected samples, hybrid, rows, tiles, runs or auto, got '" +
                                 name + "'");
   forced.store(-1);
 }
 
-std::ptrdiff_t partial_gradient_size(const Shape& s, const Plan& plan, int lanes) {
-  const std::ptrdiff_t row = plan.features_are_lanes() ? round_up(s.d, lanes) : s.d * lanes;
-  return std::ptrdiff_t(s.H) * (s.d + s.q) * row;
+PartialGradient partial_gradient(const Shape& s, const Plan& plan, int lanes) {
+  const auto row = [&](int size) {
+    return plan.features_are_lanes() ? round_up(size, lanes) : std::ptrdiff_t(size) * lanes;
+  };
+  PartialGradient part{};
+  part.weight_row = row(s.d);
+  part.readout_row = row(s.is_layer() ? s.p : s.d);
+  part.weight_head = (s.shared_query ? s.q : s.d) * part.weight_row;
+  part.readout_head = (s.is_layer() ? s.d : s.q) * part.readout_row;
+  part.readout_at = s.H * part.weight_head;
+  part.size = part.readout_at + s.H * part.readout_head;
+  return part;
 }
 
-Plan make_plan(const Shape& s, int bytes, int lanes) {
+namespace {
+
+/// Units whose weights are held at a time: so many that all heads' stay in the cache, and no more
+/// than amortise the accumulators of a gradient.
+int slab_units(double weights, double rows) {
+  return int(
+      std::max(1.0, std::min(std::floor(kSlabBytes / weights), std::ceil(kSlabRows / rows))));
+}
+
+/// Query rows of a layer at a time: all, unless the weights of one unit would leave the cache.
+int layer_rows(const Shape& s, int bytes, int lanes) {
+  const double a_row = double(s.H) * s.T * lanes * bytes;
+  return int(std::clamp(kSlabBytes / a_row, 1.0, double(s.q)));
+}
+
+}  // namespace
+
+bool prefers_runs(const Shape& s, int bytes, int lanes, std::ptrdiff_t runs) {
+  if (runs < 2) return false;
+  const int choice = forced.load(std::memory_order_relaxed);
+  if (choice >= 0) return PlanKind(choice) == PlanKind::kRuns;
+  double cycles[kPlanKinds];
+  predict(s, bytes, lanes, cycles);
+  // Lanes without a run are idle.
+  const double idle = double(round_up(runs, lanes)) / double(runs);
+  return cycles[int(PlanKind::kRuns)] * idle < cycles[int(choose(cycles))];
+}
+
+Plan make_plan(const Shape& s, int bytes, int lanes, bool runs_are_lanes) {
   Plan plan{};
   predict(s, bytes, lanes, plan.cycles);
-  const int choice = forced.load(std::memory_order_relaxed);
-  plan.kind = choice >= 0
-                  ? PlanKind(choice)
-                  : PlanKind(std::min_element(plan.cycles, plan.cycles + kPlanKinds) - plan.cycles);
-  const bool samples = plan.samples_are_lanes();
+  plan.kind = runs_are_lanes ? PlanKind::kRuns : choose(plan.cycles);
+  const bool samples = plan.samples_are_lanes(), lanes_are_problems = plan.problems_are_lanes();
   plan.units = samples ? round_up(s.n, lanes) / lanes : s.n;
   if (plan.kind == PlanKind::kTiles) {
     plan.tile = tile_rows(s, bytes, lanes);
@@ -171,13 +235,14 @@ Plan make_plan(const Shape& s, int bytes, int lanes) {
     return plan;
   }
 
-  const double weights = weights_bytes(s, samples, bytes, lanes);
-  plan.keep = weights <= kKeepBytes;
-  const double rows = samples ? double(s.q) * lanes : s.q;
-  plan.slab =
-      int(std::max(1.0, std::min(std::floor(kSlabBytes / weights), std::ceil(kSlabRows / rows))));
+  const double weights = weights_bytes(s, lanes_are_problems, bytes, lanes);
+  plan.keep = weights <= kKeepBytes || s.is_layer();
+  plan.tile = s.is_layer() ? layer_rows(s, bytes, lanes) : s.q;
+  plan.slab = plan.tile < s.q ? 1 : slab_units(weights, lanes_are_problems ? s.q * lanes : s.q);
+  plan.chunks = 1;
+  if (plan.runs_are_lanes()) return plan;  // one thread has a block of runs to itself
 
-  const double partial = double(partial_gradient_size(s, plan, lanes)) * bytes;
+  const double partial = double(partial_gradient(s, plan, lanes).size) * bytes;
   const double affordable =
       kReductionShare * plan.cycles[int(plan.kind)] / (2 * partial / kCopyBytes);
   const double wanted = std::clamp<double>(affordable, kFewChunks, kManyChunks);

@@ -11,8 +11,12 @@
 namespace mhfast {
 
 struct Shape {
-  std::ptrdiff_t n;  // samples
-  int T, q, d, H;    // keys, query rows, features, heads
+  std::ptrdiff_t n;           // samples
+  int T, q, d, H;             // keys, query rows, features, heads
+  int p = 0;                  // outputs of a layer; 0: a classifier
+  bool shared_query = false;  // one query side for all samples, a prompt
+
+  bool is_layer() const { return p > 0; }
 };
 
 enum class PlanKind {
@@ -20,8 +24,9 @@ enum class PlanKind {
   kHybrid,   // samples for scores and softmax, features for gradients
   kRows,     // query rows for scores and softmax, features for gradients
   kTiles,    // as kRows, a tile of query rows at a time: long sequences
+  kRuns,     // independent runs, each with its own parameters
 };
-inline constexpr int kPlanKinds = 4;
+inline constexpr int kPlanKinds = 5;
 
 struct Plan {
   PlanKind kind;
@@ -29,25 +34,36 @@ struct Plan {
   int chunks;            // of units; each owns one partial gradient
   int slab;              // units whose weights (tiles: gradients) are held at a time, all heads
   bool keep;             // weights are kept from the loss to the gradient; else computed again
-  int tile;              // tiles: query rows at a time
+  int tile;              // tiles and layers: query rows at a time
   int parts;             // tiles: pieces of a sample's query rows that threads share
-  double cycles[kPlanKinds];  // predicted for one loss and gradient, by kind
+  double cycles[kPlanKinds];  // predicted for one loss and gradient of one run, by kind
 
   bool samples_are_lanes() const { return kind == PlanKind::kSamples || kind == PlanKind::kHybrid; }
-  bool features_are_lanes() const { return kind != PlanKind::kSamples; }
+  bool runs_are_lanes() const { return kind == PlanKind::kRuns; }
+  bool problems_are_lanes() const { return samples_are_lanes() || runs_are_lanes(); }
+  bool features_are_lanes() const { return kind != PlanKind::kSamples && kind != PlanKind::kRuns; }
 };
 
 /// `bytes` is the size of one number, `lanes` the register's width in numbers.
-Plan make_plan(const Shape& shape, int bytes, int lanes);
+Plan make_plan(const Shape& shape, int bytes, int lanes, bool runs_are_lanes = false);
+
+/// Whether `runs` side by side, each with its own parameters, are faster as lanes than one by one.
+bool prefers_runs(const Shape& shape, int bytes, int lanes, std::ptrdiff_t runs);
 
 const char* plan_name(PlanKind kind);
 
 /// For tests and measurements: every later plan is of this kind ("samples", "hybrid", "rows",
-/// "tiles"), or chosen again ("auto"). Throws std::invalid_argument for another name.
+/// "tiles", "runs") where the shape has it, or chosen again ("auto"). Throws std::invalid_argument
+/// for another name.
 void force_plan(const std::string& name);
 
-/// Numbers in one chunk's partial gradient: W then U.
-std::ptrdiff_t partial_gradient_size(const Shape& shape, const Plan& plan, int lanes);
+/// Where a chunk's partial gradient has what, in numbers: for all heads the part by W (or, where
+/// the query is shared, D X), then that by U or V.
+struct PartialGradient {
+  std::ptrdiff_t weight_row, readout_row;  // of d numbers; of d, or of a layer's p
+  std::ptrdiff_t weight_head, readout_head, readout_at, size;
+};
+PartialGradient partial_gradient(const Shape& shape, const Plan& plan, int lanes);
 
 inline std::ptrdiff_t round_up(std::ptrdiff_t size, std::ptrdiff_t step) {
   return (size + step - 1) / step * step;

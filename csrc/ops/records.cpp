@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "evaluate.hpp"
+#include "factors.hpp"
 
 namespace mhfast {
 namespace {
@@ -10,66 +11,89 @@ namespace {
 // Attention weights that are summarised at a time.
 constexpr std::ptrdiff_t kBatchWeights = 1 << 18;
 
-std::ptrdiff_t size_W(const Shape& s) { return std::ptrdiff_t(s.H) * s.d * s.d; }
-std::ptrdiff_t size_U(const Shape& s) { return std::ptrdiff_t(s.H) * s.q * s.d; }
-
-/// Norm of theta - origin over both tensors.
+/// One run of a task.
 template <class real>
-double parameter_norm(const TrainingTask<real>& task, const real* W0, const real* U0) {
-  const Shape& s = task.data.shape;
-  SquareSum sum = square_sum(
-      size_W(s), [&](std::ptrdiff_t i) { return double(task.W[i]) - (W0 ? double(W0[i]) : 0.0); });
-  sum.add(square_sum(
-      size_U(s), [&](std::ptrdiff_t i) { return double(task.U[i]) - (U0 ? double(U0[i]) : 0.0); }));
+struct View {
+  const TrainingTask<real>& task;
+  std::ptrdiff_t run;
+  Data<real> data;
+  Model<const real*> model;
+
+  View(const TrainingTask<real>& of, std::ptrdiff_t r)
+      : task(of), run(r), data(at_run(of.data, r, 1)), model{{}, of.rank} {
+    const Tensors<real*> tensors = of.model.of(r);
+    std::copy(tensors.begin(), tensors.end(), model.at.begin());
+  }
+  const Shape& shape() const { return data.shape; }
+  std::ptrdiff_t size(int name) const { return extent(TensorName(name), shape(), task.rank).all(); }
+};
+
+/// Norm of theta - origin over all tensors.
+template <class real>
+double parameter_norm(const View<real>& view, const Tensors<const real*>& origin) {
+  PowerSum sum;
+  for (int name = 0; name < kTensors; ++name) {
+    const real *theta = view.model.at[name], *from = origin[name];
+    if (!theta) continue;
+    sum.add(square_sum(view.size(name), [&](std::ptrdiff_t i) {
+      return double(theta[i]) - (from ? double(from[i]) : 0.0);
+    }));
+  }
   return sum.norm();
 }
 
 /// Cosine of theta and a direction over the tensors that the direction has; 0 where either is zero.
+/// A direction of W is compared with the product of the factors where W is factored.
 template <class real>
-double cosine(const TrainingTask<real>& task,
-              const typename TrainingTask<real>::Direction& direction) {
-  const Shape& s = task.data.shape;
-  SquareSum theta, along;
-  const auto measure = [&](const real* a, const real* b, std::ptrdiff_t size) {
-    if (!b) return;
-    theta.add(square_sum(size, [a](std::ptrdiff_t i) { return a[i]; }));
-    along.add(square_sum(size, [b](std::ptrdiff_t i) { return b[i]; }));
+double cosine(const View<real>& view, const Tensors<const real*>& direction) {
+  const Shape& s = view.shape();
+  std::vector<real> dense;
+  Tensors<const real*> theta = view.model.at;
+  if (direction[kW] && view.model.is_factored()) {
+    dense.resize(extent(kW, s, 0).all());
+    for (int h = 0; h < s.H; ++h)
+      compose(active_kernels<real>(), s, view.model.rank, theta[kQ], theta[kK], h, 1, dense.data());
+    theta[kW] = dense.data();
+  }
+  PowerSum of_theta, of_direction;
+  const auto for_common = [&](const auto& body) {
+    for (int name = 0; name < kTensors; ++name)
+      if (theta[name] && direction[name]) body(theta[name], direction[name], view.size(name));
   };
-  measure(task.W, direction.W, size_W(s));
-  measure(task.U, direction.U, size_U(s));
-  const double theta_norm = theta.norm(), along_norm = along.norm();
-  if (theta_norm == 0 || along_norm == 0) return 0.0;
+  for_common([&](const real* a, const real* b, std::ptrdiff_t size) {
+    of_theta.add(square_sum(size, [a](std::ptrdiff_t i) { return a[i]; }));
+    of_direction.add(square_sum(size, [b](std::ptrdiff_t i) { return b[i]; }));
+  });
+  const double theta_norm = of_theta.norm(), direction_norm = of_direction.norm();
+  if (theta_norm == 0 || direction_norm == 0) return 0.0;
   double dot = 0;
-  const auto add_products = [&](const real* a, const real* b, std::ptrdiff_t size) {
-    if (!b) return;
+  for_common([&](const real* a, const real* b, std::ptrdiff_t size) {
     for (std::ptrdiff_t i = 0; i < size; ++i)
-      dot += (double(a[i]) / theta_norm) * (double(b[i]) / along_norm);
-  };
-  add_products(task.W, direction.W, size_W(s));
-  add_products(task.U, direction.U, size_U(s));
+      dot += (double(a[i]) / theta_norm) * (double(b[i]) / direction_norm);
+  });
   return dot;
 }
 
 /// Calls body(sample, weights of the sample (H, q, T)) for all samples in order.
 template <class real, class Body>
-void for_attention(const TrainingTask<real>& task, const Body& body) {
-  const Shape& s = task.data.shape;
+void for_attention(const View<real>& view, const Body& body) {
+  const Shape& s = view.shape();
   const std::ptrdiff_t size = std::ptrdiff_t(s.H) * s.q * s.T;
   const std::ptrdiff_t batch = std::max<std::ptrdiff_t>(1, kBatchWeights / size);
   std::vector<real> weights(std::min(batch, s.n) * size);
   for (std::ptrdiff_t first = 0; first < s.n; first += batch) {
     const std::ptrdiff_t last = std::min(first + batch, s.n);
-    attention(task.data, task.W, task.scale, first, last, 1, weights.data());
+    attention(view.data, view.model, view.task.scale, first, last, 1, weights.data());
     for (std::ptrdiff_t i = first; i < last; ++i) body(i, weights.data() + (i - first) * size);
   }
 }
 
 /// (H): mean over samples and query rows of the row's largest weight.
 template <class real>
-void attention_max(const TrainingTask<real>& task, double* out) {
-  const Shape& s = task.data.shape;
+void attention_max(const View<real>& view, double* out) {
+  const Shape& s = view.shape();
   std::fill_n(out, s.H, 0.0);
-  for_attention(task, [&](std::ptrdiff_t, const real* weights) {
+  for_attention(view, [&](std::ptrdiff_t, const real* weights) {
     for (int h = 0; h < s.H; ++h)
       for (int t = 0; t < s.q; ++t, weights += s.T)
         out[h] += double(*std::max_element(weights, weights + s.T));
@@ -80,14 +104,15 @@ void attention_max(const TrainingTask<real>& task, double* out) {
 /// (H, sample groups, token groups): mean over the group's samples and query rows of the weight
 /// that falls on the token group; 0 for a group without samples.
 template <class real>
-void attention_groups(const TrainingTask<real>& task, const Record& record, double* out) {
-  const Shape& s = task.data.shape;
+void attention_groups(const View<real>& view, const Record& record, std::ptrdiff_t run,
+                      double* out) {
+  const Shape& s = view.shape();
   const int A = record.sample_group_count, B = record.token_group_count;
   std::fill_n(out, std::ptrdiff_t(s.H) * A * B, 0.0);
   std::vector<double> members(A, 0.0);
-  for_attention(task, [&](std::ptrdiff_t i, const real* weights) {
-    const std::int64_t a = record.sample_groups[i];
-    const std::int64_t* tokens = record.token_groups + i * s.T;
+  for_attention(view, [&](std::ptrdiff_t i, const real* weights) {
+    const std::int64_t a = record.sample_groups[run * record.sample_run + i];
+    const std::int64_t* tokens = record.token_groups + run * record.token_run + i * s.T;
     members[a] += 1;
     for (int h = 0; h < s.H; ++h)
       for (int t = 0; t < s.q; ++t)
@@ -102,40 +127,33 @@ void attention_groups(const TrainingTask<real>& task, const Record& record, doub
 }  // namespace
 
 template <class real>
-void write_record(const TrainingTask<real>& task, const Record& record) {
-  const Shape& s = task.data.shape;
-  double* numbers = static_cast<double*>(record.buffer);
-  real* entries = static_cast<real*>(record.buffer);
+void write_record(const TrainingTask<real>& task, const Record& record, std::ptrdiff_t run,
+                  std::int64_t row) {
+  const View<real> view(task, run);
+  const std::int64_t at = (run * record.capacity + row) * record.row_size;
+  double* numbers = static_cast<double*>(record.buffer) + at;
+  real* entries = static_cast<real*>(record.buffer) + at;
   switch (record.quantity) {
     case Quantity::kParamNorm:
-      numbers[record.row] = parameter_norm<real>(task, nullptr, nullptr);
+      *numbers = parameter_norm(view, {});
       break;
     case Quantity::kDistance:
-      numbers[record.row] = parameter_norm(task, task.W0, task.U0);
+      *numbers = parameter_norm(view, task.starts.of(run));
       break;
-    case Quantity::kCosine: {
-      double* row = numbers + record.row * std::int64_t(task.directions.size());
-      for (const auto& direction : task.directions) *row++ = cosine(task, direction);
+    case Quantity::kCosine:
+      for (const auto& direction : task.directions) *numbers++ = cosine(view, direction.of(run));
       break;
-    }
-    case Quantity::kW:
-      std::copy_n(task.W, size_W(s), entries + record.row * size_W(s));
+    case Quantity::kParameter:
+      std::copy_n(view.model.at[record.tensor], view.size(record.tensor), entries);
       break;
-    case Quantity::kU:
-      std::copy_n(task.U, size_U(s), entries + record.row * size_U(s));
+    case Quantity::kAttention:
+      attention(view.data, view.model, task.scale, 0, view.shape().n, 1, entries);
       break;
-    case Quantity::kAttention: {
-      const std::ptrdiff_t size = s.n * s.H * s.q * s.T;
-      attention(task.data, task.W, task.scale, 0, s.n, 1, entries + record.row * size);
-      break;
-    }
     case Quantity::kAttentionMax:
-      attention_max(task, numbers + record.row * s.H);
+      attention_max(view, numbers);
       break;
     case Quantity::kAttentionGroups:
-      attention_groups(
-          task, record,
-          numbers + record.row * s.H * record.sample_group_count * record.token_group_count);
+      attention_groups(view, record, run, numbers);
       break;
     case Quantity::kLoss:
     case Quantity::kAccuracy:
@@ -145,7 +163,9 @@ void write_record(const TrainingTask<real>& task, const Record& record) {
   }
 }
 
-template void write_record<float>(const TrainingTask<float>&, const Record&);
-template void write_record<double>(const TrainingTask<double>&, const Record&);
+template void write_record<float>(const TrainingTask<float>&, const Record&, std::ptrdiff_t,
+                                  std::int64_t);
+template void write_record<double>(const TrainingTask<double>&, const Record&, std::ptrdiff_t,
+                                   std::int64_t);
 
 }  // namespace mhfast

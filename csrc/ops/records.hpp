@@ -1,14 +1,20 @@
-// What training records besides the loss: sizes and directions of parameters, attention.
+// What training records of one run besides the loss: sizes and directions of parameters, attention.
 #pragma once
 
-#include "norms.hpp"
 #include "train.hpp"
 
 namespace mhfast {
 
-/// Writes row `record.row` of a record other than those of a data set's Totals and the gradient
-/// norm.
+/// Writes the row of `run` of a record other than those of a data set's Totals and the gradient
+/// norm, from the parameters as they are in the task.
 template <class real>
-void write_record(const TrainingTask<real>& task, const Record& record);
+void write_record(const TrainingTask<real>& task, const Record& record, std::ptrdiff_t run,
+                  std::int64_t row);
+
+/// Whether a record is of parameters, which runs side by side keep elsewhere meanwhile.
+inline bool is_of_parameters(Quantity quantity) {
+  return quantity != Quantity::kLoss && quantity != Quantity::kAccuracy &&
+         quantity != Quantity::kMargin && quantity != Quantity::kGradNorm;
+}
 
 }  // namespace mhfast

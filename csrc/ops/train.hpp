@@ -1,30 +1,19 @@
-// The training loop: full-batch gradient descent with its records, wholly inside one team of
-// threads.
+// Training: full-batch descent with its records, wholly outside of the caller's language.
 //
 //   step k:  loss and gradient at theta_k  ->  decide, record  ->  theta_{k+1}
 //
-// Values recorded for k belong to theta_k. The caller's code runs only through the hooks.
+// Values recorded for k belong to theta_k. Independent runs go side by side: each on its own
+// thread, or as many as there are lanes on one. The caller's code runs only through the hooks.
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <limits>
 #include <string>
 #include <vector>
 
-#include "engine.hpp"
+#include "data.hpp"
+#include "descent.hpp"
 
 namespace mhfast {
-
-enum class Scope { kTensor, kHead, kAll };
-
-struct Optimizer {
-  bool normalized = false;
-  double lr = 0, eps = 0, l2 = 0;
-  double clip = std::numeric_limits<double>::infinity();
-  Scope by = Scope::kTensor;
-  const double* schedule = nullptr;  // factor of lr by step, or null
-};
 
 enum class Quantity {
   kLoss,
@@ -33,57 +22,90 @@ enum class Quantity {
   kGradNorm,
   kParamNorm,
   kDistance,
-  kCosine,  // of the parameters
-  kW,
-  kU,
+  kCosine,     // of the parameters
+  kParameter,  // a snapshot
   kAttention,
   kAttentionMax,
   kAttentionGroups
 };
 
+/// A row of the buffer for each due step: multiples of `every` from the first step on, and the end.
+/// Runs have their rows one after another, `capacity` rows each.
 struct Record {
   Quantity quantity;
-  int set;             // -1: training data, else index of a test set
-  std::int64_t every;  // due at multiples of this and at the end
-  void* buffer;        // double, or the model's type for kW, kU and kAttention; a row each time
-  std::int64_t rows = 0, row = 0;  // capacity and rows written
+  TensorName tensor;  // of kParameter
+  int set;            // -1: training data, else index of a test set
+  std::int64_t every;
+  void* buffer;  // double, or the model's type for kParameter and kAttention
+  std::int64_t capacity, row_size;
   const std::int64_t *sample_groups = nullptr, *token_groups = nullptr;
+  std::ptrdiff_t sample_run = 0, token_run = 0;  // run r's groups are r times this further
   int sample_group_count = 0, token_group_count = 0;
+
+  /// The row that belongs to step k when recording began at `first`.
+  std::int64_t row(std::int64_t first, std::int64_t k) const {
+    return (k + every - 1) / every - (first + every - 1) / every;
+  }
 };
 
 struct Thresholds {  // NaN: none
   double loss = kNone, grad_norm = kNone, accuracy = kNone, margin = kNone;
   static constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+
+  bool ask_for_totals() const {
+    return !std::isnan(loss) || !std::isnan(accuracy) || !std::isnan(margin);
+  }
 };
 
 enum class HookAnswer { kGoOn, kStop, kAbort };
 
+/// Tensors of all runs: run r's are `run` numbers further, 0 where all share one.
+template <class Pointer>
+struct OfRuns {
+  Tensors<Pointer> at{};
+  Tensors<std::ptrdiff_t> run{};
+
+  Tensors<Pointer> of(std::ptrdiff_t r) const {
+    Tensors<Pointer> tensors = at;
+    for (int name = 0; name < kTensors; ++name)
+      if (tensors[name]) tensors[name] += r * run[name];
+    return tensors;
+  }
+};
+
 template <class real>
 struct TrainingTask {
-  Data<real> data;
+  std::ptrdiff_t runs;  // at least 1
+  Data<real> data;      // of the first run
   std::vector<Data<real>> tests;
-  real *W, *U;          // trained in place
-  const real *W0, *U0;  // where distance is measured from
-  struct Direction {
-    const real *W, *U;  // either may be null
-  };
-  std::vector<Direction> directions;
+  OfRuns<real*> model;          // trained tensors are stepped in place
+  OfRuns<const real*> starts;   // where distance is measured from
+  OfRuns<real*> first, second;  // what the optimizer keeps, where it keeps something
+  std::vector<OfRuns<const real*>> directions;
+  int rank;
   real scale;
   Loss loss;
-  bool wrt_W, wrt_U;
+  std::array<bool, kTensors> wrt;
   Optimizer optimizer;
-  std::int64_t first, last;
+  std::int64_t first_step, last_step;
   std::vector<Record> records;
   Thresholds thresholds;
+  std::int64_t* stopped;                         // by run: where it was frozen, -1: it was not
+  std::vector<std::string> reasons;              // by run: why it was frozen, empty: it was not
   std::int64_t hook_every = 0;                   // 0: no hook
   std::function<HookAnswer(std::int64_t)> hook;  // at due steps and at the end
   std::function<HookAnswer(std::int64_t)> tick;  // now and then
   int threads;
 };
 
+/// Which rows of the last step are written: none, those due by their `every`, all.
+enum class LastRow { kNone, kDue, kAll };
+
 struct TrainingEnd {
   std::int64_t reached;
-  std::string reason;  // steps, loss, grad_norm, accuracy, margin, hook, nonfinite, aborted
+  LastRow last_row;
+  std::vector<std::string> reasons;  // by run: steps, loss, grad_norm, accuracy, margin, hook,
+                                     // nonfinite, aborted
 };
 
 template <class real>

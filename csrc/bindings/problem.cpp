@@ -1,0 +1,222 @@
+#include "problem.hpp"
+
+#include <cmath>
+
+namespace mhfast {
+namespace {
+
+constexpr py::ssize_t kMost = 1 << 30;  // axes other than samples are counted in int
+
+/// Length of an axis counted from the last one.
+py::ssize_t length_of(const py::handle& object, const char* name, int from_last) {
+  if (!py::isinstance<py::array>(object))
+    throw py::type_error(std::string(name) + ": expected an array");
+  const auto array = py::reinterpret_borrow<py::array>(object);
+  if (array.ndim() < from_last + 1)
+    throw py::value_error(std::string(name) + ": expected more axes, got shape " +
+                          shape_text({array.shape(), array.shape() + array.ndim()}));
+  const py::ssize_t length = array.shape(array.ndim() - 1 - from_last);
+  if (length < 1 || length > kMost)
+    throw py::value_error(std::string(name) + ": expected no axis of length 0, got shape " +
+                          shape_text({array.shape(), array.shape() + array.ndim()}));
+  return length;
+}
+
+template <class T>
+std::string number_text(T number) {
+  return std::string(py::repr(py::float_(double(number))));
+}
+
+std::string at_index(std::ptrdiff_t i, std::ptrdiff_t of_sample, std::ptrdiff_t n) {
+  std::string text = " at index ";
+  const std::ptrdiff_t sample = i / of_sample % n, run = i / of_sample / n;
+  if (run > 0) text += std::to_string(run) + ", ";
+  text += std::to_string(sample);
+  return of_sample > 1 ? text + ", " + std::to_string(i % of_sample) : text;
+}
+
+template <class real>
+void check_labels(const real* y, std::ptrdiff_t count, std::ptrdiff_t of_sample, std::ptrdiff_t n) {
+  for (std::ptrdiff_t i = 0; i < count; ++i)
+    if (std::fabs(y[i]) != real(1))
+      throw py::value_error("y: expected labels +1 or -1, got " + number_text(y[i]) +
+                            at_index(i, of_sample, n));
+}
+
+template <class real>
+std::shared_ptr<std::vector<real>> read_classes(const std::int64_t* y, std::ptrdiff_t count,
+                                                const Shape& s) {
+  auto classes = std::make_shared<std::vector<real>>(count);
+  for (std::ptrdiff_t i = 0; i < count; ++i) {
+    if (y[i] < 0 || y[i] >= s.p)
+      throw py::value_error("y: expected classes from 0 to " + std::to_string(s.p - 1) + ", got " +
+                            std::to_string(y[i]) + at_index(i, s.q, s.n));
+    (*classes)[i] = real(y[i]);
+  }
+  return classes;
+}
+
+}  // namespace
+
+const char* const kTensorNames[kTensors] = {"W", "Q", "K", "U", "V", "prompt"};
+
+Loss read_loss(const std::string& name) {
+  if (name == "logistic") return Loss::kLogistic;
+  if (name == "exponential") return Loss::kExponential;
+  if (name == "linear") return Loss::kLinear;
+  if (name == "squared") return Loss::kSquared;
+  if (name == "cross_entropy") return Loss::kCrossEntropy;
+  if (name == "cotangent") return Loss::kGiven;
+  throw py::value_error(
+      "loss: expected logistic, exponential, linear, squared or cross_entropy, got '" + name + "'");
+}
+
+std::vector<py::ssize_t> tensor_shape(TensorName name, const Shape& s, int rank) {
+  const Extent e = extent(name, s, rank);
+  if (name == kPrompt) return {e.rows, e.columns};
+  return {e.heads, e.rows, e.columns};
+}
+
+py::ssize_t features_of(const py::tuple& data) { return length_of(data[0], "X", 0); }
+
+template <class real>
+ModelOfRuns<real> read_model(const py::tuple& parameters, py::ssize_t d, py::ssize_t runs) {
+  if (parameters.size() != kTensors)
+    throw py::value_error("parameters: expected W, Q, K, U, V and prompt");
+  ModelOfRuns<real> model{};
+  const auto has = [&](TensorName name) { return !parameters[name].is_none(); };
+  const auto length = [&](TensorName name, int from_last) {
+    return int(length_of(parameters[name], kTensorNames[name], from_last));
+  };
+  if (has(kW) == has(kQ)) throw py::value_error("parameters: expected either W or Q");
+  if (has(kU) == has(kV)) throw py::value_error("parameters: expected either U or V");
+  Shape& s = model.shape;
+  s.d = int(d);
+  s.H = length(has(kQ) ? kQ : kW, 2);
+  model.rank = has(kQ) ? length(kQ, 0) : 0;
+  if (has(kV)) s.p = length(kV, 0);
+  s.q = has(kPrompt) ? length(kPrompt, 1) : has(kU) ? length(kU, 1) : 0;
+  s.shared_query = has(kPrompt);
+  for (int name = 0; name < kTensors; ++name) {
+    if (!has(TensorName(name))) continue;
+    const auto array = read_runs<real>(parameters[name], kTensorNames[name],
+                                       tensor_shape(TensorName(name), s, model.rank), runs);
+    model.parameters.at[name] = array.at;
+    model.parameters.run[name] = array.run;
+  }
+  return model;
+}
+
+template <class real>
+DataOfRuns<real> read_data(const py::tuple& in, const Shape& model, Loss loss, bool causal,
+                           py::ssize_t runs, bool labelled) {
+  if (in.size() != 5) throw py::value_error("data: expected X, Z, y, weight and lengths");
+  DataOfRuns<real> out{};
+  Data<real>& data = out.data;
+  const auto X = read_runs<real>(in[0], "X", {-1, -1, model.d}, runs);
+  const auto array = py::reinterpret_borrow<py::array>(py::object(in[0]));
+  const py::ssize_t n = array.shape(array.ndim() - 3), T = length_of(in[0], "X", 1);
+  data.shape = model;
+  Shape& s = data.shape;
+  s.n = n;
+  s.T = int(T);
+  data.x = X.at;
+  data.run.x = X.run;
+  const bool external = !in[1].is_none();
+  data.self = !external && !s.shared_query;
+  data.causal = causal;
+  data.runs = 1;
+  if (external && s.shared_query)
+    throw py::value_error("query: expected none for a model with a prompt");
+  data.z = data.x;
+  data.run.z = data.run.x;
+  if (external) {
+    if (s.q == 0) s.q = int(length_of(in[1], "query", 1));
+    const auto Z = read_runs<real>(in[1], "query", {n, s.q, s.d}, runs);
+    data.z = Z.at;
+    data.run.z = Z.run;
+  } else if (data.self) {
+    if (s.q != 0 && s.q != s.T)
+      throw py::value_error("X: expected shape " + shape_text({n, s.q, s.d}) + ", got " +
+                            shape_text({n, s.T, s.d}));
+    s.q = s.T;
+  }
+  if (!in[4].is_none()) {
+    const auto lengths = read_runs<std::int64_t>(in[4], "lengths", {n}, runs);
+    data.lengths = lengths.at;
+    data.run.lengths = lengths.run;
+    for (std::ptrdiff_t i = 0; i < (lengths.run ? runs : 1) * n; ++i)
+      if (lengths.at[i] < 0 || lengths.at[i] > T)
+        throw py::value_error("lengths: expected integers from 0 to " + std::to_string(T) +
+                              ", got " + std::to_string(lengths.at[i]) + at_index(i, 1, n));
+  }
+  data.targets = !s.is_layer() ? 1 : loss == Loss::kCrossEntropy ? s.q : py::ssize_t(s.q) * s.p;
+  if (!labelled) return out;
+  if (n == 0) throw py::value_error("X: expected at least one sample, got none");
+  if (loss == Loss::kCrossEntropy) {
+    if (!s.is_layer())
+      throw py::value_error("loss: expected one of a single output, got 'cross_entropy'");
+    const auto y = read_runs<std::int64_t>(in[2], "y", {n, s.q}, runs);
+    out.classes = read_classes<real>(y.at, (y.run ? runs : 1) * n * s.q, s);
+    data.y = out.classes->data();
+    data.run.y = y.run;
+  } else {
+    const auto y = s.is_layer() ? read_runs<real>(in[2], "y", {n, s.q, s.p}, runs)
+                                : read_runs<real>(in[2], "y", {n}, runs);
+    data.y = y.at;
+    data.run.y = y.run;
+    if (loss != Loss::kSquared && loss != Loss::kGiven)
+      check_labels(y.at, (y.run ? runs : 1) * n * data.targets, data.targets, n);
+  }
+  const auto check_weights = [&] {
+    for (std::ptrdiff_t r = 0; r < std::max<py::ssize_t>(runs, 1); ++r)
+      if (!(at_run(data, r, 1).total_weight(0, loss) > 0))
+        throw py::value_error(
+            "lengths: expected a row with a positive weight within them, got none");
+  };
+  if (in[3].is_none()) {
+    check_weights();
+    return out;
+  }
+  const auto weight = py::reinterpret_borrow<py::array>(py::object(in[3]));
+  // (n,), (R, n), (n, q) or (R, n, q); where a layer's (R, n) and (n, q) are alike, it is (n, q).
+  const auto is = [&](py::ssize_t rows, py::ssize_t columns) {
+    return weight.ndim() == 2 && weight.shape(0) == rows && weight.shape(1) == columns;
+  };
+  const bool has_runs =
+      runs > 0 && (weight.ndim() == 3 || (is(runs, n) && !(s.is_layer() && is(n, s.q))));
+  data.weighs_rows = weight.ndim() == (has_runs ? 3 : 2);
+  if (data.weighs_rows && !s.is_layer())
+    throw py::value_error("weight: expected one number for each sample");
+  const auto read = data.weighs_rows ? read_runs<real>(in[3], "weight", {n, s.q}, runs)
+                                     : read_runs<real>(in[3], "weight", {n}, runs);
+  data.weight = read.at;
+  data.run.weight = read.run;
+  check_weights();
+  return out;
+}
+
+template <class real>
+OfRuns<const real*> read_tensors(const py::tuple& in, const char* argument, const Shape& s,
+                                 int rank, py::ssize_t runs) {
+  OfRuns<const real*> out;
+  for (int name = 0; name < kTensors; ++name) {
+    if (in[name].is_none()) continue;
+    const auto array =
+        read_runs<real>(in[name], argument, tensor_shape(TensorName(name), s, rank), runs);
+    out.at[name] = array.at;
+    out.run[name] = array.run;
+  }
+  return out;
+}
+
+#define MHFAST_INSTANTIATE(real)                                                               \
+  template ModelOfRuns<real> read_model<real>(const py::tuple&, py::ssize_t, py::ssize_t);     \
+  template OfRuns<const real*> read_tensors<real>(const py::tuple&, const char*, const Shape&, \
+                                                  int, py::ssize_t);                           \
+  template DataOfRuns<real> read_data<real>(const py::tuple&, const Shape&, Loss, bool,        \
+                                            py::ssize_t, bool);
+MHFAST_INSTANTIATE(float)
+MHFAST_INSTANTIATE(double)
+
+}  // namespace mhfast

@@ -1,0 +1,52 @@
+// Models and data sets as they cross from Python.
+#pragma once
+
+#include <memory>
+
+#include "arrays.hpp"
+
+namespace mhfast {
+
+/// A data set of one or more runs; classes are kept here as numbers of the model's type.
+template <class real>
+struct DataOfRuns {
+  Data<real> data;  // of run 0
+  std::shared_ptr<std::vector<real>> classes;
+};
+
+/// Parameters (W, Q, K, U, V, prompt), None where there is none, and the shape that they imply,
+/// without samples and tokens.
+template <class real>
+struct ModelOfRuns {
+  OfRuns<const real*> parameters;
+  int rank;
+  Shape shape;  // n, T and q are not known yet, but for q of a prompt
+
+  Model<const real*> of(std::ptrdiff_t run) const { return {parameters.of(run), rank}; }
+};
+
+extern const char* const kTensorNames[kTensors];
+
+Loss read_loss(const std::string& name);
+
+/// d is the number of features of X.
+template <class real>
+ModelOfRuns<real> read_model(const py::tuple& parameters, py::ssize_t d, py::ssize_t runs);
+
+/// (X, Z, y, weight, lengths); sets n, T and q of the model's shape. Checks labels and lengths.
+/// Without `labelled` y and weight are left alone.
+template <class real>
+DataOfRuns<real> read_data(const py::tuple& data, const Shape& model, Loss loss, bool causal,
+                           py::ssize_t runs, bool labelled);
+
+/// Tensors of the model's shapes, None where there are none.
+template <class real>
+OfRuns<const real*> read_tensors(const py::tuple& in, const char* argument, const Shape& shape,
+                                 int rank, py::ssize_t runs);
+
+/// Shape of a tensor, without runs.
+std::vector<py::ssize_t> tensor_shape(TensorName name, const Shape& shape, int rank);
+
+py::ssize_t features_of(const py::tuple& data);
+
+}  // namespace mhfast

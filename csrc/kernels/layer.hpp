@@ -1,0 +1,92 @@
+// One head of a layer, F = A X V summed over heads, as chains of products; samples or runs are
+// lanes.
+//
+//   outputs      Y = A X,  F (+)= Y V
+//   upstream     U = G V^T                     (G: derivative of the loss by F)
+//   derivative   C = U X^T,  D = A (C - rowsum(A C))
+//   gradient     G_V (+)= Y^T G;               that by W is as for a readout: E = D X, G_W = Z^T E
+//
+// A sample's own U takes the place that the shared U has in a classifier. Layouts are in table.hpp.
+#pragma once
+
+#include "attention.hpp"
+
+namespace mhfast {
+namespace MHFAST_ISA {
+namespace {
+
+template <class real, Left parameters>
+void layer_outputs(const LayerArguments<real>& in) {
+  constexpr int L = kLanes<real>, kEntry = parameters == Left::kLaned ? L : 1;
+  const Index row = Index(in.d) * L, outputs = Index(in.p) * L, key = Index(in.q) * L;
+  multiply<Left::kLaned>(Product<real>{{in.q, in.d, in.T, 1, in.units},
+                                       {in.a, key, 0, in.unit_stride},
+                                       {in.x, row, L, 0, in.T * row},
+                                       {in.y, row, L, in.q * row}});
+  multiply<parameters>(Product<real>{{in.p, in.units * in.q, in.d},
+                                     {in.v, in.p * kEntry},
+                                     {in.y, L, row},
+                                     {in.f, L, outputs},
+                                     in.add});
+}
+
+template <class real>
+void layer_outputs_samples(const LayerArguments<real>& in) {
+  layer_outputs<real, Left::kShared>(in);
+}
+
+template <class real>
+void layer_outputs_runs(const LayerArguments<real>& in) {
+  layer_outputs<real, Left::kLaned>(in);
+}
+
+template <class real, Left parameters>
+void layer_upstream(const LayerArguments<real>& in) {
+  constexpr int L = kLanes<real>, kEntry = parameters == Left::kLaned ? L : 1;
+  const Index outputs = Index(in.p) * L, all_rows = Index(in.units) * in.q * L;
+  multiply<parameters>(Product<real>{{in.d, in.units * in.q, in.p},
+                                     {in.vt, in.d * kEntry},
+                                     {in.g, L, outputs},
+                                     {in.ut, all_rows, L}});
+}
+
+template <class real>
+void layer_upstream_samples(const LayerArguments<real>& in) {
+  layer_upstream<real, Left::kShared>(in);
+}
+
+template <class real>
+void layer_upstream_runs(const LayerArguments<real>& in) {
+  layer_upstream<real, Left::kLaned>(in);
+}
+
+template <class real>
+void layer_derivative(const LayerArguments<real>& in) {
+  constexpr int L = kLanes<real>;
+  const Index row = Index(in.d) * L, weights = Index(in.q) * L, all_rows = in.units * weights;
+  for (int u = 0; u < in.units; ++u) {
+    real* c = in.c + u * in.unit_stride;
+    multiply<Left::kLaned>(Product<real>{{in.q, in.T, in.d},
+                                         {in.ut + u * weights, all_rows},
+                                         {in.x + u * in.T * row, L, row},
+                                         {c, L, weights}});
+    // The weights are only read, but Rows serves functions that write them, too.
+    differentiate_weights(
+        Rows<real>{in.T, in.q, weights, const_cast<real*>(in.a) + u * in.unit_stride, c});
+  }
+}
+
+template <class real>
+void layer_gradient(const LayerArguments<real>& in) {
+  constexpr int L = kLanes<real>;
+  const Index row = Index(in.d) * L, outputs = Index(in.p) * L;
+  multiply<Left::kLaned>(Product<real>{{in.d, in.p, in.q, in.units},
+                                       {in.y, row, in.q * row},
+                                       {in.g, outputs, L, in.q * outputs},
+                                       {in.gv, outputs, L},
+                                       in.add});
+}
+
+}  // namespace
+}  // namespace MHFAST_ISA
+}  // namespace mhfast

@@ -1,0 +1,195 @@
+// What an optimizer does with the parameters: sizes of gradients and steps, and the products of
+// small parameter matrices. Arrays hold either one parameter's numbers in a row or one number for
+// each lane's run; the same text serves both, because a factor is a vector.
+//
+//   gradient   theta -= rate g
+//   momentum   v = beta1 v + kept g;  theta -= rate v
+//   Nesterov   the same v;  theta -= rate (kept g + beta1 v)
+//   adam       m = beta1 m + (1 - beta1) kept g;  v = beta2 v + (1 - beta2) (kept g)^2
+//              theta -= decay theta;  theta -= rate m / (sqrt(v) root + eps)
+//   mirror     s = sign(theta) |theta|^(power - 1) - rate g;  theta = sign(s) |s|^(1 / (power - 1))
+#pragma once
+
+#include "../simd/vec.hpp"
+#include "table.hpp"
+
+namespace mhfast {
+namespace MHFAST_ISA {
+namespace {
+
+template <class real, class Function>
+inline Vec<real> by_lane(Vec<real> x, const Function& function) {
+  for (int l = 0; l < kLanes<real>; ++l) x[l] = function(x[l]);
+  return x;
+}
+
+template <class real>
+inline Vec<real> root(Vec<real> x) {
+  return by_lane<real>(x, [](real e) { return real(__builtin_sqrt(e)); });
+}
+
+template <class real>
+inline Vec<real> absolute(Vec<real> x) {
+  return x < Vec<real>{} ? -x : x;
+}
+
+/// sign(x) |x|^power
+template <class real>
+inline Vec<real> signed_power(Vec<real> x, double power) {
+  if (power == 1) return x;
+  return by_lane<real>(x, [power](real e) {
+    return real(__builtin_copysign(__builtin_pow(__builtin_fabs(double(e)), power), double(e)));
+  });
+}
+
+/// The vectors of arrays of `size` numbers; the last one is passed through a copy if it is partial.
+template <class real, class Body>
+inline void for_vectors(Index size, const Body& body) {
+  constexpr int L = kLanes<real>;
+  Index i = 0;
+  for (; i + L <= size; i += L) body(i, L);
+  if (i < size) body(i, int(size - i));
+}
+
+template <class real>
+inline Vec<real> load_part(const real* x, int count) {
+  if (count == kLanes<real>) return load<real>(x);
+  Vec<real> v{};
+  for (int l = 0; l < count; ++l) v[l] = x[l];
+  return v;
+}
+
+template <class real>
+inline void store_part(real* x, Vec<real> v, int count) {
+  if (count == kLanes<real>) return store<real>(x, v);
+  for (int l = 0; l < count; ++l) x[l] = v[l];
+}
+
+/// theta = step(i, count, theta), but for lanes that are frozen.
+template <class real, class Step>
+inline void for_parameters(const StepArguments<real>& in, const Step& step) {
+  const IntVec<real> frozen = load<real>(in.frozen) != Vec<real>{};
+  for_vectors<real>(in.size, [&](Index i, int count) {
+    const Vec<real> theta = load_part(in.theta + i, count);
+    const Vec<real> g = load_part(in.g + i, count);
+    store_part(in.theta + i, select<real>(frozen, theta, step(i, count, theta, g)), count);
+  });
+}
+
+template <class real>
+void step_gradient(const StepArguments<real>& in) {
+  const Vec<real> rate = load<real>(in.rate);
+  for_parameters(in, [&](Index, int, Vec<real> theta, Vec<real> g) { return theta - rate * g; });
+}
+
+template <class real>
+void step_momentum(const StepArguments<real>& in) {
+  const Vec<real> rate = load<real>(in.rate), kept = load<real>(in.kept);
+  const real beta = real(in.beta1);
+  const bool nesterov = in.nesterov;
+  for_parameters(in, [&](Index i, int count, Vec<real> theta, Vec<real> g) {
+    const Vec<real> push = kept * g, v = beta * load_part(in.first + i, count) + push;
+    store_part(in.first + i, v, count);
+    return theta - rate * (nesterov ? push + beta * v : v);
+  });
+}
+
+template <class real>
+void step_adam(const StepArguments<real>& in) {
+  const Vec<real> rate = load<real>(in.rate), kept = load<real>(in.kept);
+  const Vec<real> decay = load<real>(in.decay);
+  const real beta1 = real(in.beta1), rest1 = real(1 - in.beta1);
+  const real beta2 = real(in.beta2), rest2 = real(1 - in.beta2);
+  const real scale = real(in.root), eps = real(in.eps);
+  for_parameters(in, [&](Index i, int count, Vec<real> theta, Vec<real> g) {
+    const Vec<real> push = kept * g;
+    const Vec<real> m = beta1 * load_part(in.first + i, count) + rest1 * push;
+    const Vec<real> v = beta2 * load_part(in.second + i, count) + rest2 * (push * push);
+    store_part(in.first + i, m, count);
+    store_part(in.second + i, v, count);
+    return (theta - decay * theta) - rate * m / (root<real>(v) * scale + eps);
+  });
+}
+
+template <class real>
+void step_mirror(const StepArguments<real>& in) {
+  const Vec<real> rate = load<real>(in.rate);
+  const double power = in.power;
+  for_parameters(in, [&](Index, int, Vec<real> theta, Vec<real> g) {
+    return signed_power<real>(signed_power<real>(theta, power - 1) - rate * g, 1 / (power - 1));
+  });
+}
+
+/// As many doubles as a register has numbers.
+template <class real>
+struct DoubleRegister {
+  typedef double Type __attribute__((vector_size(kLanes<real> * sizeof(double))));
+};
+
+/// Sums are in double: entries of a parameter may be millions.
+template <class real>
+void measure(const MeasureArguments<real>& in) {
+  using Wide = typename DoubleRegister<real>::Type;
+  constexpr int L = kLanes<real>;
+  Vec<real> largest{}, spoilt{};  // NaN and infinite entries make `spoilt` NaN
+  for_vectors<real>(in.size, [&](Index i, int count) {
+    const Vec<real> x = load_part(in.x + i, count);
+    largest = maximum<real>(absolute<real>(x), largest);
+    spoilt += x * real(0);
+  });
+  for (int l = 0; l < L; ++l) in.largest[l] = double(largest[l]) + double(spoilt[l]);
+  if (in.power == 0) {
+    for (int l = 0; l < L; ++l) in.sum[l] = 1;
+    return;
+  }
+  const Wide wide = __builtin_convertvector(largest, Wide);
+  const Wide inverse = wide > Wide{} ? 1.0 / wide : Wide{};
+  Wide sum{};
+  for_vectors<real>(in.size, [&](Index i, int count) {
+    const Wide x = __builtin_convertvector(load_part(in.x + i, count), Wide) * inverse;
+    if (in.power == 2) {
+      sum += x * x;
+    } else {
+      for (int l = 0; l < L; ++l) sum[l] += __builtin_pow(__builtin_fabs(x[l]), in.power);
+    }
+  });
+  for (int l = 0; l < L; ++l) in.sum[l] = sum[l];
+}
+
+/// Rows of B are gathered a block at a time, so that all rows of A meet a block in a row of memory.
+template <class real>
+void small_product(const SmallProduct<real>& p) {
+  constexpr int kBlock = 512;
+  const int width = p.width, columns = kBlock / width;
+  real block[kBlock];
+  for (int first = 0; first < p.N; first += columns) {
+    const int count = p.N - first < columns ? p.N - first : columns;
+    const Index c_first = first * p.c_column * width;
+    for (int m = 0; m < p.M && !p.add; ++m)
+      for (int n = 0; n < count; ++n)
+        for (int l = 0; l < width; ++l)
+          p.c[m * p.c_row * width + c_first + n * p.c_column * width + l] = real(0);
+    for (int k = 0; k < p.K; ++k) {
+      const real* b = p.b + (k * p.b_row + first * p.b_column) * width;
+      for (int n = 0; n < count; ++n)
+        for (int l = 0; l < width; ++l)
+          block[n * width + l] = p.factor * b[n * p.b_column * width + l];
+      for (int m = 0; m < p.M; ++m) {
+        const real* a = p.a + (m * p.a_row + k * p.a_column) * width;
+        real* c = p.c + m * p.c_row * width + c_first;
+        if (width == 1 && p.c_column == 1) {
+          const real entry = a[0];
+          for (int n = 0; n < count; ++n) c[n] += entry * block[n];
+        } else {
+          for (int n = 0; n < count; ++n)
+            for (int l = 0; l < width; ++l)
+              c[n * p.c_column * width + l] += a[l] * block[n * width + l];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace MHFAST_ISA
+}  // namespace mhfast

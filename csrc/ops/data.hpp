@@ -1,0 +1,141 @@
+// A data set and a model's parameters as the caller holds them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "loss.hpp"
+#include "plan.hpp"
+
+namespace mhfast {
+
+/// The tensors that a model may have, in the order in which callers name them.
+enum TensorName { kW, kQ, kK, kU, kV, kPrompt, kTensors };
+
+template <class Pointer>
+using Tensors = std::array<Pointer, kTensors>;
+
+/// x (n, T, d), z (n, q, d), y and weight (n,), or null; a layer's y (n, q, p) or classes (n, q),
+/// its weight perhaps (n, q). For self-attention z is x; an external z may begin at the same
+/// address. Where the query is shared z is not used. Runs that are lanes of one engine have their
+/// arrays `run` numbers apart, 0 where they share one.
+template <class real>
+struct Data {
+  Shape shape;
+  bool self, causal;
+  const real* x;
+  const real* z;
+  const real* y;
+  const real* weight;
+  const std::int64_t* lengths;  // visible keys, or null: all
+  bool weighs_rows;
+  std::ptrdiff_t targets;  // numbers of y of one sample
+  int runs;
+  struct {
+    std::ptrdiff_t x, z, y, weight, lengths;
+  } run;
+
+  /// Keys that row `row` of a sample sees.
+  int limit(std::ptrdiff_t sample, int run_index, int row) const {
+    const std::ptrdiff_t T = shape.T;
+    const std::ptrdiff_t length = lengths ? lengths[run_index * run.lengths + sample] : T;
+    if (self && row >= length) return 0;
+    return int(causal && row + 1 < length ? row + 1 : length);
+  }
+  bool is_limited() const { return lengths || causal; }
+
+  /// Rows of a self-attention that are beyond the sample's length are of no weight.
+  double weight_of(int run_index, std::ptrdiff_t sample, int row) const {
+    if (shape.is_layer() && row >= rows_of(run_index, sample)) return 0.0;
+    if (!weight) return 1.0;
+    const std::ptrdiff_t at = weighs_rows ? sample * shape.q + row : sample;
+    return double(weight[run_index * run.weight + at]);
+  }
+  /// What a run's loss is divided by.
+  double total_weight(int run_index, Loss loss) const {
+    if (loss == Loss::kGiven) return 1.0;
+    const bool by_row = weighs_rows || loss == Loss::kCrossEntropy;
+    if (!weight && !by_row) return double(shape.n);
+    double total = 0;
+    for (std::ptrdiff_t i = 0; i < shape.n; ++i) {
+      if (!by_row) total += double(weight[run_index * run.weight + i]);
+      for (int t = 0; by_row && t < shape.q; ++t) total += weight_of(run_index, i, t);
+    }
+    return total;
+  }
+  /// Labels that accuracy is the mean over, each with its weight.
+  double total_labels(int run_index, Loss loss) const {
+    if (!shape.is_layer() || loss == Loss::kCrossEntropy) return total_weight(run_index, loss);
+    double total = 0;
+    for (std::ptrdiff_t i = 0; i < shape.n; ++i)
+      for (int t = 0; t < shape.q; ++t) total += weight_of(run_index, i, t) * shape.p;
+    return total;
+  }
+
+ private:
+  std::ptrdiff_t rows_of(int run_index, std::ptrdiff_t sample) const {
+    return self && lengths ? std::ptrdiff_t(lengths[run_index * run.lengths + sample]) : shape.q;
+  }
+};
+
+/// The data of `count` runs from `run` on.
+template <class real>
+Data<real> at_run(const Data<real>& set, std::ptrdiff_t run, int count) {
+  Data<real> data = set;
+  data.x += run * set.run.x;
+  data.z = set.z ? set.z + run * set.run.z : nullptr;
+  data.y = set.y ? set.y + run * set.run.y : nullptr;
+  data.weight = set.weight ? set.weight + run * set.run.weight : nullptr;
+  data.lengths = set.lengths ? set.lengths + run * set.run.lengths : nullptr;
+  data.runs = count;
+  return data;
+}
+
+/// A model as the caller holds it: W or, of rank `rank`, Q and K (null: W = Q Q^T); U or V; perhaps
+/// a prompt.
+template <class Pointer>
+struct Model {
+  Tensors<Pointer> at;
+  int rank;  // 0: W is dense
+
+  bool is_factored() const { return rank > 0; }
+  bool is_tied() const { return rank > 0 && !at[kK]; }
+};
+
+/// Heads, and rows and columns of a head, of a tensor; the prompt is of one head.
+struct Extent {
+  int heads, rows, columns;
+  std::ptrdiff_t size() const { return std::ptrdiff_t(rows) * columns; }
+  std::ptrdiff_t all() const { return heads * size(); }
+};
+
+inline Extent extent(TensorName name, const Shape& s, int rank) {
+  switch (name) {
+    case kW:
+      return {s.H, s.d, s.d};
+    case kQ:
+    case kK:
+      return {s.H, s.d, rank};
+    case kU:
+      return {s.H, s.q, s.d};
+    case kV:
+      return {s.H, s.d, s.p};
+    case kPrompt:
+    case kTensors:
+      break;
+  }
+  return {1, s.q, s.d};
+}
+
+/// One run's parameters, or those of as many runs as there are lanes, a vector for each number.
+template <class real>
+struct Parameters {
+  const real* W;       // (H, d, d)
+  const real* U;       // (H, q, d), or null
+  const real* V;       // (H, d, p), or null
+  const real* prompt;  // (q, d), or null
+  real scale;          // of the logits
+};
+
+}  // namespace mhfast

@@ -1,0 +1,108 @@
+// From gradients to steps: what every optimizer does with the trained tensors.
+//
+//   g += l2 theta  ->  clip by the global norm  ->  normalize, or momentum  ->  step  ->  project
+//
+// Tensors hold one run's numbers, or vectors with one number for each of as many runs as there are
+// lanes; then norms, rates and projections are those of each lane.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "../dispatch/dispatch.hpp"
+#include "data.hpp"
+#include "norms.hpp"
+#include "team.hpp"
+
+namespace mhfast {
+
+enum class Method { kGradientDescent, kNormalized, kPolyak, kMomentum, kAdam, kMirror };
+enum class Scope { kTensor, kHead, kAll };
+enum class Projection { kNone, kBall, kSphere };
+
+struct Optimizer {
+  Method method = Method::kGradientDescent;
+  const double* lr = nullptr;        // by run
+  const double* schedule = nullptr;  // factor of lr by step, or null
+  double l2 = 0, clip = std::numeric_limits<double>::infinity();
+  double eps = 0;
+  Scope by = Scope::kTensor;  // what is normalized as one
+  double beta1 = 0, beta2 = 0, weight_decay = 0;
+  std::int64_t since = 0;  // the step before which Adam's moments were zero
+  bool nesterov = false;
+  double target = 0, factor = 0.5, max_lr = std::numeric_limits<double>::infinity();  // Polyak
+  double power = 2;                                                                   // mirror
+  bool normalized = false;
+  Projection project = Projection::kNone;
+  double radius = 0;
+  Scope project_by = Scope::kTensor;
+
+  bool normalizes() const {
+    return method == Method::kNormalized || (method == Method::kMirror && normalized);
+  }
+  /// Power of the norm that a normalized step divides by: a mirror step's is the dual norm.
+  double norm_power() const { return method == Method::kMirror ? power / (power - 1) : 2; }
+};
+
+/// A trained tensor and its gradient; of each head (and lane) what the step needs to know.
+template <class real>
+struct Trained {
+  TensorName name;
+  int heads;
+  std::ptrdiff_t size;  // of one head, in numbers
+  real *theta, *gradient, *first, *second;
+  std::vector<PowerSum> loss_norms;  // of the gradient as stored
+  std::vector<PowerSum> step_norms;  // of gradient + l2 theta
+  std::vector<PowerSum> dual_norms;  // of the same, in the power that a normalized step divides by
+  std::vector<double> log_scales;    // log of the true gradient over the stored one
+  std::vector<double> rates;         // the step's factor of the stored gradient
+};
+
+template <class real>
+class Descent {
+ public:
+  /// `width` is 1, or the number of lanes for runs side by side.
+  Descent(const Optimizer& optimizer, int width, bool wants_norms);
+
+  void add(const Trained<real>& tensor);
+  std::vector<Trained<real>>& tensors() { return tensors_; }
+
+  // Each called by all members of a team, with a barrier after it.
+  void scan(const Member& member);
+  void apply(const Member& member);
+  void measure_parameters(const Member& member);
+  void project(const Member& member);
+
+  // One member's: after scan; after measure_parameters.
+  bool is_finite(int lane) const;
+  double gradient_norm(int lane) const;
+  void choose_rates(std::int64_t step, const std::vector<double>& lr,
+                    const std::vector<double>& losses, const std::vector<char>& frozen);
+  void choose_projections();
+
+  bool projects() const { return optimizer_.project != Projection::kNone; }
+  bool needs_losses() const { return optimizer_.method == Method::kPolyak; }
+  /// The stored gradient lacks the factors whose logarithms are in log_scales.
+  void set_scaled(bool scaled) { scaled_ = scaled; }
+
+ private:
+  using Norms = std::vector<PowerSum> Trained<real>::*;
+  void measure(const real* x, std::ptrdiff_t size, double power, PowerSum* out) const;
+  PowerSum whole_norm(Norms norms, int lane, double& log_scale) const;
+  double divided(double rate, const PowerSum& norm, double log_scale, double kept) const;
+  void choose_normalized(int lane, double rate, double kept);
+  void fill(int lane, double rate);
+
+  const Optimizer optimizer_;
+  const Kernels<real>& kernels_;
+  const int width_;
+  const bool wants_norms_, step_needs_norm_;
+  std::vector<Trained<real>> tensors_;
+  bool scaled_ = false;
+  std::vector<char> frozen_;
+  std::vector<double> kept_, decay_;
+  double root_ = 1;
+};
+
+}  // namespace mhfast

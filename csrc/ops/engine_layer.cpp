@@ -1,0 +1,210 @@
+// Engine's passes over a layer: samples or runs are lanes, a slab of them and all heads at a time.
+//
+//   F = sum over heads of A X V  ->  loss and G = dL/dF  ->  by head: U = G V^T, D, gradients
+//
+// The loss is a sum over query rows, so that rows of a long sequence are worked on a few at a time,
+// and nothing of the size of rows times keys is held.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "engine.hpp"
+
+namespace mhfast {
+
+template <class real>
+void Engine<real>::lay_out_layer(Layout& layout, Room& room) {
+  const Shape& s = data_.shape;
+  const std::size_t slab = std::min<std::ptrdiff_t>(plan_.slab, plan_.units);
+  const std::size_t rows = slab * rows_size_;  // vectors of rows, in numbers
+  room.ax = layout.take<real>((options_.gradient ? s.H : 1) * rows * s.d);
+  room.f = layout.take<real>(rows * s.p);
+  room.g = layout.take<real>(options_.gradient ? rows * s.p : 0);
+  room.scaled_g = layout.take<real>(options_.gaps ? rows * s.p : 0);
+  room.ut = layout.take<real>(options_.gradient ? rows * s.d : 0);
+}
+
+template <class real>
+LayerArguments<real> Engine<real>::layer(int head, const Slab& slab, Room& room) const {
+  const Shape& s = data_.shape;
+  const std::ptrdiff_t rows = std::ptrdiff_t(slab.units) * slab.rows * kernels_.lanes;
+  const int kept = options_.gradient ? head : 0;
+  LayerArguments<real> in{};
+  in.T = s.T;
+  in.q = slab.rows;
+  in.d = s.d;
+  in.p = s.p;
+  in.units = slab.units;
+  in.v = v_ + std::ptrdiff_t(head) * s.d * s.p * parameter_;
+  in.vt = ut_ + head * ut_size_;
+  in.x = slab.x;
+  in.a = room.s + kept * (slab.units * weights_size_);
+  in.unit_stride = weights_size_;
+  in.y = room.ax + kept * rows * s.d;
+  in.f = room.f;
+  in.g = room.g;
+  in.ut = room.ut;
+  in.c = room.c;
+  return in;
+}
+
+/// Calls emit(index, entry, slope) for every output of the slab, slope being the derivative of the
+/// sample's weighted loss by it (0 for lanes without a sample) and index its place in room.f.
+template <class real>
+template <class Emit>
+void Engine<real>::measure_layer(Totals* totals, const Slab& slab, const Room& room,
+                                 const Emit& emit) const {
+  const Shape& s = data_.shape;
+  const int L = kernels_.lanes, count = entries(slab);
+  const std::ptrdiff_t outputs = std::ptrdiff_t(s.p) * L;
+  const std::ptrdiff_t row_targets = data_.targets / s.q * L;
+  for (int u = 0; u < slab.units; ++u)
+    for (int t = 0; t < slab.rows; ++t) {
+      const std::ptrdiff_t at = (std::ptrdiff_t(u) * slab.rows + t) * outputs;
+      const real* f = room.f + at;
+      const real* y = slab.y + u * target_size_ + (slab.first_row + t) * row_targets;
+      for (int l = 0; l < L; ++l) {
+        const int entry = u * L + l;
+        const double w = entry < count ? data_.weight_of(run_of(entry), sample_of(slab, entry),
+                                                         slab.first_row + t)
+                                       : 0.0;
+        if (w == 0) {  // whatever the outputs are
+          for (int o = 0; o < s.p; ++o) emit(at + o * L + l, entry, 0.0);
+          continue;
+        }
+        const RowLoss row =
+            row_loss(loss_, f + l, y + l, L, s.p, totals_wanted_,
+                     [&](int o, double slope) { emit(at + o * L + l, entry, w * slope); });
+        Totals& total = totals[lane_of(entry)];
+        total.loss += w * row.value;
+        total.correct += w * row.correct;
+        total.margin = std::min(total.margin, row.margin);
+      }
+    }
+}
+
+template <class real>
+void Engine<real>::write_layer_outputs(const Slab& slab, const Room& room) const {
+  const Shape& s = data_.shape;
+  const int L = kernels_.lanes;
+  const std::ptrdiff_t size = std::ptrdiff_t(slab.rows) * s.p;
+  for (int i = 0; i < slab.samples; ++i) {
+    const real* from = room.f + (i / L) * size * L + i % L;
+    real* to = outputs_ + ((slab.first_sample + i) * s.q + slab.first_row) * s.p;
+    for (std::ptrdiff_t k = 0; k < size; ++k) to[k] = from[k * L];
+  }
+}
+
+template <class real>
+void Engine<real>::run_layer_slab(Pass pass, int chunk, const Slab& slab, Room& room) {
+  const Shape& s = data_.shape;
+  const bool gaps = options_.gaps && pass == Pass::kGradient;
+  const int held = entries_held(slab);
+  const auto outputs =
+      plan_.runs_are_lanes() ? kernels_.layer_outputs_runs : kernels_.layer_outputs_samples;
+  for (int h = 0; h < s.H; ++h) {
+    run_scores(scores(RowMode::kWeights, h, slab, room, gaps ? room.gap + h * held : nullptr,
+                      options_.gradient));
+    LayerArguments<real> in = layer(h, slab, room);
+    in.add = h > 0;
+    outputs(in);
+  }
+  if (outputs_) write_layer_outputs(slab, room);
+  if (pass == Pass::kOutputs) return;
+  Totals* totals = chunk_totals_.data() + std::ptrdiff_t(chunk) * width_;
+  if (pass == Pass::kLoss) {
+    measure_layer(totals, slab, room, [](std::ptrdiff_t, int, double) {});
+    return;
+  }
+  double* largest = room.slope;  // |slope| of each entry
+  std::fill_n(largest, held, 0.0);
+  if (pass == Pass::kGradient) {
+    measure_layer(totals, slab, room, [&](std::ptrdiff_t at, int entry, double slope) {
+      room.g[at] = real(slope * shares_[lane_of(entry)]);
+      if (gaps) largest[entry] = std::max(largest[entry], std::fabs(slope));
+    });
+    for (int e = 0; gaps && e < held; ++e) room.log_slope[e] = std::log(largest[e]);
+    if (gaps) gather_scales(chunk, slab, room);
+    differentiate_layer(chunk, slab, room);
+    return;
+  }
+  // Slopes relative to the largest of their entry.
+  std::vector<Totals> unused(width_);
+  measure_layer(unused.data(), slab, room, [&](std::ptrdiff_t, int entry, double slope) {
+    largest[entry] = std::max(largest[entry], std::fabs(slope));
+  });
+  measure_layer(totals, slab, room, [&](std::ptrdiff_t at, int entry, double slope) {
+    room.g[at] = largest[entry] > 0 ? real(slope / largest[entry]) : real(0);
+  });
+  for (int e = 0; e < held; ++e) room.log_slope[e] = std::log(largest[e]);
+  differentiate_layer_scaled(chunk, slab, room);
+}
+
+/// Adds one head's gradient by V, from the outputs' slopes g.
+template <class real>
+void Engine<real>::add_layer_gradient(int chunk, int head, const Slab& slab, Room& room,
+                                      const real* g) const {
+  LayerArguments<real> in = layer(head, slab, room);
+  in.g = g;
+  in.gv = partial_ + chunk * part_.size + part_.readout_at + head * part_.readout_head;
+  in.add = !slab.first || slab.first_row > 0;
+  kernels_.layer_gradient(in);
+}
+
+template <class real>
+void Engine<real>::differentiate_layer(int chunk, const Slab& slab, Room& room) {
+  const auto upstream =
+      plan_.runs_are_lanes() ? kernels_.layer_upstream_runs : kernels_.layer_upstream_samples;
+  for (int h = 0; h < data_.shape.H; ++h) {
+    if (options_.wrt_W) {
+      const LayerArguments<real> in = layer(h, slab, room);
+      upstream(in);
+      kernels_.layer_derivative(in);
+      accumulate(chunk, h, slab, nullptr, room.c, slab.x, room);
+    }
+    if (options_.wrt_readout) add_layer_gradient(chunk, h, slab, room, room.g);
+  }
+}
+
+/// The same with the largest factors of each entry taken out, see needs_scaling.
+template <class real>
+void Engine<real>::differentiate_layer_scaled(int chunk, const Slab& slab, Room& room) {
+  const Shape& s = data_.shape;
+  const int L = kernels_.lanes, held = entries_held(slab), count = entries(slab);
+  const std::ptrdiff_t rows = std::ptrdiff_t(slab.rows) * L;
+  const auto upstream =
+      plan_.runs_are_lanes() ? kernels_.layer_upstream_runs : kernels_.layer_upstream_samples;
+  double* factors = room.phi;
+  for (int h = 0; h < s.H; ++h) {
+    if (options_.wrt_readout) {
+      for (int e = 0; e < held; ++e)
+        room.factors[e] =
+            real(e < count ? relative(0.0, log_scale_readout(lane_of(e)), room.log_slope[e]) : 0.0);
+      for (int u = 0; u < slab.units; ++u)
+        kernels_.scale_samples(room.g + u * rows * s.p, room.factors + u * L,
+                               std::ptrdiff_t(slab.rows) * s.p, room.scaled_g + u * rows * s.p);
+      add_layer_gradient(chunk, h, slab, room, room.scaled_g);
+    }
+    if (!options_.wrt_W) continue;
+    const LayerArguments<real> in = layer(h, slab, room);
+    upstream(in);
+    real* gap = room.gap + h * held;
+    ScoreArguments<real> again = scores(RowMode::kScaled, h, slab, room, gap, true);
+    again.ut = room.ut;
+    again.ut_k = slab.units * rows;
+    again.ut_unit = rows;
+    again.ut_laned = true;
+    run_scores(again);
+    for (int e = 0; e < count; ++e)
+      factors[e] = relative(double(gap[e]), log_scale_W(h, lane_of(e)), room.log_slope[e]);
+    accumulate(chunk, h, slab, nullptr, room.c, scale_keys(slab, factors, room), room);
+  }
+}
+
+#define MHFAST_INSTANTIATE(real)                             \
+  template void Engine<real>::lay_out_layer(Layout&, Room&); \
+  template void Engine<real>::run_layer_slab(Pass, int, const Slab&, Room&);
+MHFAST_INSTANTIATE(float)
+MHFAST_INSTANTIATE(double)
+
+}  // namespace mhfast

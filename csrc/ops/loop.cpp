@@ -1,0 +1,465 @@
+#include "loop.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "factors.hpp"
+#include "records.hpp"
+
+namespace mhfast {
+namespace {
+
+constexpr auto kTickInterval = std::chrono::milliseconds(50);
+
+/// Numbers of `count` runs, `run` apart, to vectors of `width` and back. Lanes beyond the last run
+/// repeat it.
+template <class real>
+void to_lanes(const real* from, std::ptrdiff_t run, int count, int width, std::ptrdiff_t size,
+              real* to) {
+  for (int l = 0; l < width; ++l) {
+    const real* of_run = from + std::min(l, count - 1) * run;
+    for (std::ptrdiff_t i = 0; i < size; ++i) to[i * width + l] = of_run[i];
+  }
+}
+
+template <class real>
+void from_lanes(const real* from, std::ptrdiff_t run, int count, int width, std::ptrdiff_t size,
+                real* to) {
+  for (int l = 0; l < count; ++l)
+    for (std::ptrdiff_t i = 0; i < size; ++i) to[l * run + i] = from[i * width + l];
+}
+
+/// Whether all runs have the same numbers in the packed copy of a data set.
+template <class real>
+bool is_shared(const Data<real>& data) {
+  return data.run.x == 0 && data.run.z == 0 && (data.run.y == 0 || !data.shape.is_layer());
+}
+
+template <class real>
+std::shared_ptr<Packed<real>> pack_for(Engine<real>& engine, const Data<real>& data, int threads,
+                                       std::shared_ptr<Packed<real>>& shared) {
+  if (shared) {
+    engine.use_packed(shared);
+    return shared;
+  }
+  const auto packed = engine.make_packed();
+  engine.use_packed(packed);
+  const double work = 4.0 * double(data.shape.n) * data.shape.T * data.shape.d;
+  run_team(useful_threads(threads, data.shape.n, work),
+           [&](const Member& member) { engine.pack_all(member); });
+  if (is_shared(data)) shared = packed;
+  return packed;
+}
+
+}  // namespace
+
+template <class real>
+int Loop<real>::width(const TrainingTask<real>& task) {
+  const int lanes = active_kernels<real>().lanes;
+  return prefers_runs(task.data.shape, sizeof(real), lanes, task.runs) ? lanes : 1;
+}
+
+template <class real>
+Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
+                 SharedPacked<real>& shared)
+    : task_(task),
+      run_(run),
+      width_(width(task)),
+      count_(int(std::min<std::ptrdiff_t>(width_, task.runs - run))),
+      step_(task.first_step),
+      rates_(width_),
+      losses_(width_),
+      frozen_(width_, 0),
+      reasons_(width_) {
+  for (const Record& r : task.records) records_norm_ |= r.quantity == Quantity::kGradNorm;
+  records_norm_ |= !std::isnan(task.thresholds.grad_norm);
+  for (int l = 0; l < width_; ++l) {
+    const std::ptrdiff_t of_lane = run + std::min(l, count_ - 1);
+    rates_[l] = task.optimizer.lr[of_lane];
+    frozen_[l] = task.stopped[of_lane] >= 0;
+  }
+
+  typename Engine<real>::Options options;
+  options.gradient = true;
+  options.wrt_W = task.wrt[kW] || task.wrt[kQ] || task.wrt[kK] || task.wrt[kPrompt];
+  options.wrt_readout = task.wrt[kU] || task.wrt[kV];
+  options.gaps = task.optimizer.normalizes() && task.optimizer.l2 == 0;
+  options.runs_are_lanes = width_ > 1;
+  const Data<real> data = at_run(task.data, run, count_);
+  engine_ = std::make_unique<Engine<real>>(data, task.loss, options, threads);
+  packed_ = pack_for(*engine_, data, threads, shared.data);
+  typename Engine<real>::Options forward;
+  forward.runs_are_lanes = width_ > 1;
+  shared.tests.resize(task.tests.size());
+  for (std::size_t i = 0; i < task.tests.size(); ++i) {
+    const Data<real> test = at_run(task.tests[i], run, count_);
+    tests_.push_back(std::make_unique<Engine<real>>(test, task.loss, forward, engine_->threads()));
+    pack_for(*tests_.back(), test, threads, shared.tests[i]);
+  }
+  const auto interrupted = [this] { return interrupted_ || ask_tick(*flush_); };
+  engine_->on_chunk(interrupted);
+  for (auto& test : tests_) test->on_chunk(interrupted);
+  test_due_.resize(tests_.size());
+  make_tensors();
+}
+
+/// The parameters as the engine takes them, their gradients, and what the optimizer keeps.
+template <class real>
+void Loop<real>::make_tensors() {
+  const Shape& s = task_.data.shape;
+  const bool factored = task_.rank > 0, lanes = width_ > 1;
+  const bool of_factors = task_.wrt[kQ] || task_.wrt[kK];
+  theta_ = task_.model.of(run_);
+  first_ = task_.first.of(run_);
+  second_ = task_.second.of(run_);
+  const auto lay_out = [&](Layout layout) {
+    for (int name = 0; name < kTensors; ++name) {
+      const std::size_t size = extent(TensorName(name), s, task_.rank).all() * width_;
+      const bool exists = task_.model.at[name];
+      if (lanes && exists) theta_[name] = layout.template take<real>(size);
+      if (lanes && task_.first.at[name]) first_[name] = layout.template take<real>(size);
+      if (lanes && task_.second.at[name]) second_[name] = layout.template take<real>(size);
+      if (name == kW && factored) theta_[kW] = layout.template take<real>(size);
+      if (task_.wrt[name] || (name == kW && of_factors))
+        gradient_[name] = layout.template take<real>(size);
+    }
+    return layout.size();
+  };
+  const std::size_t bytes = lay_out(Layout());
+  lay_out(Layout(own_block_.reserve(std::max<std::size_t>(bytes, 1))));
+  if (lanes) take_lanes();
+
+  descent_ = std::make_unique<Descent<real>>(task_.optimizer, width_, records_norm_);
+  for (int name = 0; name < kTensors; ++name) {
+    if (!task_.wrt[name]) continue;
+    const Extent e = extent(TensorName(name), s, task_.rank);
+    descent_->add({TensorName(name),
+                   e.heads,
+                   e.size(),
+                   theta_[name],
+                   gradient_[name],
+                   first_[name],
+                   second_[name],
+                   {},
+                   {},
+                   {},
+                   {},
+                   {}});
+  }
+}
+
+template <class real>
+void Loop<real>::take_lanes() {
+  const auto take = [&](const OfRuns<real*>& from, const Tensors<real*>& to) {
+    const Tensors<real*> of_run = from.of(run_);
+    for (int name = 0; name < kTensors; ++name)
+      if (of_run[name])
+        to_lanes<real>(of_run[name], from.run[name], count_, width_,
+                       extent(TensorName(name), task_.data.shape, task_.rank).all(), to[name]);
+  };
+  take(task_.model, theta_);
+  take(task_.first, first_);
+  take(task_.second, second_);
+}
+
+template <class real>
+void Loop<real>::write_back() {
+  if (width_ == 1) return;
+  const auto give = [&](const Tensors<real*>& from, const OfRuns<real*>& to) {
+    const Tensors<real*> of_run = to.of(run_);
+    for (int name = 0; name < kTensors; ++name)
+      if (of_run[name] && task_.wrt[name])
+        from_lanes<real>(from[name], to.run[name], count_, width_,
+                         extent(TensorName(name), task_.data.shape, task_.rank).all(),
+                         of_run[name]);
+  };
+  give(theta_, task_.model);
+  give(first_, task_.first);
+  give(second_, task_.second);
+}
+
+template <class real>
+void Loop<real>::bind(Workspace& workspace) {
+  engine_->bind(workspace.engine);
+  test_block_ = &workspace.tests;
+}
+
+template <class real>
+Parameters<real> Loop<real>::parameters() const {
+  return {theta_[kW], theta_[kU], theta_[kV], theta_[kPrompt], task_.scale};
+}
+
+/// A member's heads of the parameters, after a step over the same heads.
+template <class real>
+void Loop<real>::load(const Member& member) {
+  const Shape& s = task_.data.shape;
+  for (int h = member.index; task_.rank > 0 && h < s.H; h += member.count)
+    compose(active_kernels<real>(), s, task_.rank, theta_[kQ], theta_[kK], h, width_, theta_[kW]);
+  engine_->load_parameters(parameters(), member);
+}
+
+template <class real>
+void Loop<real>::advance(std::int64_t until, bool interruptible, const Member& member) {
+  const FlushToZero flush;
+  const bool leader = member.index == 0;
+  if (leader) {
+    flush_ = &flush;
+    interruptible_ = interruptible;
+    engine_->restart();
+    engine_->want_totals(wants_totals());
+  }
+  load(member);
+  member.wait();
+  const auto goes_on = [&] {
+    return !ended_ && (step_ < until || until == task_.last_step || !finish_.empty());
+  };
+  while (goes_on()) {
+    advance_step(member, flush);
+    member.wait();
+    if (!alone_) continue;
+    // The others sleep at the barrier while the first member goes on alone.
+    if (leader)
+      while (goes_on() && pace_.alone()) advance_step(Member{0, 1, nullptr}, flush);
+    member.wait();
+  }
+}
+
+/// One step, or the last record. Members that share it end it together.
+template <class real>
+void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
+  const bool leader = member.index == 0;
+  const bool complete = evaluate(member);
+  if (complete) {
+    member.wait();
+    if (leader) {
+      decide(flush);
+      if (engine_->threads() > 1) {
+        const auto now = Clock::now();
+        pace_.report(std::chrono::duration<double>(now - last_step_).count());
+        last_step_ = now;
+        if (member.count > 1) alone_ = !ended_ && pace_.alone();
+      }
+    }
+    member.wait();
+    if (recording_ && !interrupted_) evaluate_tests(member);
+    if (recording_ && !interrupted_) {
+      if (leader) record();
+      member.wait();
+    }
+  }
+  if (interrupted_ || ended_) {
+    member.wait();  // all have seen why
+    if (leader && interrupted_)
+      for (int l = 0; l < count_; ++l) end(l, "aborted");
+    if (member.count > 1 && leader) alone_ = false;
+    return;
+  }
+  if (!again_) {
+    update(member);
+    load(member);
+  }
+  if (leader) {
+    if (!again_) ++step_;
+    engine_->restart();
+    engine_->want_totals(wants_totals());
+  }
+}
+
+/// Whether the loss of this step is asked for, by a record or by what decides.
+template <class real>
+bool Loop<real>::wants_totals() const {
+  if (step_ == task_.last_step || !finish_.empty() || task_.thresholds.ask_for_totals() ||
+      descent_->needs_losses() || again_)
+    return true;
+  for (const Record& r : task_.records)
+    if (!is_of_parameters(r.quantity) && r.set < 0 && step_ % r.every == 0) return true;
+  return std::all_of(frozen_.begin(), frozen_.end(), [](char frozen) { return frozen; });
+}
+
+/// Loss and gradient at theta_k. False when the pass was interrupted.
+template <class real>
+bool Loop<real>::evaluate(const Member& member) {
+  const bool loss_only = step_ == task_.last_step && !records_norm_;
+  const bool leader = member.index == 0;
+  const auto pass = [&](Pass kind) {
+    engine_->run_chunks(kind, member);
+    member.wait();
+    return !interrupted_;
+  };
+  if (!pass(loss_only ? Pass::kLoss : Pass::kGradient)) return false;
+  if (loss_only) return true;
+  if (engine_->gathers_gaps()) {
+    if (leader) choose_scales();
+    member.wait();
+    if (scaled_ && !pass(Pass::kScaledGradient)) return false;
+  }
+  const TensorName readout = task_.data.shape.is_layer() ? kV : kU;
+  engine_->reduce_gradient({gradient_[kW], gradient_[readout], gradient_[kPrompt]}, member);
+  const Shape& s = task_.data.shape;
+  for (int h = member.index; (gradient_[kQ] || gradient_[kK]) && h < s.H; h += member.count)
+    differentiate_factors<real>(active_kernels<real>(), s, task_.rank, theta_[kQ], theta_[kK],
+                                gradient_[kW], h, width_, gradient_[kQ], gradient_[kK]);
+  descent_->scan(member);
+  return true;
+}
+
+/// Decides whether a gradient that is to be normalized must have its largest factors taken out.
+template <class real>
+void Loop<real>::choose_scales() {
+  scaled_ = engine_->needs_scaling(task_.optimizer.by != Scope::kHead || task_.wrt[kPrompt]);
+  descent_->set_scaled(scaled_);
+  if (scaled_) engine_->restart();
+  for (Trained<real>& tensor : descent_->tensors())
+    for (int h = 0; h < tensor.heads; ++h)
+      for (int l = 0; l < width_; ++l) {
+        double& scale = tensor.log_scales[h * width_ + l];
+        scale = 0;
+        if (!scaled_) continue;
+        const bool is_readout = tensor.name == kU || tensor.name == kV;
+        scale = std::log(engine_->share(l)) +
+                (is_readout ? engine_->log_scale_readout(l) : engine_->log_scale_W(h, l));
+      }
+}
+
+/// The first member's part of a step: which runs end here, what is due, how far to step.
+template <class real>
+void Loop<real>::decide(const FlushToZero& flush) {
+  const bool at_end = step_ == task_.last_step;
+  const Thresholds& limits = task_.thresholds;
+  ask_tick(flush);
+  const bool has_gradient = !at_end || records_norm_;
+  const bool had_totals = wants_totals();
+  again_ = false;
+  recording_ = false;
+  for (int l = 0; l < count_; ++l) {
+    if (frozen_[l]) continue;
+    const Totals totals = engine_->totals(l);
+    losses_[l] = totals.loss;
+    const bool finite = std::isfinite(totals.loss) && (!has_gradient || descent_->is_finite(l));
+    if (!finite && !had_totals) {  // a run that ends has its loss recorded
+      again_ = true;
+      continue;
+    }
+    if (!finite) end(l, "nonfinite");
+    if (totals.loss <= limits.loss) end(l, "loss");
+    if (totals.correct >= limits.accuracy) end(l, "accuracy");
+    if (totals.margin >= limits.margin) end(l, "margin");
+    if (!std::isnan(limits.grad_norm) && descent_->gradient_norm(l) <= limits.grad_norm)
+      end(l, "grad_norm");
+    if (!frozen_[l]) continue;
+    task_.stopped[run_ + l] = step_;
+    task_.reasons[run_ + l] = reasons_[l];
+  }
+  if (again_) return;
+  ended_ = at_end || !finish_.empty() ||
+           std::all_of(frozen_.begin(), frozen_.begin() + count_, [](char f) { return f; });
+  for (int l = 0; ended_ && l < count_; ++l)
+    if (!frozen_[l]) reasons_[l] = finish_.empty() ? "steps" : finish_;
+  std::fill(test_due_.begin(), test_due_.end(), 0);
+  for (const Record& r : task_.records) {
+    if (!is_due(r)) continue;
+    recording_ = true;
+    if (r.set >= 0) test_due_[r.set] = 1;
+  }
+  if (!ended_) descent_->choose_rates(step_, rates_, losses_, frozen_);
+}
+
+/// The first reason counts.
+template <class real>
+void Loop<real>::end(int lane, const std::string& reason) {
+  if (reason == "aborted") {
+    ended_ = true;
+    if (!frozen_[lane]) reasons_[lane] = reason;
+    return;
+  }
+  if (!frozen_[lane]) reasons_[lane] = reason;
+  frozen_[lane] = 1;
+}
+
+template <class real>
+void Loop<real>::evaluate_tests(const Member& member) {
+  for (std::size_t i = 0; i < tests_.size(); ++i) {
+    if (!test_due_[i]) continue;
+    if (member.index == 0) {
+      tests_[i]->restart();
+      tests_[i]->bind(*test_block_);
+    }
+    member.wait();
+    tests_[i]->load_parameters(parameters(), member);
+    member.wait();
+    tests_[i]->run_chunks(Pass::kLoss, member);
+    member.wait();
+    if (interrupted_) return;
+  }
+}
+
+template <class real>
+void Loop<real>::record() {
+  bool written_back = false;
+  for (const Record& r : task_.records) {
+    const std::int64_t row = r.row(task_.first_step, step_);
+    if (!is_due(r) || row >= r.capacity) continue;
+    if (is_of_parameters(r.quantity) && !written_back) {
+      write_back();
+      written_back = true;
+    }
+    for (int l = 0; l < count_; ++l) {
+      if (is_of_parameters(r.quantity)) {
+        write_record(task_, r, run_ + l, row);
+        continue;
+      }
+      const Totals totals = r.set < 0 ? engine_->totals(l) : tests_[r.set]->totals(l);
+      double& to = static_cast<double*>(r.buffer)[(run_ + l) * r.capacity + row];
+      to = r.quantity == Quantity::kLoss       ? totals.loss
+           : r.quantity == Quantity::kAccuracy ? totals.correct
+           : r.quantity == Quantity::kMargin   ? totals.margin
+                                               : descent_->gradient_norm(l);
+    }
+  }
+}
+
+template <class real>
+void Loop<real>::repeat_rows(std::int64_t reached) {
+  for (const Record& r : task_.records) {
+    const std::int64_t from = r.row(task_.first_step, step_);
+    const std::int64_t to = std::min(r.row(task_.first_step, reached), r.capacity - 1);
+    const bool is_real = r.quantity == Quantity::kParameter || r.quantity == Quantity::kAttention;
+    const std::int64_t bytes = r.row_size * (is_real ? sizeof(real) : sizeof(double));
+    for (int l = 0; l < count_; ++l) {
+      char* rows = static_cast<char*>(r.buffer) + (run_ + l) * r.capacity * bytes;
+      for (std::int64_t row = from + 1; row <= to; ++row)
+        std::copy_n(rows + from * bytes, bytes, rows + row * bytes);
+    }
+  }
+}
+
+template <class real>
+void Loop<real>::update(const Member& member) {
+  descent_->apply(member);
+  if (!descent_->projects()) return;
+  descent_->measure_parameters(member);
+  member.wait();
+  if (member.index == 0) descent_->choose_projections();
+  member.wait();
+  descent_->project(member);
+}
+
+template <class real>
+bool Loop<real>::ask_tick(const FlushToZero& flush) {
+  if (!interruptible_ || !task_.tick || interrupted_) return interrupted_;
+  const auto now = Clock::now();
+  if (now - last_tick_ < kTickInterval) return false;
+  last_tick_ = now;
+  flush.suspended([&] { interrupted_ = task_.tick(step_) == HookAnswer::kAbort; });
+  return interrupted_;
+}
+
+template <class real>
+bool Loop<real>::is_due(const Record& r) const {
+  return step_ % r.every == 0 || (ended_ && finish_ != "aborted");
+}
+
+template class Loop<float>;
+template class Loop<double>;
+
+}  // namespace mhfast

@@ -1,0 +1,103 @@
+// The steps of one training run, or of a block of runs that are lanes of one engine.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "engine.hpp"
+#include "float_mode.hpp"
+#include "train.hpp"
+
+namespace mhfast {
+
+/// Scratch of one thread for whichever loop it works on.
+struct Workspace {
+  Block engine, tests;
+};
+
+/// Packed data that loops share where their runs share the arrays.
+template <class real>
+struct SharedPacked {
+  std::shared_ptr<Packed<real>> data;
+  std::vector<std::shared_ptr<Packed<real>>> tests;
+};
+
+/// What the threads of a loop share. Members of a team call `advance` together; whatever only the
+/// first member writes is read by the others after a barrier.
+template <class real>
+class Loop {
+ public:
+  /// The runs from `run` on, as many as the plan puts side by side.
+  Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads, SharedPacked<real>& shared);
+
+  /// Lanes of a block of runs, 1 where runs go one by one.
+  static int width(const TrainingTask<real>& task);
+
+  int threads() const { return engine_->threads(); }
+  bool ended() const { return ended_; }
+  std::int64_t step() const { return step_; }
+  const std::string& reason(int lane) const { return reasons_[lane]; }
+
+  /// Takes scratch; one member's call before each advance.
+  void bind(Workspace& workspace);
+
+  /// Goes to `until`, or to the end: at the last step of the task theta is evaluated, recorded and
+  /// left. `interrupted` asks for the tick between chunks of work; a loop that it stops has ended.
+  void advance(std::int64_t until, bool interruptible, const Member& member);
+
+  /// Makes the next advance evaluate and record theta as it is, and end there for this reason.
+  void finish(const std::string& reason) { finish_ = reason; }
+
+  /// Copies parameters and the optimizer's state from lanes to the task.
+  void write_back();
+
+  /// Repeats the rows of frozen runs up to those of step `reached`.
+  void repeat_rows(std::int64_t reached);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void make_tensors();
+  void take_lanes();
+  Parameters<real> parameters() const;
+  void load(const Member& member);
+  void advance_step(const Member& member, const FlushToZero& flush);
+  bool evaluate(const Member& member);
+  void choose_scales();
+  void decide(const FlushToZero& flush);
+  void end(int lane, const std::string& reason);
+  void evaluate_tests(const Member& member);
+  void record();
+  void update(const Member& member);
+  bool wants_totals() const;
+  bool is_due(const Record& r) const;
+  bool ask_tick(const FlushToZero& flush);
+
+  TrainingTask<real>& task_;
+  const std::ptrdiff_t run_;
+  const int width_, count_;  // lanes and runs
+  Block own_block_;
+  std::unique_ptr<Engine<real>> engine_;
+  std::vector<std::unique_ptr<Engine<real>>> tests_;
+  Block* test_block_ = nullptr;
+  Tensors<real*> theta_{}, gradient_{}, first_{}, second_{};
+  std::unique_ptr<Descent<real>> descent_;
+  bool records_norm_ = false;  // or stops at one
+  bool scaled_ = false;        // the stored gradient lacks its largest factors
+  std::shared_ptr<Packed<real>> packed_;
+
+  std::int64_t step_;
+  std::vector<double> rates_, losses_;
+  std::vector<char> frozen_;
+  std::vector<std::string> reasons_;
+  std::string finish_;
+  bool again_ = false;  // theta_k is evaluated once more, for its loss
+  bool interruptible_ = false, interrupted_ = false, ended_ = false, recording_ = false;
+  bool alone_ = false;  // the first member takes the next steps by itself
+  std::vector<char> test_due_;
+  const FlushToZero* flush_ = nullptr;  // the first member's
+  TeamOrAlone pace_;
+  Clock::time_point last_tick_ = Clock::now(), last_step_ = Clock::now();
+};
+
+}  // namespace mhfast
