@@ -8,35 +8,52 @@
 
 from importlib.metadata import version
 
-from . import data, reference
+from . import data, reference, theory
 from .config import explain, num_threads, set_num_threads, show_config
 from .dataset import Dataset, as_dataset
-from .gradients import Gradients, dot, norm, value_and_grad
-from .models import Classifier
-from .optimizers import GradientDescent, NormalizedGradientDescent
+from .gradients import Gradients, backward, dot, hvp, norm, value_and_grad
+from .models import Classifier, Layer, LowRank, stack
+from .optimizers import (
+    Adam,
+    GradientDescent,
+    MirrorDescent,
+    Momentum,
+    NormalizedGradientDescent,
+    PolyakStep,
+)
 from .run import Interrupted, Run
 from .training import train
 
 __version__ = version("mhfast")
 
 __all__ = [
+    "Adam",
     "Classifier",
     "Dataset",
     "GradientDescent",
     "Gradients",
     "Interrupted",
+    "Layer",
+    "LowRank",
+    "MirrorDescent",
+    "Momentum",
     "NormalizedGradientDescent",
+    "PolyakStep",
     "Run",
     "__version__",
     "as_dataset",
+    "backward",
     "data",
     "dot",
     "explain",
+    "hvp",
     "norm",
     "num_threads",
     "reference",
     "set_num_threads",
     "show_config",
+    "stack",
+    "theory",
     "train",
     "value_and_grad",
 ]

@@ -12,23 +12,21 @@ import math
 import numbers
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ._values import Array
 
-if TYPE_CHECKING:
-    from .models import Classifier
-
 Wrt: TypeAlias = str | Sequence[str] | None
 
-LOSSES = ("logistic", "exponential", "linear", "squared")
-PARAMETERS = ("W", "U")
+PARAMETERS = ("W", "Q", "K", "U", "V", "prompt")
+"""The parameters in their order; a model has some of them."""
+
+READY = 0x101  # flags.num of an array that is C-contiguous (0x1) and aligned (0x100)
 
 _ndarray = np.ndarray
-_READY = 0x101  # flags.num of an array that is C-contiguous (0x1) and aligned (0x100)
 
 
 def real(
@@ -43,7 +41,7 @@ def real(
     TypeError
         If `value` cannot be read as an array or has another dtype.
     """
-    if type(value) is _ndarray and value.dtype is dtype and value.flags.num & _READY == _READY:
+    if type(value) is _ndarray and value.dtype is dtype and value.flags.num & READY == READY:
         return value
     array = as_array(value, name)
     if _holds_python_numbers(value):
@@ -87,20 +85,29 @@ def as_array(value: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
 
 def ready(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return `array` C-contiguous, aligned and in native byte order, copied only if it is not."""
-    if array.dtype.isnative and array.flags.num & _READY == _READY:
+    if array.dtype.isnative and array.flags.num & READY == READY:
         return array
     return np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
 
 
 def shape(
-    array: npt.NDArray[Any], name: str, letters: str, expected: tuple[int | None, ...]
+    array: npt.NDArray[Any],
+    name: str,
+    letters: str,
+    expected: tuple[int | None, ...],
+    *,
+    runs: bool = False,
 ) -> None:
     """Raise ValueError unless `array` has the `expected` shape, where None is any length.
 
-    `letters` names the axes in the message, as "n T d".
+    `letters` names the axes in the message, as "n T d". With `runs` there may be one more axis, of
+    any length, before the others.
     """
-    if array.ndim == len(expected) and all(
-        want is None or want == got for want, got in zip(expected, array.shape, strict=True)
+    got = array.shape
+    if len(got) == len(expected) + 1 and runs:
+        letters, expected = f"R {letters}", (None, *expected)
+    if len(got) == len(expected) and all(
+        want is None or want == length for want, length in zip(expected, got, strict=True)
     ):
         return
     axes = letters.split()
@@ -108,130 +115,13 @@ def shape(
     if any(length is not None for length in expected):
         lengths = (a if n is None else str(n) for a, n in zip(axes, expected, strict=True))
         message += f" = {_tuple(lengths)}"
-    raise ValueError(f"{message}, got {array.shape}")
+    raise ValueError(f"{message}, got {got}")
 
 
-def inputs(
-    model: Classifier, X: npt.ArrayLike, query: npt.ArrayLike | None
-) -> tuple[Array, Array | None]:
-    """Return X (n, T, d) and the query side Z (n, q, d) of `model`, None for self-attention.
-
-    Raises
-    ------
-    TypeError
-        If a dtype is not that of the model.
-    ValueError
-        If a shape does not fit the model, or X has too few tokens for an integer query.
-    """
-    U = model.U
-    X = real(X, "X", U.dtype)
-    q, d = U.shape[1:]
-    if query is None:
-        query = model.query
-        if query is None:
-            if X.shape[1:] != (q, d):
-                shape(X, "X", "n T d", (None, q, d))
-            return X, None
-        if isinstance(query, int):
-            shape(X, "X", "n T d", (None, None, d))
-            token = token_index(query, X.shape[1])
-            return X, np.ascontiguousarray(X[:, token : token + 1])
-    shape(X, "X", "n T d", (None, None, d))
-    if X.shape[1] == 0:
-        raise ValueError(f"X: expected at least one token, got shape {X.shape}")
-    Z = real(query, "query", U.dtype)
-    shape(Z, "query", "n q d", (X.shape[0], q, d))
-    return X, Z
-
-
-def token_index(query: int, tokens: int) -> int:
-    """Return the position of an integer query in 0 ... tokens - 1; -1 is the last token."""
+def token_index(query: int, tokens: int) -> None:
+    """Raise ValueError unless an integer query is a token; -1 is the last one."""
     if not -tokens <= query < tokens:
         raise ValueError(f"query: expected a token in [-{tokens}, {tokens}), got {query}")
-    return query % tokens
-
-
-def targets(y: npt.ArrayLike, n: int, dtype: np.dtype[Any], loss: str) -> Array:
-    """Return targets (n,) in `dtype`. That labels are -1 or 1 is left to the core to check.
-
-    Raises
-    ------
-    TypeError
-        If y is not real, or not of `dtype` where the loss takes any real target.
-    ValueError
-        If y has another shape, or a label is neither -1 nor 1.
-    """
-    if (
-        type(y) is _ndarray
-        and y.dtype is dtype
-        and y.shape == (n,)
-        and y.flags.num & _READY == _READY
-    ):
-        return y
-    array = as_array(y, "y")
-    if array.shape != (n,):
-        shape(array, "y", "n", (n,))
-    kind = array.dtype.kind
-    if kind not in "iuf":
-        raise TypeError(f"y: expected a real or integer dtype, got {array.dtype.name}")
-    if kind == "f" and loss == "squared":
-        return real(y, "y", dtype, "X")
-    labels = ready(array.astype(dtype))
-    if kind == "f" and array.itemsize > labels.itemsize:
-        # 1 + 1e-9 would become a label in float32. Integers cannot.
-        wrong = np.flatnonzero(labels != array)
-        if wrong.size:
-            first = wrong[0]
-            raise ValueError(f"y: expected labels +1 or -1, got {array[first]} at index {first}")
-    return labels
-
-
-def weights(weight: npt.ArrayLike, n: int, dtype: np.dtype[Any]) -> Array:
-    """Return sample weights (n,) in `dtype`: finite, not negative, with a positive sum.
-
-    Raises
-    ------
-    TypeError
-        If the weights are not real.
-    ValueError
-        If they have another shape or another value.
-    """
-    array = as_array(weight, "weight")
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"weight: expected a real or integer dtype, got {array.dtype.name}")
-    shape(array, "weight", "n", (n,))
-    array = ready(array.astype(dtype, copy=False))
-    if array.min(initial=math.inf) >= 0 and 0 < array.max(initial=0) < math.inf:
-        return array
-    wrong = np.flatnonzero(~((array >= 0) & np.isfinite(array)))
-    if wrong.size:
-        first = wrong[0]
-        raise ValueError(
-            f"weight: expected finite numbers >= 0, got {array[first]} at index {first}"
-        )
-    raise ValueError("weight: expected at least one positive number, got none")
-
-
-def loss(name: str) -> str:
-    """Return the name of a loss, or raise ValueError listing what there is."""
-    if name not in LOSSES:
-        raise ValueError(f"loss: expected one of {', '.join(LOSSES)}, got {name!r}")
-    return name
-
-
-def wrt(names: Wrt) -> tuple[bool, bool]:
-    """Tell whether W and U are among `names`; None means all parameters."""
-    if names is None:
-        return True, True
-    asked = (names,) if isinstance(names, str) else names
-    if not isinstance(asked, Sequence):
-        raise TypeError(
-            f"wrt: expected names from {', '.join(PARAMETERS)}, got {type(names).__name__}"
-        )
-    for name in asked:
-        if name not in PARAMETERS:
-            raise ValueError(f"wrt: expected names from {', '.join(PARAMETERS)}, got {name!r}")
-    return "W" in asked, "U" in asked
 
 
 def integer(value: object, name: str, expected: str = "an integer") -> int:
@@ -266,10 +156,61 @@ def generator(seed: object, name: str = "seed") -> np.random.Generator:
     """Return the random generator of an integer seed >= 0, or `seed` if it is a generator."""
     if isinstance(seed, np.random.Generator):
         return seed
+    return np.random.default_rng(_settled(seed, name))
+
+
+def generators(seed: object, runs: int | None, name: str = "seed") -> list[np.random.Generator]:
+    """Return a generator for each run: those of a sequence of seeds, else of children of one.
+
+    Child r is the same for every number of runs.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the seeds are no seeds, or not as many as `runs`.
+    """
+    if is_sequence(seed):
+        seeds = list(seed)  # type: ignore[call-overload]
+        if not seeds or (runs is not None and len(seeds) != runs):
+            expected = "at least one" if runs is None else f"R = {runs} of them"
+            raise ValueError(f"{name}: expected {expected}, got {len(seeds)}")
+        return [generator(one, name) for one in seeds]
+    if isinstance(seed, np.random.Generator):
+        seed = int.from_bytes(seed.bytes(16), "little")
+    root = np.random.SeedSequence(_settled(seed, name))
+    return [np.random.default_rng(child) for child in root.spawn(runs or 1)]
+
+
+def is_sequence(seed: object) -> bool:
+    """Tell whether `seed` is several seeds, which then belong to runs."""
+    return isinstance(seed, list | tuple | range) or (
+        isinstance(seed, np.ndarray) and seed.ndim > 0
+    )
+
+
+def run_index(index: object, runs: int) -> int | slice | npt.NDArray[Any]:
+    """Return an index that selects one of `runs` runs (an int) or some of them (anything else).
+
+    Raises
+    ------
+    IndexError
+        If it is out of range, does not run along one axis or selects nothing.
+    """
+    chosen: Any = index if isinstance(index, slice) else np.asarray(index)
+    try:
+        selected = np.arange(runs)[chosen]
+        if selected.ndim > 1 or selected.size == 0:
+            raise IndexError("it must be an integer, or select some along one axis")
+    except IndexError as error:
+        raise IndexError(f"index: cannot select from {runs} runs: {error}") from None
+    return int(selected) if selected.ndim == 0 else cast("slice | npt.NDArray[Any]", chosen)
+
+
+def _settled(seed: object, name: str) -> int:
     number = integer(seed, name)
     if number < 0:
         raise ValueError(f"{name}: expected an integer of at least 0, got {number}")
-    return np.random.default_rng(number)
+    return number
 
 
 def float_dtype(value: npt.DTypeLike, name: str = "dtype") -> np.dtype[Any]:

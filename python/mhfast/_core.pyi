@@ -1,13 +1,29 @@
 """The C++ core.
 
 Arrays are C-contiguous, aligned, in native byte order and of one real dtype, float32 or float64,
-which the callers in this package see to. Z None means self-attention, `threads` 0 the default.
+which the callers in this package see to.
+
+`parameters` is W, Q, K, U, V, prompt, None for what a model has not: a classifier has U, a layer V;
+a factored W is Q and K, K None if it is tied. `data` is X, Z, y, weight, lengths. Z None means
+self-attention, or the prompt if there is one. y is (n,) for a classifier, (n, q, p) for a layer and
+int64 (n, q) for its "cross_entropy"; weight (n,), for a layer also (n, q); lengths int64 (n,), and
+X is zero beyond them.
+
+`runs` is 0 for none, else R: then every array may have a leading R or not. `causal`: row t of the
+query side sees the keys 0 ... t. `wrt` has bits, W 1, Q 2, K 4, U 8, V 16, prompt 32, X 64,
+query 128. `threads` 0 is the default.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from ._core_arguments import CoreData, CoreGradients, CoreParameters
 from ._values import Array
+
+State: TypeAlias = Sequence[tuple[Array | None, Array | None] | None]
 
 def config() -> dict[str, object]: ...
 def available_isas() -> list[str]: ...
@@ -17,46 +33,74 @@ def force_plan(name: str) -> None: ...
 def active_isa() -> str: ...
 def set_num_threads(k: int) -> None: ...
 def get_num_threads() -> int: ...
-def explain(n: int, T: int, q: int, d: int, H: int, dtype_name: str) -> dict[str, object]: ...
-def outputs(X: Array, Z: Array | None, W: Array, U: Array, scale: float, threads: int) -> Array: ...
-def attention(X: Array, Z: Array | None, W: Array, scale: float, threads: int) -> Array: ...
-def value_and_grad(
-    X: Array,
-    Z: Array | None,
-    y: Array,
-    weight: Array | None,
-    W: Array,
-    U: Array,
+def explain(
+    n: int, T: int, q: int, d: int, H: int, p: int, runs: int, dtype_name: str
+) -> dict[str, object]: ...
+def outputs(
+    data: CoreData,
+    parameters: CoreParameters,
+    runs: int,
     scale: float,
-    loss: str,
-    wrt_W: bool,
-    wrt_U: bool,
+    causal: bool,
     threads: int,
-) -> tuple[float, Array | None, Array | None]: ...
-def train(
-    X: Array,
-    Z: Array | None,
-    y: Array,
-    weight: Array | None,
-    W: Array,
-    U: Array,
-    W0: Array,
-    U0: Array,
+) -> Array: ...
+def attention(
+    data: CoreData,
+    parameters: CoreParameters,
+    runs: int,
     scale: float,
+    causal: bool,
+    threads: int,
+) -> Array: ...
+
+# loss "cotangent": y is the upstream gradient, weight None, and the value is 0.
+def value_and_grad(
+    data: CoreData,
+    parameters: CoreParameters,
+    runs: int,
+    scale: float,
+    causal: bool,
     loss: str,
-    wrt_W: bool,
-    wrt_U: bool,
-    optimizer: dict[str, object],
+    wrt: int,
+    threads: int,
+) -> tuple[float | npt.NDArray[np.float64], CoreGradients]: ...
+
+# tangent: as parameters, None for what does not move.
+def hvp(
+    data: CoreData,
+    parameters: CoreParameters,
+    tangent: tuple[Array | None, ...],
+    runs: int,
+    scale: float,
+    causal: bool,
+    loss: str,
+    wrt: int,
+    threads: int,
+) -> CoreGradients: ...
+
+# What wrt names is overwritten in place, and has the run axis; so have state and buffers.
+def train(
+    data: CoreData,
+    parameters: CoreParameters,
+    starts: CoreParameters,
+    runs: int,
+    scale: float,
+    causal: bool,
+    loss: str,
+    wrt: int,
+    optimizer: dict[str, Any],
+    state: State,
     first: int,
     last: int,
     records: Sequence[tuple[Any, ...]],
-    tests: Sequence[tuple[Array, Array | None, Array, Array | None]],
-    directions: Sequence[tuple[Array | None, Array | None]],
+    tests: Sequence[CoreData],
+    directions: Sequence[CoreParameters],
     thresholds: dict[str, float],
+    stopped: npt.NDArray[np.int64],
     hook_every: int,
     hook: Callable[[int], bool] | None,
     tick: Callable[[int], None] | None,
     threads: int,
-) -> tuple[int, str]: ...
+) -> tuple[int, list[str]]: ...
 def exp(x: Array) -> Array: ...
 def peak_flops(dtype_name: str, threads: int, seconds: float) -> float: ...

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
+Scalar: TypeAlias = Any  # a float, or a float64 array (R,) where there is a run axis
 Entries = TypeVar("Entries", bound=np.generic)
 
 
@@ -53,10 +54,19 @@ def same_fields(a: Any, b: Any) -> bool:
     )
 
 
+def field_values(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name: what it pickles, without what it has cached."""
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
 def describe(record: Any) -> str:
-    """Return a one-line repr of a dataclass, with the dtype and shape of its arrays."""
-    given = ((field.name, getattr(record, field.name)) for field in dataclasses.fields(record))
-    parts = (f"{name}={_short(value)}" for name, value in given if value is not None)
+    """Return a one-line repr of a dataclass, with the dtype and shape of its arrays.
+
+    What is None or False is left out.
+    """
+    given = field_values(record).items()
+    shown = (pair for pair in given if pair[1] is not None and pair[1] is not False)
+    parts = (f"{name}={_short(value)}" for name, value in shown)
     return f"{type(record).__name__}({', '.join(parts)})"
 
 

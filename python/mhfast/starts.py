@@ -6,20 +6,20 @@ import numpy as np
 
 from . import _checks
 from .data.streams import START, settled, signs, stream
-from .dataset import Dataset, Seed
-from .models import Classifier
+from .dataset import Dataset, Seed, Seeds
+from .models import Classifier, stack
 
 
 def random_step(
-    data: Dataset, heads: int, seed: Seed, *, query: int | None = None, scale: float = 1.0
+    data: Dataset, heads: int, seed: Seed | Seeds, *, query: int | None = None, scale: float = 1.0
 ) -> Classifier:
     """Return the classifier one gradient step of random sign per head away from zero.
 
         W_h = 0,   U_h = α_h / 2 · 1_q (Σ_i w_i y_i x̄_i / Σ w)ᵀ
 
-    x̄_i (d,) is the mean token of sample i, α_h independent fair signs.  This is a step of size
-    sqrt(H) of the logistic loss from zero, with its sign drawn anew for each head, so that
-    outputs do not grow with H.
+    x̄_i (d,) is the mean token of sample i within its length, α_h independent fair signs.  This is a
+    step of size sqrt(H) of the logistic loss from zero, with its sign drawn anew for each head, so
+    that outputs do not grow with H.
 
     Parameters
     ----------
@@ -27,21 +27,23 @@ def random_step(
         X (n,T,d), y (n,) of -1 and 1, weights w or None for ones.
     heads : int
         H.
-    seed : int or numpy.random.Generator
+    seed : int, numpy.random.Generator, or a sequence of them
+        A run axis comes of a sequence of seeds or of the data. Run r is that of entry r and of the
+        data of run r; the runs of one seed have independent signs.
     query, scale
         As for `Classifier`.  U has as many rows as the query side of data and model.
 
     Returns
     -------
     Classifier
-        W (H,d,d) and U (H,q,d) of the dtype of the data.
+        W (H,d,d) and U (H,q,d) of the dtype of the data, with the run axis there is.
 
     Raises
     ------
     TypeError
-        `data` is not a Dataset, or the seed is neither one integer nor a generator.
+        `data` is not a Dataset, or a seed is neither an integer nor a generator.
     ValueError
-        A label is neither -1 nor 1.
+        A label is neither -1 nor 1, or seeds are not as many as runs.
 
     References
     ----------
@@ -51,14 +53,46 @@ def random_step(
     if not isinstance(data, Dataset):
         raise TypeError(f"data: expected a Dataset, got {type(data).__name__}")
     heads = _checks.count(heads, "heads")
+    if data.runs is None and not _checks.is_sequence(seed):
+        return _random_step(data, stream(settled(seed), START), heads, query, scale)
+    streams = _streams(seed, data.runs)
+    sides = [data] * len(streams) if data.runs is None else map(data.run, range(data.runs))
+    return stack(
+        [
+            _random_step(side, rng, heads, query, scale)
+            for side, rng in zip(sides, streams, strict=True)
+        ]
+    )
+
+
+def _streams(seed: Seed | Seeds, runs: int | None) -> list[np.random.Generator]:
+    """Return the stream of each run: that of its own seed, or one of those of a common seed."""
+    if not _checks.is_sequence(seed):
+        root = settled(seed)
+        return [stream(root, START, r) for r in range(runs or 1)]
+    seeds = [settled(one) for one in seed]  # type: ignore[union-attr]
+    if not seeds or (runs is not None and len(seeds) != runs):
+        expected = "at least one" if runs is None else f"R = {runs} of them"
+        raise ValueError(f"seed: expected {expected}, got {len(seeds)}")
+    return [stream(one, START) for one in seeds]
+
+
+def _random_step(
+    data: Dataset, rng: np.random.Generator, heads: int, query: int | None, scale: float
+) -> Classifier:
+    """Return the classifier of one run."""
+    _checks.shape(data.y, "y", "n", (data.n,))
     y = data.y.astype(np.float64)
     wrong = np.flatnonzero(np.abs(y) != 1.0)
     if wrong.size:
         raise ValueError(f"y: expected -1 or 1, got {y[wrong[0]]} at index {wrong[0]}")
     weight = np.ones(data.n) if data.weight is None else data.weight.astype(np.float64)
-    means = data.X.mean(axis=1, dtype=np.float64)
+    if data.lengths is None:
+        means = data.X.mean(axis=1, dtype=np.float64)
+    else:  # tokens beyond the lengths are zeros
+        means = data.X.sum(axis=1, dtype=np.float64) / np.maximum(data.lengths, 1)[:, None]
     step = ((weight * y)[:, None] * means).sum(axis=0) / weight.sum()
-    alpha = signs(stream(settled(seed), START), heads)
+    alpha = signs(rng, heads)
     q = data.tokens if query is None else 1
     if data.query is not None:
         q = data.query.shape[1]

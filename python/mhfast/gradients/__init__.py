@@ -1,0 +1,7 @@
+"""Gradients: how to get them, and the record that holds them."""
+
+from .calls import backward, value_and_grad
+from .curvature import hvp
+from .record import Gradients, dot, norm
+
+__all__ = ["Gradients", "backward", "dot", "hvp", "norm", "value_and_grad"]

@@ -1,0 +1,164 @@
+"""`value_and_grad` and `backward`: gradients by parameters and by inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core, config
+from .. import _core_arguments as arguments
+from .._checks import Wrt
+from .._core_arguments import BITS, CoreGradients, Problem
+from .._values import Scalar
+from ..dataset import Dataset, no_second_source
+from ..models import Model
+from .record import Gradients
+
+
+def value_and_grad(
+    model: Model,
+    X: npt.ArrayLike | Dataset,
+    y: npt.ArrayLike | None = None,
+    *,
+    loss: str = "logistic",
+    wrt: Wrt = None,
+    query: npt.ArrayLike | None = None,
+    weight: npt.ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+    num_threads: int | None = None,
+) -> tuple[Scalar, Gradients]:
+    """Compute a loss L and its gradients.
+
+    With Φ_i the output of a `Classifier`, F_it the row t of the output of a `Layer` and ℓ its loss
+    summed over the outputs p:
+
+        L = Σ_i w_i ℓ(Φ_i, y_i) / Σ_i w_i             Classifier, w (n,)
+        L = Σ_i w_i Σ_t ℓ(F_it, y_it) / Σ_i w_i       Layer, w (n,): a mean of sums over rows
+        L = Σ_it w_it ℓ(F_it, y_it) / Σ_it w_it       Layer, w (n, q): the loss at chosen rows
+
+    "cross_entropy" is a mean over rows always: it has the last form, with w_it = w_i for w (n,). In
+    self-attention with `lengths` the sums run over the rows of a layer that are within them.
+
+    Gradients keep full relative accuracy when attention saturates, and are bitwise equal for every
+    number of threads.
+
+    Every array may have a leading run axis of one common length R. Results then have it too, and
+    run r equals the call on run r alone.
+
+    Parameters
+    ----------
+    model : Classifier or Layer
+    X : array (n, T, d) of the model's dtype, or Dataset
+        With a Dataset, y, query, weight and lengths are its own.
+    y : array of the shape of the outputs, (n,) or (n, q, p)
+        Labels -1 and 1 of any real dtype. For "squared", real targets of the model's dtype. For
+        "cross_entropy", integer classes (n, q) in [0, p).
+    loss : str
+        With Φ for the output: "logistic" log(1 + exp(-yΦ)), "exponential" exp(-yΦ), "linear" -yΦ,
+        "squared" (Φ - y)²; for a Layer also "cross_entropy" log Σ_o exp(F_o) - F_y.
+    wrt : str or tuple of str, optional
+        What to differentiate by: parameters of the model, "X", "query" if there is an external one.
+        None means all parameters.
+    query : array (n, q, d), optional
+        An external query, in place of the model's own.
+    weight : array (n,) or (n, q), optional
+        The weights w, finite and >= 0; None means ones.
+    lengths : integers (n,), optional
+        The number of tokens of each sample; what is beyond has no influence.
+    num_threads : int, optional
+        Threads for this call, in place of the default.
+
+    Returns
+    -------
+    value : float, or float64 array (R,)
+    gradients : Gradients
+        Arrays of the model's dtype. That by X contains the query side where it is made of X.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape or a value does not fit.
+    """
+    if not isinstance(model, Model):
+        raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
+    if loss not in model.losses:
+        arguments.loss(model, loss)
+    problem = arguments.problem(model, X, y, loss=loss, query=query, weight=weight, lengths=lengths)
+    return _differentiated(model, problem, loss, wrt, num_threads)
+
+
+def backward(
+    model: Model,
+    X: npt.ArrayLike | Dataset,
+    cotangent: npt.ArrayLike,
+    *,
+    wrt: Wrt = None,
+    query: npt.ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+    num_threads: int | None = None,
+) -> Gradients:
+    """Compute the gradients of Σ cotangent · model(X), for a caller's own loss.
+
+    Parameters
+    ----------
+    model : Classifier or Layer
+    X : array (n, T, d) of the model's dtype, or Dataset
+        With a Dataset, query and lengths are its own; its y and weight do not matter.
+    cotangent : array of the shape and dtype of model(X)
+        The gradient of the loss by the outputs, with any strides.
+    wrt, query, lengths, num_threads
+        As for `value_and_grad`, and so are errors and run axis.
+
+    Returns
+    -------
+    Gradients
+    """
+    if not isinstance(model, Model):
+        raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
+    if cotangent is None:
+        raise TypeError("cotangent: expected an array of the shape of the outputs, got None")
+    if isinstance(X, Dataset):
+        no_second_source(query=query, lengths=lengths)
+        data = X
+        X, query, lengths = data.X, data.query, data.lengths
+    problem = arguments.problem(model, X, cotangent, loss="cotangent", query=query, lengths=lengths)
+    _, gradients = _differentiated(model, problem, "cotangent", wrt, num_threads)
+    return gradients
+
+
+def _differentiated(
+    model: Model, problem: Problem, loss: str, wrt: Wrt, num_threads: int | None
+) -> tuple[Scalar, Gradients]:
+    core = model._core
+    bits = core.bits if wrt is None else _bits(model, problem, wrt)
+    value, gradients = _core.value_and_grad(
+        problem.data, core.parameters, problem.runs.length, model.scale, problem.causal, loss, bits,
+        config.threads(num_threads),
+    )  # fmt: skip
+    if problem.token is not None and bits & BITS["X"]:
+        gradients = _gathered(gradients, problem.token)
+    return value, Gradients(*gradients)
+
+
+def _bits(model: Model, problem: Problem, wrt: Wrt) -> int:
+    names = arguments.wrt(model, wrt, inputs=True)
+    if "query" in names and (problem.token is not None or problem.data[1] is None):
+        raise ValueError("wrt: expected an external query to differentiate by, got none")
+    if "X" in names and problem.token is not None:  # the core takes the token as external
+        names = (*names, "query")
+    return arguments.bits(names)
+
+
+def _gathered(gradients: CoreGradients, token: int | npt.NDArray[np.int64]) -> CoreGradients:
+    """Add the gradient by the token that is the query to that by X, in its place."""
+    *by_parameters, by_X, by_query = gradients
+    assert by_X is not None
+    assert by_query is not None
+    place = np.broadcast_to(token, by_X.shape[:-2])[..., None, None]
+    here = np.take_along_axis(by_X, np.maximum(place, 0), axis=-2)
+    np.put_along_axis(
+        by_X, np.maximum(place, 0), np.where(place < 0, here, here + by_query), axis=-2
+    )
+    return (*by_parameters, by_X, None)

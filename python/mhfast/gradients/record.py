@@ -1,0 +1,254 @@
+"""`Gradients`: arrays by the names of what they differentiate by, with `dot` and `norm`."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+from .. import _core_arguments as arguments
+from .._core_arguments import AXES
+from .._runs import NO_RUNS, Runs
+from .._values import Array, Scalar, describe, same_fields
+from ..models import Model
+
+M = TypeVar("M", bound=Model)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Gradients:
+    """Arrays shaped like the parameters of a model and its inputs, None where not asked for.
+
+    Gradients add, subtract, and scale by real numbers or by an array (R,) with one for each run;
+    `model + s * gradients` is the moved model, whose parameters without a gradient stay. An array
+    without a run axis is shared by the runs that meet it; nothing else is broadcast and no dtype is
+    promoted. ``gradients[r]`` are those of run r.
+
+    Parameters
+    ----------
+    W : array (H, d, d) or None
+    Q, K : arrays (H, d, r) or None
+    U : array (H, q, d) or None
+    V : array (H, d, p) or None
+    prompt : array (q, d) or None
+    X : array (n, T, d) or None
+    query : array (n, q, d) or None
+    """
+
+    W: Array | None = None
+    Q: Array | None = None
+    K: Array | None = None
+    U: Array | None = None
+    V: Array | None = None
+    prompt: Array | None = None
+    X: Array | None = None
+    query: Array | None = None
+
+    # NumPy scalars and arrays then leave `factor * gradients` to __rmul__.
+    __array_ufunc__: ClassVar[None] = None
+
+    @property
+    def runs(self) -> int | None:
+        """The length R of the run axis, None if no array has one."""
+        return _runs(self).length or None
+
+    def __getitem__(self, index: int | slice | npt.ArrayLike) -> Gradients:
+        """Select a run by an integer, or runs by a slice, integers or a mask.
+
+        Raises
+        ------
+        TypeError
+            If there is no run axis.
+        IndexError
+            If the index is out of range, does not select along one axis or selects nothing.
+        """
+        if self.runs is None:
+            raise TypeError("expected Gradients with a run axis, got some without")
+        runs = _checks.run_index(index, self.runs)
+        return Gradients(
+            **{name: x[runs] if x.ndim > AXES[name] else x for name, x in _fields(self)}
+        )
+
+    def __add__(self, other: Gradients) -> Gradients:
+        return _pairwise(operator.add, self, other)
+
+    def __sub__(self, other: Gradients) -> Gradients:
+        return _pairwise(operator.sub, self, other)
+
+    def __mul__(self, factor: Factor) -> Gradients:
+        return _scaled(operator.mul, self, factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Factor) -> Gradients:
+        return _scaled(operator.truediv, self, divisor)
+
+    def __neg__(self) -> Gradients:
+        return _scaled(operator.mul, self, -1.0)
+
+    def __radd__(self, model: M) -> M:
+        return _moved(operator.add, model, self)
+
+    def __rsub__(self, model: M) -> M:
+        return _moved(operator.sub, model, self)
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other)
+
+    __repr__ = describe
+
+
+Factor: TypeAlias = float | npt.NDArray[Any]
+Vector: TypeAlias = Gradients | Model
+
+
+def dot(a: Vector, b: Vector) -> Scalar:
+    """Compute the inner product Σ a b over all entries of two gradients (or models), in float64.
+
+    Each side is rescaled by a power of two to entries below 1, so that sums of products that are
+    in the range of float64 do not under- or overflow on the way.
+
+    Returns
+    -------
+    float, or float64 array (R,) with the product of each run.
+
+    Raises
+    ------
+    ValueError
+        If one has a field or a shape that the other has not.
+    """
+    left, right = dict(_fields(a)), dict(_fields(b))
+    _check_alike(left, right)
+    runs = _runs(a).join(_runs(b)).length
+    low, high = _exponent(left), _exponent(right)
+    total = np.zeros(max(runs, 1))
+    for name, x in left.items():
+        products = _rescaled(name, x, low) * _rescaled(name, right[name], high)
+        total += products.sum(axis=1)
+    return _ldexp(total, low + high, runs)
+
+
+def norm(g: Vector) -> Scalar:
+    """Compute the Euclidean norm over all entries of gradients (or of a model), in float64.
+
+    Right wherever the norm itself is a float64: entries are rescaled by a power of two, since a
+    plain sum of squares underflows near 1e-160 and overflows near 1e154.
+
+    Returns
+    -------
+    float, or float64 array (R,) with the norm of each run.
+    """
+    runs, fields = _runs(g).length, dict(_fields(g))
+    exponent = _exponent(fields)
+    squares = np.zeros(max(runs, 1))
+    for name, x in fields.items():
+        squares += np.square(_rescaled(name, x, exponent)).sum(axis=1)
+    return _ldexp(np.sqrt(squares), exponent, runs)
+
+
+def _fields(g: Vector) -> Iterator[tuple[str, Array]]:
+    if isinstance(g, Model):
+        yield from g.parameters.items()
+    elif isinstance(g, Gradients):
+        for name in AXES:
+            array: Array | None = getattr(g, name)
+            if array is not None:
+                yield name, array
+    else:
+        raise TypeError(f"expected Gradients or a model, got {type(g).__name__}")
+
+
+def _runs(g: Vector) -> Runs:
+    runs = NO_RUNS
+    for name, x in _fields(g):
+        runs = runs.meet(name, x.shape, AXES[name])
+    return runs
+
+
+def _rows(name: str, x: Array) -> Array:
+    """Return an array as one row of entries for each run, or a single row that all share."""
+    return x.reshape(x.shape[0] if x.ndim > AXES[name] else 1, -1)
+
+
+def _exponent(fields: dict[str, Array]) -> npt.NDArray[np.intc]:
+    """Return for each run e with the largest entry in [2^(e-1), 2^e); 0 if zero or not finite."""
+    largest = np.zeros(1)
+    for name, x in fields.items():
+        largest = np.maximum(largest, np.abs(_rows(name, x)).max(axis=1, initial=0.0))
+    return np.frexp(np.where(np.isfinite(largest), largest, 0.0))[1]
+
+
+def _rescaled(name: str, x: Array, exponent: npt.NDArray[np.intc]) -> npt.NDArray[np.float64]:
+    return np.ldexp(_rows(name, x).astype(np.float64, copy=False), -exponent[:, None])
+
+
+def _ldexp(x: npt.NDArray[np.float64], exponent: npt.NDArray[np.intc], runs: int) -> Scalar:
+    with np.errstate(over="ignore"):
+        result = np.ldexp(x, exponent)
+    return result if runs else float(result[0])
+
+
+def _pairwise(operation: Callable[[Array, Array], Array], a: Gradients, b: Gradients) -> Gradients:
+    if not isinstance(b, Gradients):
+        raise TypeError(f"expected Gradients to combine with Gradients, got {type(b).__name__}")
+    left, right = dict(_fields(a)), dict(_fields(b))
+    _check_alike(left, right)
+    return Gradients(**{name: operation(x, right[name]) for name, x in left.items()})
+
+
+def _scaled(operation: Callable[[Array, Any], Array], g: Gradients, factor: Factor) -> Gradients:
+    if isinstance(factor, numbers.Real):
+        # A Python float keeps float32 entries float32 where a NumPy scalar would promote them.
+        number = float(factor)
+        return Gradients(**{name: operation(x, number) for name, x in _fields(g)})
+    if not isinstance(factor, np.ndarray) or factor.dtype.kind not in "iuf":
+        raise TypeError(f"expected a real number to scale Gradients, got {type(factor).__name__}")
+    if factor.ndim != 1:
+        raise ValueError(f"expected one factor for each run, of shape (R,), got {factor.shape}")
+    _runs(g).meet("factor", factor.shape, 0)
+    return Gradients(
+        **{
+            name: operation(x, factor.astype(x.dtype).reshape(-1, *[1] * AXES[name]))
+            for name, x in _fields(g)
+        }
+    )
+
+
+def _moved(operation: Callable[[Array, Array], Array], model: M, g: Gradients) -> M:
+    if not isinstance(model, Model):
+        raise TypeError(f"expected a model to move by Gradients, got {type(model).__name__}")
+    changes: dict[str, Array] = {}
+    for name, x in _fields(g):
+        parameter = model.parameters.get(name)
+        if parameter is None:
+            known = ", ".join(model.parameters)
+            raise ValueError(f"{name}: expected gradients by {known} to move the model by")
+        _check_entries(name, parameter, x)
+        changes[name] = operation(parameter, x)
+        changes[name].flags.writeable = False
+    return arguments.with_arrays(model, changes)
+
+
+def _check_alike(a: dict[str, Array], b: dict[str, Array]) -> None:
+    for name in AXES:
+        if (name in a) != (name in b):
+            raise ValueError(f"{name}: expected in both or in neither, got it in one only")
+        if name in a:
+            _check_entries(name, a[name], b[name])
+
+
+def _check_entries(name: str, x: Array, y: Array) -> None:
+    """Raise unless two arrays have one dtype, and one shape but for a run axis."""
+    if x.dtype != y.dtype:
+        raise TypeError(f"{name}: expected one dtype, got {x.dtype} and {y.dtype}")
+    if x.shape == y.shape:
+        return
+    axes = AXES[name]
+    if x.ndim == y.ndim or x.shape[-axes:] != y.shape[-axes:]:
+        raise ValueError(f"{name}: expected one shape, got {x.shape} and {y.shape}")

@@ -1,0 +1,224 @@
+"""`Classifier`: multi-head softmax attention read out to one number per sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+from .._values import Array, frozen
+from ..dataset import Dataset, Seed, Seeds
+from ..low_rank import LowRank
+from . import settling, starting
+from .model import Model
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class Classifier(Model):
+    """The multi-head attention classifier.
+
+        Φ(X) = H^(-1/2) Σ_h ⟨U_h, softmax(scale · Z W_h Xᵀ) X⟩,
+
+    a scalar for each sample X (T, d). softmax acts on every row; ⟨,⟩ sums the products of all
+    entries. The query side Z (q, d) is X itself, one of its tokens, external or a prompt.
+
+    The arrays are read-only, and shared with the caller only if nobody can write to them. A model
+    therefore never changes; `model + s * gradients` and `dataclasses.replace` make new ones.
+
+    W, U, prompt and an external query may each have a leading run axis of one common length R: R
+    models side by side, which share what has none. Results then have it too.
+
+    Parameters
+    ----------
+    W : array (H, d, d), float32 or float64, or `LowRank`
+        Key-query matrices.
+    U : array (H, q, d) of the same dtype
+        Readout matrices.
+    query : None, int or array (n, q, d)
+        None: Z = X, so that q = T. An integer: that token of each sample, counted from its own end
+        if negative, so that q = 1; zeros in a sample too short to have it. An array: an external
+        query for each of n samples. A `query` that comes with the data overrides it.
+    prompt : array (q, d) of the same dtype, optional
+        Trained query rows that all samples share; query must then be None.
+    scale : float
+        Factor of the logits; 1.0 and not 1/sqrt(d) by default.
+    causal : bool
+        Whether a row sees only the tokens up to its own: row t of Z the tokens 0 ... t, the row of
+        an integer query those up to that token. A prompt cannot be causal.
+
+    Raises
+    ------
+    TypeError
+        If W, U, query or prompt are not of one dtype, float32 or float64.
+    ValueError
+        If their shapes do not fit together, or scale is not finite.
+
+    References
+    ----------
+    Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
+    Attention", TMLR 2024.
+    """
+
+    losses: ClassVar[tuple[str, ...]] = ("logistic", "exponential", "linear", "squared")
+
+    W: Array | LowRank
+    U: Array
+    query: int | Array | None = None
+    prompt: Array | None = None
+    scale: float = 1.0
+    causal: bool = False
+
+    def __init__(
+        self,
+        W: npt.ArrayLike | LowRank,
+        U: npt.ArrayLike,
+        query: int | npt.ArrayLike | None = None,
+        prompt: npt.ArrayLike | None = None,
+        *,
+        scale: float = 1.0,
+        causal: bool = False,
+    ) -> None:
+        W, heads, dim = settling.key_query(W)
+        U = _checks.real(U, "U", W.dtype, "W")
+        query, prompt = settling.query_side(query, prompt, dim, W.dtype)
+        rows = settling.rows(query, prompt)
+        _checks.shape(U, "U", "H q d", (heads, rows, dim), runs=True)
+        settling.no_empty_axis("W", W, "U", U)
+        vars(self).update(
+            W=W,
+            U=frozen(U),
+            query=query,
+            prompt=prompt,
+            scale=_checks.finite(scale, "scale"),
+            causal=settling.causal(causal, prompt),
+        )
+        self._core  # noqa: B018  (checks that the run axes agree)
+
+    @classmethod
+    def zeros(
+        cls,
+        heads: int,
+        tokens: int,
+        dim: int,
+        *,
+        runs: int | None = None,
+        rank: int | None = None,
+        tied: bool = False,
+        prompt_rows: int | None = None,
+        dtype: npt.DTypeLike = np.float64,
+        query: int | npt.ArrayLike | None = None,
+        scale: float = 1.0,
+        causal: bool = False,
+    ) -> Self:
+        """Make the classifier with all parameters zero, for samples of `tokens` tokens.
+
+        Parameters
+        ----------
+        heads, tokens, dim : int
+            H, T and d, each at least 1.
+        runs : int, optional
+            R, for parameters with a run axis.
+        rank : int, optional
+            r, for a `LowRank` W; with `tied` its K is None.
+        prompt_rows : int, optional
+            q, for a prompt.
+        dtype : float32 or float64
+        query, scale, causal
+            As for the class. U has q = `tokens` rows without a query or prompt, else as many as
+            that.
+        """
+        shapes = _shapes(heads, tokens, dim, rank, tied, prompt_rows, query, dtype)
+        arrays = starting.zeros(shapes, runs, dtype)
+        return cls(**arrays, query=query, scale=scale, causal=causal)
+
+    @classmethod
+    def gaussian(
+        cls,
+        heads: int,
+        tokens: int,
+        dim: int,
+        *,
+        std: float,
+        seed: Seed | Seeds,
+        runs: int | None = None,
+        rank: int | None = None,
+        tied: bool = False,
+        prompt_rows: int | None = None,
+        dtype: npt.DTypeLike = np.float64,
+        query: int | npt.ArrayLike | None = None,
+        scale: float = 1.0,
+        causal: bool = False,
+    ) -> Self:
+        """Draw a classifier with independent entries N(0, std²), for samples of `tokens` tokens.
+
+        Parameters are drawn in the order W (or Q, K), U, prompt and in float64, so that a float32
+        model is the float64 model of the same seed rounded.
+
+        Parameters
+        ----------
+        heads, tokens, dim : int
+            H, T and d, each at least 1.
+        std : float
+            Standard deviation of every entry, at least 0.
+        seed : int, numpy.random.Generator, or a sequence of them
+            Run r of a sequence is the draw of its entry r. The runs of one seed are independent.
+        runs, rank, tied, prompt_rows, dtype, query, scale, causal
+            As for `zeros`.
+        """
+        shapes = _shapes(heads, tokens, dim, rank, tied, prompt_rows, query, dtype)
+        arrays = starting.gaussian(shapes, std, seed, runs, dtype)
+        return cls(**arrays, query=query, scale=scale, causal=causal)
+
+    @classmethod
+    def random_step(
+        cls,
+        data: Dataset,
+        heads: int,
+        seed: Seed | Seeds,
+        *,
+        query: int | None = None,
+        scale: float = 1.0,
+    ) -> Classifier:
+        """Make the classifier one gradient step of random sign per head away from zero.
+
+        See `mhfast.starts.random_step` for parameters and formula.
+        """
+        from ..starts import random_step
+
+        return random_step(data, heads, seed, query=query, scale=scale)
+
+    @property
+    def _rows(self) -> int:
+        return int(self.U.shape[-2])
+
+    @property
+    def _out_dim(self) -> int:
+        return 0
+
+    def _targets(self, n: int, *_: object) -> tuple[str, tuple[int, ...]]:
+        return "n", (n,)
+
+
+def _shapes(
+    heads: int,
+    tokens: int,
+    dim: int,
+    rank: int | None,
+    tied: bool,
+    prompt_rows: int | None,
+    query: int | npt.ArrayLike | None,
+    dtype: npt.DTypeLike,
+) -> starting.Shapes:
+    H, T, d = (
+        _checks.count(heads, "heads"),
+        _checks.count(tokens, "tokens"),
+        _checks.count(dim, "dim"),
+    )
+    q = settling.query_rows(query, prompt_rows, T, d, _checks.float_dtype(dtype))
+    return starting.shapes(H, d, {"U": (H, q, d)}, rank, tied, prompt_rows)

@@ -1,0 +1,197 @@
+"""What the models share: their query side, their parameters by name, their calls and run axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks, _core, config
+from .. import _core_arguments as arguments
+from .._core_arguments import CoreModel
+from .._values import Array, describe, field_values, same_fields
+from ..low_rank import LowRank
+from . import settling
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ..dataset import Dataset
+
+
+class Model:
+    """Multi-head attention with a readout: what `Classifier` and `Layer` have in common."""
+
+    losses: ClassVar[tuple[str, ...]]
+    """The names of the losses that the outputs of the model may have."""
+
+    W: Array | LowRank
+    query: int | Array | None
+    prompt: Array | None
+    scale: float
+    causal: bool
+
+    @property
+    def heads(self) -> int:
+        """The number H of heads."""
+        return int(self._key_query.shape[-3])
+
+    @property
+    def dim(self) -> int:
+        """The dimension d of a token."""
+        return int(self._key_query.shape[-2])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of parameters, data and results: float32 or float64."""
+        return self.W.dtype
+
+    @property
+    def Q(self) -> Array | None:  # noqa: N802  (the name of the parameter)
+        """The query factor (H, d, r) of a `LowRank` W, else None."""
+        return self.W.Q if isinstance(self.W, LowRank) else None
+
+    @property
+    def K(self) -> Array | None:  # noqa: N802
+        """The key factor (H, d, r) of a `LowRank` W that is not tied, else None."""
+        return self.W.K if isinstance(self.W, LowRank) else None
+
+    @property
+    def runs(self) -> int | None:
+        """The length R of the run axis, None if neither a parameter nor the query has one."""
+        return self._core.runs.length or None
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Array]:
+        """The arrays that can be trained, by name: those of W, Q, K, U, V and prompt there are."""
+        factored = isinstance(self.W, LowRank)
+        names = (name for name in _checks.PARAMETERS if not (name == "W" and factored))
+        arrays = ((name, getattr(self, name, None)) for name in names)
+        return MappingProxyType({name: array for name, array in arrays if array is not None})
+
+    @cached_property
+    def _core(self) -> CoreModel:
+        return arguments.core_model(self)
+
+    @property
+    def _key_query(self) -> Array:
+        """W, or the factor that has its heads and its rows."""
+        return self.W.Q if isinstance(self.W, LowRank) else self.W
+
+    @property
+    def _rows(self) -> int | None:
+        """The number q of query rows, None if the parameters take any."""
+        raise NotImplementedError
+
+    @property
+    def _out_dim(self) -> int:
+        """The length p of an output row, 0 if the output is a number."""
+        raise NotImplementedError
+
+    def _query_rows(self, tokens: int) -> int:
+        """Return the number q of query rows for samples of T = `tokens`."""
+        q = settling.rows(self.query, self.prompt) if self._rows is None else self._rows
+        return tokens if q is None else q
+
+    def _targets(self, n: int, q: int, loss: str) -> tuple[str, tuple[int, ...]]:
+        """Return the shape of targets without a run axis, as letters and as lengths."""
+        raise NotImplementedError
+
+    def __call__(
+        self,
+        X: npt.ArrayLike | Dataset,
+        *,
+        query: npt.ArrayLike | None = None,
+        lengths: npt.ArrayLike | None = None,
+        num_threads: int | None = None,
+    ) -> Array:
+        """Compute the outputs of the model.
+
+        Parameters
+        ----------
+        X : array (n, T, d) of the model's dtype, or Dataset
+        query : array (n, q, d), optional
+            An external query, in place of the model's own.
+        lengths : integers (n,), optional
+            The number of tokens of each sample; what is beyond has no influence.
+        num_threads : int, optional
+            Threads for this call, in place of the default.
+
+        Returns
+        -------
+        array of the model's dtype: (n,) of a `Classifier`, (n, q, p) of a `Layer`. The result of a
+        sample does not depend on the others. In self-attention the rows of a layer at and beyond
+        `lengths` are 0. With a run axis in the model or in an argument it has a leading R.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an array has another dtype or does not fit the model.
+        """
+        seen = arguments.problem(self, X, query=query, lengths=lengths)
+        return _core.outputs(
+            seen.data, self._core.parameters, seen.runs.length, self.scale, seen.causal,
+            config.threads(num_threads),
+        )  # fmt: skip
+
+    def attention(
+        self,
+        X: npt.ArrayLike | Dataset,
+        *,
+        query: npt.ArrayLike | None = None,
+        lengths: npt.ArrayLike | None = None,
+        num_threads: int | None = None,
+    ) -> Array:
+        """Compute the attention weights softmax(scale · Z_i W_h X_iᵀ).
+
+        Rows sum to one; a row that sees no token is 0, and so is every weight of an unseen token.
+        Parameters and errors are those of calling the model.
+
+        Returns
+        -------
+        array (n, H, q, T) of the model's dtype, (R, n, H, q, T) with a run axis.
+        """
+        seen = arguments.problem(self, X, query=query, lengths=lengths)
+        return _core.attention(
+            seen.data, self._core.parameters, seen.runs.length, self.scale, seen.causal,
+            config.threads(num_threads),
+        )  # fmt: skip
+
+    def __getitem__(self, index: int | slice | npt.ArrayLike) -> Self:
+        """Select a run by an integer, or runs by a slice, integers or a mask.
+
+        Raises
+        ------
+        TypeError
+            If the model has no run axis.
+        IndexError
+            If the index is out of range, does not select along one axis or selects nothing.
+        """
+        if self.runs is None:
+            raise TypeError(f"expected a {type(self).__name__} with a run axis, got one without")
+        chosen = _checks.run_index(index, self.runs)
+        arrays = dict(self.parameters)
+        if isinstance(self.query, np.ndarray):
+            arrays["query"] = self.query
+        return arguments.with_arrays(
+            self,
+            {
+                name: array[chosen] if array.ndim > arguments.AXES[name] else array
+                for name, array in arrays.items()
+            },
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return field_values(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        type(self).__init__(self, **state)
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other)
+
+    __repr__ = describe

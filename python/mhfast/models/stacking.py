@@ -1,0 +1,92 @@
+"""`stack`: several models side by side on the run axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from .. import _core_arguments as arguments
+from .._runs import repeated
+from .._values import Array, same
+from .model import Model
+
+M = TypeVar("M", bound=Model)
+
+
+def stack(models: Sequence[M]) -> M:
+    """Put models side by side on the run axis: ``stack(models)[r]`` equals ``models[r]``.
+
+    A model that has a run axis already gives all its runs, one after the other. External queries
+    that are equal stay shared.
+
+    Parameters
+    ----------
+    models : sequence of Classifier or of Layer
+        At least one; alike in kind, shapes, dtype, scale, causal and integer query.
+
+    Raises
+    ------
+    TypeError
+        If something is no model, or another kind of model or dtype than the first.
+    ValueError
+        If there is none, or one differs from the first in anything but values of arrays.
+    """
+    models = list(models)
+    if not models:
+        raise ValueError("models: expected at least one, got none")
+    first = models[0]
+    for j, model in enumerate(models):
+        _check_alike(first, model, f"models[{j}]")
+    arrays = {
+        name: np.concatenate([_leading(m, m.parameters[name], name) for m in models])
+        for name in first.parameters
+    }
+    query = first.query
+    shared = not isinstance(query, np.ndarray) or (
+        query.ndim == arguments.AXES["query"] and all(same(query, m.query) for m in models)
+    )
+    if not shared:
+        queries = [_leading(m, np.asarray(m.query), "query") for m in models]
+        arrays["query"] = np.concatenate(queries)
+    return arguments.with_arrays(first, arrays)
+
+
+def _leading(model: Model, array: Array, name: str) -> Array:
+    """Return the array of every run of `model`, with a leading axis."""
+    axes = arguments.AXES[name]
+    return array if array.ndim > axes else repeated(array, axes, model.runs or 1)
+
+
+def _check_alike(first: Model, model: Model, name: str) -> None:
+    if not isinstance(model, Model):
+        raise TypeError(f"{name}: expected a model, got {type(model).__name__}")
+    if type(model) is not type(first):
+        raise TypeError(
+            f"{name}: expected a {type(first).__name__} like the first, got a "
+            f"{type(model).__name__}"
+        )
+    for what, expected, got in (
+        ("parameters", _shapes(first), _shapes(model)),
+        ("query", _kind(first), _kind(model)),
+        ("scale", first.scale, model.scale),
+        ("causal", first.causal, model.causal),
+    ):
+        if expected != got:
+            raise ValueError(f"{name}: expected {what} {expected} like the first, got {got}")
+    if model.dtype != first.dtype:
+        raise TypeError(f"{name}: expected dtype {first.dtype} like the first, got {model.dtype}")
+
+
+def _shapes(model: Model) -> str:
+    """Tell the parameters and their shapes without a run axis."""
+    shapes = (
+        f"{name} {array.shape[-arguments.AXES[name] :]}" for name, array in model.parameters.items()
+    )
+    return ", ".join(shapes)
+
+
+def _kind(model: Model) -> object:
+    query = model.query
+    return f"of shape {query.shape[-3:]}" if isinstance(query, np.ndarray) else query
