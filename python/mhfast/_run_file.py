@@ -1,11 +1,13 @@
 """The file of a saved run: an .npz archive of plain arrays and one JSON text, without pickle.
 
-| entry                       | content                                            |
-|-----------------------------|----------------------------------------------------|
-| about                       | JSON text: everything that is not an array         |
-| W, U, start.W, start.U      | parameters at the step reached and at step 0       |
-| query, schedule             | where the model or the optimizer has such an array |
-| history.j, steps.j          | rows and steps of the j-th record named in `about` |
+| entry                  | content                                              |
+|------------------------|------------------------------------------------------|
+| about                  | JSON text: everything that is not an array           |
+| model.W, start.W, ...  | parameters at the step reached and at step 0         |
+| query, schedule, lr    | where the model or the optimizer has such an array   |
+| stopped                | with a run axis                                      |
+| state.W.j, ...         | what the optimizer carries from step to step         |
+| history.j, steps.j     | rows and steps of the j-th record named in `about`   |
 """
 
 from __future__ import annotations
@@ -22,35 +24,47 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .models import Classifier
-from .optimizers import GradientDescent, NormalizedGradientDescent
+from ._checks import PARAMETERS
+from .models import Classifier, Layer, LowRank, Model
+from .optimizers import OPTIMIZERS
 from .recording import MissingFunction
 
-_FORMAT = "mhfast run 1"
-_OPTIMIZERS = {kind.name: kind for kind in (GradientDescent, NormalizedGradientDescent)}
+_FORMAT = "mhfast run 2"
+_MODELS: dict[str, type[Any]] = {"classifier": Classifier, "layer": Layer}
+_OPTIMIZERS = {kind.name: kind for kind in OPTIMIZERS}
+_PLAIN = ("step", "reason", "loss", "wrt", "since")
 
 
 def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
     """Write the fields of a run; the file appears under ``path`` complete or not at all."""
-    model, start, optimizer = run["model"], run["start"], run["optimizer"]
-    arrays = {"W": model.W, "U": model.U, "start.W": start.W, "start.U": start.U}
+    model, optimizer = run["model"], run["optimizer"]
+    arrays: dict[str, Any] = {}
+    for role in ("model", "start"):
+        arrays |= {f"{role}.{name}": array for name, array in run[role].parameters.items()}
+    for name, slots in run["state"].items():
+        arrays |= {f"state.{name}.{j}": slot for j, slot in enumerate(slots)}
+    for j, name in enumerate(run["history"]):
+        arrays |= {f"history.{j}": run["history"][name], f"steps.{j}": run["steps"][name]}
     if isinstance(model.query, np.ndarray):
         arrays["query"] = model.query
+    if isinstance(run["stopped"], np.ndarray):
+        arrays["stopped"] = run["stopped"]
     settings = {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}
-    if optimizer.schedule is not None:
-        arrays["schedule"] = np.array(settings.pop("schedule"))
-    for j, name in enumerate(run["history"]):
-        arrays[f"history.{j}"] = run["history"][name]
-        arrays[f"steps.{j}"] = run["steps"][name]
+    for name in ("schedule", "lr"):
+        if isinstance(settings.get(name), tuple):
+            arrays[name] = np.array(settings.pop(name))
     about = {
         "format": _FORMAT,
+        "model": next(name for name, kind in _MODELS.items() if isinstance(model, kind)),
         "query": None if "query" in arrays else model.query,
         "scale": model.scale,
+        "causal": model.causal,
         "optimizer": [optimizer.name, settings],
         "names": list(run["history"]),
         "record": [[*_code(what), every] for what, every in run["record"].items()],
         "stop": _code(run["stop"]),
-        **{name: run[name] for name in ("step", "reason", "loss", "wrt")},
+        "stopped": None if "stopped" in arrays else run["stopped"],
+        **{name: run[name] for name in _PLAIN},
     }
     _write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
 
@@ -77,20 +91,44 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    query, scale = arrays.get("query", about["query"]), about["scale"]
     names = about["names"]
     kind, settings = about["optimizer"]
+    own = {name: arrays[name] for name in ("schedule", "lr") if name in arrays}
     return {
-        "model": Classifier(arrays["W"], arrays["U"], query, scale=scale),
-        "start": Classifier(arrays["start.W"], arrays["start.U"], query, scale=scale),
+        "model": _model("model", about, arrays),
+        "start": _model("start", about, arrays),
+        "state": _state(arrays),
         "history": {name: arrays[f"history.{j}"] for j, name in enumerate(names)},
         "steps": {name: arrays[f"steps.{j}"] for j, name in enumerate(names)},
-        "optimizer": _OPTIMIZERS[kind](**settings | {"schedule": arrays.get("schedule")}),
+        "optimizer": _OPTIMIZERS[kind](**settings | own),
         "record": {_decode(kind, what): every for kind, what, every in about["record"]},
         "stop": _decode(*about["stop"]),
+        "stopped": arrays.get("stopped", about["stopped"]),
+        **{name: about[name] for name in _PLAIN},
         "wrt": tuple(about["wrt"]),
-        **{name: about[name] for name in ("step", "reason", "loss")},
     }
+
+
+def _model(role: str, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Model:
+    given: dict[str, Any] = {
+        name: arrays[f"{role}.{name}"] for name in PARAMETERS if f"{role}.{name}" in arrays
+    }
+    if "Q" in given:
+        given["W"] = LowRank(given.pop("Q"), given.pop("K", None))
+    query = arrays.get("query", about["query"])
+    made: Model = _MODELS[about["model"]](
+        **given, query=query, scale=about["scale"], causal=about["causal"]
+    )
+    return made
+
+
+def _state(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[npt.NDArray[Any], ...]]:
+    state: dict[str, tuple[npt.NDArray[Any], ...]] = {}
+    for key, array in arrays.items():  # in the order in which they were written
+        if key.startswith("state."):
+            name = key.split(".")[1]
+            state[name] = (*state.get(name, ()), array)
+    return state
 
 
 def _code(value: object) -> tuple[str, object]:

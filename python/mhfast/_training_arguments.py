@@ -3,40 +3,52 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks
+from . import _checks, _core_arguments
 from ._checks import PARAMETERS, Wrt
+from ._core_arguments import AXES, CoreParameters, Problem
+from ._runs import NO_RUNS, Runs
 from ._values import Array
 from .dataset import Dataset, as_dataset
 from .gradients import Gradients
 from .history import NamedRows
-from .models import Classifier
+from .models import Model
+from .optimizers import Optimizer, StepRule
 from .recording import MissingFunction, Record
-from .run import Stop
+from .run import Run, Stop
 
 Pair: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]
 Tests: TypeAlias = Dataset | Pair | Mapping[str, Dataset | Pair]
-Directions: TypeAlias = Mapping[str, Gradients | Classifier]
-CorePair: TypeAlias = tuple[Array | None, Array | None]
-CoreData: TypeAlias = tuple[Array, Array | None, Array, Array | None]
+Direction: TypeAlias = Gradients | Model | Mapping[str, npt.ArrayLike]
+Directions: TypeAlias = Direction | Sequence[Direction] | Mapping[str, Direction]
 
 THRESHOLDS = ("loss", "grad_norm", "accuracy", "margin")
+LETTERS = {
+    "W": "H d d", "Q": "H d r", "K": "H d r", "U": "H q d", "V": "H d p", "prompt": "q d",
+}  # fmt: skip
 
 
-def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: Classifier) -> Dataset:
+def optimizer(value: Optimizer | None) -> Optimizer:
+    """Return the optimizer; TypeError if it is none."""
+    if not isinstance(value, StepRule):
+        raise TypeError(f"optimizer: expected one such as GradientDescent(lr), got {value!r}")
+    return value
+
+
+def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: Model) -> Dataset:
     """Return the training data; lists of numbers adapt to the dtype of the model."""
     if isinstance(X, Dataset):
         return as_dataset(X, y)
     return as_dataset(_checks.real(X, "X", model.dtype), y)
 
 
-def tests(test: Tests | None, model: Classifier) -> dict[str, Dataset]:
+def tests(test: Tests | None, model: Model) -> dict[str, Dataset]:
     """Return the test sets by name.
 
     Raises
@@ -64,21 +76,41 @@ def tests(test: Tests | None, model: Classifier) -> dict[str, Dataset]:
     return sets
 
 
-def arrays(data: Dataset, model: Classifier, loss: str, test: str | None = None) -> CoreData:
-    """Return X, Z, y and weight of a data set as the core reads them.
+def problems(
+    run: Run, data: Dataset, tests: Mapping[str, Dataset]
+) -> tuple[Problem, list[Problem]]:
+    """Return training data and test sets as the core reads them.
+
+    Returns
+    -------
+    problem, test_problems
+        The run axis of the first is that of the model, the step sizes and all data together.
 
     Raises
     ------
     TypeError, ValueError
-        If the data do not fit the model; the message names the test set.
+        If data do not fit the model, or run axes each other; the message names the test set.
     """
-    try:
-        X, Z = _checks.inputs(model, data.X, data.query)
-        return X, Z, _checks.targets(data.y, data.n, X.dtype, loss), data.weight
-    except (TypeError, ValueError) as error:
-        if test is None:
-            raise
-        raise type(error)(f"test set {test!r}: {error}") from error
+    rates = getattr(run.optimizer, "lr", None)
+    runs = NO_RUNS.meet("lr", (len(rates),), 0) if isinstance(rates, tuple) else NO_RUNS
+    for name, groups, axes in (
+        ("token_groups", data.token_groups, 2),
+        ("sample_groups", data.sample_groups, 1),
+    ):
+        runs = runs if groups is None else runs.meet(name, groups.index.shape, axes)
+    problem = _core_arguments.problem(run.model, data, loss=run.loss, runs=runs)
+    runs = problem.runs
+    test_problems = []
+    for name, test in tests.items():
+        try:
+            checked = _core_arguments.problem(run.model, test, loss=run.loss, runs=runs)
+            if checked.causal != problem.causal:
+                raise ValueError("query: expected rows of the same kind as those of X in training")
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"test set {name!r}: {error}") from error
+        test_problems.append(checked)
+        runs = checked.runs
+    return problem._replace(runs=runs), test_problems
 
 
 def core_record(rows: NamedRows, data: Dataset) -> tuple[Any, ...]:
@@ -93,36 +125,76 @@ def core_record(rows: NamedRows, data: Dataset) -> tuple[Any, ...]:
     return *record, data.sample_groups.index, data.token_groups.index
 
 
-def directions(given: Directions | None, model: Classifier) -> dict[str, CorePair]:
-    """Return pairs W (H,d,d), U (H,q,d) by name, None for what does not enter the cosine.
+def directions(
+    given: Directions | None, model: Model, runs: Runs = NO_RUNS
+) -> dict[str, CoreParameters]:
+    """Return directions as the core takes them, under the keys of their cosines.
+
+    A single one is "cosine"; one of several is "cosine_<name>", without names "cosine_0", ...
 
     Raises
     ------
     TypeError
-        If something is not a dict of Gradients, or of another dtype than the model.
+        If something is no direction, or of another dtype than the model.
     ValueError
-        If a shape does not fit the model, or a direction has no entry other than zero.
+        If a name or a shape does not fit the model, or a direction has no entry other than zero.
     """
     if given is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise TypeError(f"directions: expected a dict of Gradients, got {type(given).__name__}")
-    return {name: _direction(name, value, model) for name, value in given.items()}
+    if _is_direction(given):
+        return {"cosine": _direction("directions", given, model, runs)}
+    if isinstance(given, Mapping):
+        several: dict[str, object] = dict(given)
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        several = {str(j): one for j, one in enumerate(given)}
+    else:
+        raise TypeError(
+            f"directions: expected Gradients, or a dict or sequence of them, "
+            f"got {type(given).__name__}"
+        )
+    return {
+        f"cosine_{name}": _direction(f"directions[{name!r}]", one, model, runs)
+        for name, one in several.items()
+    }
 
 
-def _direction(name: str, given: Gradients | Classifier, model: Classifier) -> CorePair:
-    label = f"directions[{name!r}]"
-    if not isinstance(given, Gradients | Classifier):
+def _is_direction(given: object) -> bool:
+    """Tell a direction from several: a dict of arrays by parameter is one."""
+    if isinstance(given, Gradients | Model):
+        return True
+    return isinstance(given, Mapping) and any(
+        name in PARAMETERS and not _is_direction(value) for name, value in given.items()
+    )
+
+
+def _direction(label: str, given: object, model: Model, runs: Runs) -> CoreParameters:
+    if isinstance(given, Model):
+        parts: Mapping[str, npt.ArrayLike | None] = given.parameters
+    elif isinstance(given, Gradients):
+        parts = {name: getattr(given, name) for name in AXES}
+    elif isinstance(given, Mapping):
+        parts = given
+    else:
         raise TypeError(f"{label}: expected Gradients, got {type(given).__name__}")
-    W = None if given.W is None else _checks.real(given.W, f"{label}.W", model.dtype)
-    U = None if given.U is None else _checks.real(given.U, f"{label}.U", model.dtype)
-    if W is not None:
-        _checks.shape(W, f"{label}.W", "H d d", model.W.shape)
-    if U is not None:
-        _checks.shape(U, f"{label}.U", "H q d", model.U.shape)
-    if not any(part is not None and part.any() for part in (W, U)):
+    arrays: dict[str, Array] = {}
+    somewhere: Any = False
+    for name, part in parts.items():
+        if part is None:
+            continue
+        if name not in model.parameters:
+            known = ", ".join(model.parameters)
+            raise ValueError(f"{label}: expected parts among {known}, got {name!r}")
+        axes = AXES[name]
+        array = _checks.real(part, f"{label}.{name}", model.dtype)
+        shape = model.parameters[name].shape[-axes:]
+        _checks.shape(array, f"{label}.{name}", LETTERS[name], shape, runs=runs.length > 0)
+        runs = runs.meet(f"{label}.{name}", array.shape, axes)
+        arrays[name] = array
+        somewhere = somewhere | array.any(axis=tuple(range(-axes, 0)))
+    if not np.all(somewhere):
         raise ValueError(f"{label}: expected an entry other than zero, got none")
-    return W, U
+    W, Q, K, U, V, prompt = (arrays.get(name) for name in PARAMETERS)
+    return W, Q, K, U, V, prompt
 
 
 def steps(value: int) -> int:
@@ -133,11 +205,11 @@ def steps(value: int) -> int:
     return number
 
 
-def wrt(names: Wrt) -> tuple[str, ...]:
+def wrt(model: Model, names: Wrt) -> tuple[str, ...]:
     """Return the names of what is trained, at least one."""
-    asked = tuple(name for name, given in zip(PARAMETERS, _checks.wrt(names), strict=True) if given)
+    asked = _core_arguments.wrt(model, names)
     if not asked:
-        raise ValueError(f"wrt: expected at least one of {', '.join(PARAMETERS)}, got none")
+        raise ValueError(f"wrt: expected at least one of {', '.join(model.parameters)}, got none")
     return asked
 
 
@@ -161,6 +233,18 @@ def stop(value: Stop) -> Stop:
         if name not in THRESHOLDS:
             raise ValueError(f"stop: expected names from {', '.join(THRESHOLDS)}, got {name!r}")
     return {name: _checks.finite(number, f"stop[{name!r}]") for name, number in value.items()}
+
+
+def frozen(run: Run, *, released: bool) -> npt.NDArray[np.int64]:
+    """Return the steps (max(R, 1),) at which runs were frozen, -1 for those that go on.
+
+    Of R runs those stay frozen that turned non-finite, and those that a threshold had ended unless
+    they are ``released``. One training alone goes on from where it ended.
+    """
+    if not isinstance(run.stopped, np.ndarray):
+        return np.full(1, -1, np.int64)
+    lasting = ("nonfinite",) if released else ("nonfinite", *THRESHOLDS)
+    return np.where([reason in lasting for reason in run.reason], run.stopped, -1)
 
 
 def restored(record: Record) -> Record:

@@ -1,4 +1,7 @@
-"""The rows of a history: buffers that fill while training goes on, joined to what came before."""
+"""The rows of a history: buffers that fill while training goes on, joined to what came before.
+
+A history array is (rows, ...) for one run and (R, rows, ...) for R runs side by side.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ._core_arguments import CoreData
 from .dataset import Dataset
-from .models import Classifier
+from .models import Model
 from .recording import Entry, Metric, check_room, count_due, due_steps, row_of, size_of
 
-History: TypeAlias = dict[str, npt.NDArray[Any]]
+Rows: TypeAlias = npt.NDArray[Any]
+History: TypeAlias = dict[str, Rows]
 Steps: TypeAlias = dict[str, npt.NDArray[np.int64]]
 
 
@@ -22,15 +27,16 @@ class NamedRows:
     """Rows of a record of the vocabulary, which the core writes: buffer (rows, ...)."""
 
     entry: Entry
-    buffer: npt.NDArray[Any]
+    buffer: Rows
+    runs: int = 0  # with R runs the buffer is (R, rows, ...)
     columns: tuple[str, ...] = ()  # the keys of the columns of a cosine record
 
     def so_far(self, first: int, reached: int, written: int) -> tuple[History, Steps]:
         """Return what is recorded from step ``first`` to ``reached``: the rows ``written``."""
         k = due_steps(first, reached, self.entry.every)[:written]
-        rows = _trimmed(self.buffer, written)
+        rows = leading(self.buffer, written, self.runs)
         if self.columns:
-            columns = {key: rows[:, j].copy() for j, key in enumerate(self.columns)}
+            columns = {key: rows[..., j].copy() for j, key in enumerate(self.columns)}
             return columns, {key: k.copy() for key in columns}
         return {self.entry.key: rows}, {self.entry.key: k}
 
@@ -42,31 +48,34 @@ class FunctionRows:
     entry: Entry
     function: Metric
     capacity: int
-    earlier: npt.NDArray[Any] | None = None  # the rows of the run that is continued
-    buffer: npt.NDArray[Any] | None = None
+    runs: int = 0
+    earlier: Rows | None = None  # the rows of the run that is continued
+    buffer: Rows | None = None  # (rows, ...), with R runs (rows, R, ...)
     taken: list[int] = field(default_factory=list)
 
-    def take(self, k: int, model: Classifier) -> None:
+    def take(self, k: int, model: Model) -> None:
         """Evaluate the function on θ_k, unless that has been done.
+
+        With R runs the value is a number for all of them or an array (R, ...).
 
         Raises
         ------
         TypeError
             If the value is not real.
         ValueError
-            If its shape differs from that of the first, or the rows would take too much room.
+            If its shape differs from that of the first or lacks the runs, or the rows would take
+            too much room.
         """
         if self.taken and self.taken[-1] == k:
             return
-        value = np.asarray(self.function(model))
-        if value.dtype.kind not in "biuf":
-            raise TypeError(f"record {self.entry.key!r}: expected real values, got {value!r:.80}")
+        value = self._value(model)
         if self.buffer is None:
-            single = value.dtype == np.float32 and value.ndim > 0
+            single = value.dtype == np.float32 and value.ndim > (self.runs > 0)
             dtype = np.dtype(np.float32 if single else np.float64)
             check_room({self.entry.key: size_of((self.capacity, *value.shape), dtype)})
             if self.earlier is not None:
-                check_continues(self.entry.key, self.earlier, value.shape)
+                row = value.shape[1:] if self.runs else value.shape
+                check_continues(self.entry.key, self.earlier, row, self.runs)
             self.buffer = np.empty((self.capacity, *value.shape), dtype)
         if value.shape != self.buffer.shape[1:]:
             raise ValueError(
@@ -76,22 +85,38 @@ class FunctionRows:
         self.buffer[len(self.taken)] = value
         self.taken.append(k)
 
+    def _value(self, model: Model) -> Rows:
+        value = np.asarray(self.function(model))
+        if value.dtype.kind not in "biuf":
+            raise TypeError(f"record {self.entry.key!r}: expected real values, got {value!r:.80}")
+        if self.runs and value.ndim == 0:
+            return np.broadcast_to(value, (self.runs,))
+        if self.runs and len(value) != self.runs:
+            raise ValueError(
+                f"record {self.entry.key!r}: expected a number or shape (R, ...) = "
+                f"({self.runs}, ...), got {value.shape}"
+            )
+        return value
+
     def so_far(self) -> tuple[History, Steps]:
         """Return what is recorded up to now."""
         k = np.array(self.taken, dtype=np.int64)
         if self.buffer is not None:
-            return {self.entry.key: _trimmed(self.buffer, len(k))}, {self.entry.key: k}
+            rows = self.buffer[: len(k)]
+            rows = np.moveaxis(rows, 0, 1) if self.runs else rows
+            return {self.entry.key: rows.copy()}, {self.entry.key: k}
         if self.earlier is not None:
-            return {self.entry.key: self.earlier[:0]}, {self.entry.key: k}
+            return {self.entry.key: leading(self.earlier, 0, self.runs)}, {self.entry.key: k}
         return {}, {}
 
 
 def prepare(
     entries: Sequence[Entry],
-    model: Classifier,
+    model: Model,
     data: Dataset,
+    core_data: CoreData,
     directions: Sequence[str],
-    earlier: Mapping[str, npt.NDArray[Any]],
+    earlier: Mapping[str, Rows],
     first: int,
     last: int,
 ) -> tuple[list[NamedRows], list[FunctionRows]]:
@@ -100,9 +125,9 @@ def prepare(
     Parameters
     ----------
     entries : what to record
-    model : the model that is trained
-    data : the training data
-    directions : names of the directions of the record "cosine"
+    model : the model that is trained, with the run axis where there is one
+    data, core_data : the training data, and the arrays that the core gets of them
+    directions : the keys of the columns of the record "cosine"
     earlier : the history of the run that is continued
     first, last : the range of steps
 
@@ -111,6 +136,7 @@ def prepare(
     ValueError
         If a record lacks what it needs, does not fit its earlier rows, or takes too much room.
     """
+    runs = model.runs or 0
     named = []
     functions = []
     layouts = {}
@@ -118,25 +144,26 @@ def prepare(
         rows = count_due(first, last, entry.every) + (last % entry.every > 0)
         if entry.function is not None:
             before = earlier.get(entry.key)
-            functions.append(FunctionRows(entry, entry.function, rows, before))
+            functions.append(FunctionRows(entry, entry.function, rows, runs, before))
             continue
-        shape, dtype = row_of(entry, model, data, len(directions))
-        if entry.key in earlier:
-            check_continues(entry.key, earlier[entry.key], shape)
-        layouts[entry] = ((rows, *shape), dtype)
+        row, dtype = row_of(entry, model, data, core_data, len(directions))
+        if entry.key in earlier and entry.name != "cosine":
+            check_continues(entry.key, earlier[entry.key], row, runs)
+        layouts[entry] = ((runs, rows, *row) if runs else (rows, *row), dtype)
     check_room({entry.key: size_of(*layout) for entry, layout in layouts.items()})
     for entry, (shape, dtype) in layouts.items():
-        columns = tuple(f"cosine_{name}" for name in directions if entry.name == "cosine")
-        named.append(NamedRows(entry, np.empty(shape, dtype), columns))
+        columns = tuple(directions) if entry.name == "cosine" else ()
+        named.append(NamedRows(entry, np.empty(shape, dtype), runs, columns))
     return named, functions
 
 
 def joined(
-    history: Mapping[str, npt.NDArray[Any]],
+    history: Mapping[str, Rows],
     steps: Mapping[str, npt.NDArray[np.int64]],
     first: int,
     reached: int,
     parts: Sequence[tuple[History, Steps]],
+    runs: int,
 ) -> tuple[History, Steps]:
     """Join the earlier history up to step ``first`` and what was recorded from there on.
 
@@ -152,25 +179,29 @@ def joined(
     history, steps = dict(history), dict(steps)
     for new_history, new_steps in parts:
         for key, rows in new_history.items():
+            k = new_steps[key]
             if key in history:
-                check_continues(key, history[key], rows.shape[1:])
-                stays = reached == first and not len(rows)
+                check_continues(key, history[key], rows.shape[2:] if runs else rows.shape[1:], runs)
+                stays = reached == first and not len(k)
                 kept = int(np.searchsorted(steps[key], first, "right" if stays else "left"))
-                rows = np.concatenate([history[key][:kept], rows])
-                new_steps[key] = np.concatenate([steps[key][:kept], new_steps[key]])
-            history[key], steps[key] = rows, new_steps[key]
+                before = leading(history[key], kept, runs)
+                rows = np.concatenate([before, rows], axis=1 if runs else 0)
+                k = np.concatenate([steps[key][:kept], k])
+            history[key], steps[key] = rows, k
     return history, steps
 
 
-def check_continues(key: str, earlier: npt.NDArray[Any], shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless rows of ``shape`` can follow the ``earlier`` ones."""
-    if earlier.shape[1:] != shape:
+def check_continues(key: str, earlier: Rows, row: tuple[int, ...], runs: int) -> None:
+    """Raise ValueError unless rows of the shape ``row`` (of one run) can follow the earlier."""
+    before = earlier.shape[2:] if runs else earlier.shape[1:]
+    if before != row:
         raise ValueError(
-            f"record {key!r}: expected rows of shape {earlier.shape[1:]} as in the run so far, "
-            f"got {shape}"
+            f"record {key!r}: expected rows of shape {before} as in the run so far, got {row}"
         )
 
 
-def _trimmed(buffer: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+def leading(buffer: Rows, rows: int, runs: int) -> Rows:
     """Return the first rows, in memory of their own if there are fewer than the buffer has."""
-    return buffer if rows == len(buffer) else buffer[:rows].copy()
+    if rows == buffer.shape[1 if runs else 0]:
+        return buffer
+    return buffer[:, :rows].copy() if runs else buffer[:rows].copy()

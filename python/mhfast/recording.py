@@ -3,20 +3,23 @@
 | name             | one row of the history                                                        |
 |------------------|-------------------------------------------------------------------------------|
 | loss             | mean loss, without the l2 term                                                |
-| accuracy         | weighted share of samples with y Φ > 0                                        |
-| margin           | smallest y Φ                                                                  |
+| accuracy         | weighted share of outputs with y F > 0; for cross_entropy of rows whose class |
+|                  | has the largest output                                                        |
+| margin           | smallest y F; for cross_entropy the smallest lead of the class over the others|
 | grad_norm        | norm of the gradient of the loss in all that is trained                       |
 | param_norm       | norm of all parameters together                                               |
 | distance         | norm of all parameters minus those at step 0                                  |
-| cosine           | cosine between the parameters and each of `directions`, one entry a direction |
-| W, U             | a snapshot of the parameter                                                   |
+| cosine           | cosine between the parameters and each of `directions`                        |
+| W, Q, K, U, V,   | a snapshot of the parameter, of those that the model has                      |
+| prompt           |                                                                               |
 | attention        | the weights (n,H,q,T)                                                         |
 | attention_max    | (H,), the largest weight of a row, mean over samples and rows                 |
 | attention_groups | (H, sample groups, token groups), the weight that a row gives to the tokens   |
 |                  | of a group, mean over the samples of a group and their rows                   |
 
 loss, accuracy and margin exist for test sets too, behind the name of the set: ``test_loss``. All
-else is about the training data; a function of the model can record the rest. These are the
+else is about the training data; a function of the model can record the rest. With R runs side by
+side a row holds R of these, and the history of a record is an array (R, rows, ...). These are the
 quantities that Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of
 Multi-head Attention" and the work on the implicit bias of attention are about.
 """
@@ -32,20 +35,25 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks
+from ._checks import PARAMETERS
+from ._core_arguments import AXES, CoreData
 from .dataset import Dataset
-from .models import Classifier
+from .models import Model
 
-Metric: TypeAlias = Callable[[Classifier], npt.ArrayLike]
+Metric: TypeAlias = Callable[[Any], npt.ArrayLike]
 Record: TypeAlias = str | Metric | Sequence[str | Metric] | Mapping[str | Metric, int]
 
 LIMIT = 2 * 1024**3
 """Bytes that the records of one call of `mhfast.train` may take."""
 
 OF_ANY_SET = ("loss", "accuracy", "margin")
-NAMES = (
-    *OF_ANY_SET, "grad_norm", "param_norm", "distance", "cosine", *_checks.PARAMETERS,
-    "attention", "attention_max", "attention_groups",
-)  # fmt: skip
+SCALARS = (*OF_ANY_SET, "grad_norm", "param_norm", "distance", "cosine")
+OF_ATTENTION = ("attention", "attention_max", "attention_groups")
+
+
+def names(parameters: Sequence[str] = PARAMETERS) -> tuple[str, ...]:
+    """Return the vocabulary for a model with these parameters."""
+    return (*SCALARS, *parameters, *OF_ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,9 @@ class Entry:
     function: Metric | None = None
 
 
-def parse(record: Record, tests: Sequence[str] = ()) -> tuple[Entry, ...]:
+def parse(
+    record: Record, parameters: Sequence[str], tests: Sequence[str] = ()
+) -> tuple[Entry, ...]:
     """Turn the argument ``record`` of `mhfast.train` into entries.
 
     Parameters
@@ -89,6 +99,8 @@ def parse(record: Record, tests: Sequence[str] = ()) -> tuple[Entry, ...]:
     record : str, function, sequence of them, or dict of them to int
         Names of the vocabulary, for a test set behind ``<its name>_``, or functions of the model.
         The number says every how many steps; without a dict it is 1.
+    parameters : sequence of str
+        The names of the parameters of the model.
     tests : sequence of str
         The names of the test sets.
 
@@ -99,14 +111,15 @@ def parse(record: Record, tests: Sequence[str] = ()) -> tuple[Entry, ...]:
     ValueError
         If a name is unknown or given twice, or "every" is below 1.
     """
-    known = {name: (name, -1) for name in NAMES}
+    vocabulary = names(parameters)
+    known = {name: (name, -1) for name in vocabulary}
     for j, test in enumerate(tests):
         known |= {f"{test}_{name}": (name, j) for name in OF_ANY_SET}
     entries: dict[str, Entry] = {}
     for what, every in _pairs(record):
         if isinstance(what, str):
             if what not in known:
-                raise ValueError(_unknown(what, tests))
+                raise ValueError(_unknown(what, vocabulary, tests))
             name, dataset = known[what]
             entry = Entry(what, name, every, dataset)
         else:
@@ -132,8 +145,8 @@ def _pairs(record: Record) -> list[tuple[str | Metric, int]]:
     return [(what, _checks.count(every, f"record {what!r}")) for what, every in pairs]
 
 
-def _unknown(what: str, tests: Sequence[str]) -> str:
-    message = f"record: expected one of {', '.join(NAMES)} or a function"
+def _unknown(what: str, vocabulary: Sequence[str], tests: Sequence[str]) -> str:
+    message = f"record: expected one of {', '.join(vocabulary)} or a function"
     for test in tests:
         message += f", behind '{test}_' also {', '.join(OF_ANY_SET)}"
     if not tests:
@@ -153,16 +166,16 @@ def count_due(first: int, last: int, every: int) -> int:
 
 
 def row_of(
-    entry: Entry, model: Classifier, data: Dataset, directions: int
+    entry: Entry, model: Model, data: Dataset, core_data: CoreData, directions: int
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and dtype of one row of a record of the vocabulary.
+    """Return shape and dtype of one row, of one run, of a record of the vocabulary.
 
     Parameters
     ----------
     entry : Entry
-    model : Classifier
-    data : Dataset
-        The training data.
+    model : Classifier or Layer
+    data, core_data : Dataset, tuple
+        The training data, and the arrays that the core gets of them.
     directions : int
         How many directions there are.
 
@@ -176,20 +189,22 @@ def row_of(
     ValueError
         If the record needs directions or token groups and there are none.
     """
-    heads, q, _ = model.U.shape
     double = np.dtype(np.float64)
     match entry.name:
-        case "W" | "U":
-            return getattr(model, entry.name).shape, model.dtype
+        case name if name in PARAMETERS:
+            return model.parameters[name].shape[-AXES[name] :], model.dtype
         case "attention":
-            return (data.n, heads, q, data.tokens), model.dtype
+            X, Z = core_data[:2]
+            n, tokens = X.shape[-3:-1]
+            rows = next(side for side in (model.prompt, Z, X) if side is not None)
+            return (n, model.heads, rows.shape[-2], tokens), model.dtype
         case "attention_max":
-            return (heads,), double
+            return (model.heads,), double
         case "attention_groups":
             if data.token_groups is None:
                 raise ValueError(f"record {entry.key!r}: expected a Dataset with token_groups")
             samples = 1 if data.sample_groups is None else len(data.sample_groups.names)
-            return (heads, samples, len(data.token_groups.names)), double
+            return (model.heads, samples, len(data.token_groups.names)), double
         case "cosine":
             if not directions:
                 raise ValueError(f"record {entry.key!r}: expected directions=, got none")

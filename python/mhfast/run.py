@@ -5,52 +5,64 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
-from importlib import import_module
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _run_file
-from ._values import same_fields
-from .models import Classifier
+from ._values import Array, same_fields
+from .models import Model
 from .optimizers import Optimizer
-from .recording import NAMES, Metric, MissingFunction
+from .recording import Metric, MissingFunction
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-Stop: TypeAlias = Mapping[str, float] | Callable[[int, Classifier], object]
+Stop: TypeAlias = Mapping[str, float] | Callable[[int, Any], object]
+Stopped: TypeAlias = int | npt.NDArray[np.int64] | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """The result of `mhfast.train`, and all that is needed to go on from there.
 
+    Trainings side by side are one Run with a run axis of length R on what depends on the run;
+    ``run[r]`` is the Run that training r alone would have given, ``run[a:b]`` a Run of some.
+
     Attributes
     ----------
-    model : Classifier
-        The parameters θ_k at the step that was reached.
-    history : dict of arrays
-        One entry a record, under its name; the cosines under ``cosine_<direction>``, functions
-        under their name. Row r holds the value at step ``steps[name][r]``.
-    steps : dict of int arrays
+    model : Classifier or Layer
+        The parameters θ_k at the step that was reached. A run that stopped earlier is at the step
+        where it stopped.
+    history : dict of arrays (rows, ...) or (R, rows, ...)
+        One entry a record, under its name; functions under their name, the cosine to a direction
+        with a name under ``cosine_<name>``. Row j holds the value at step ``steps[name][j]``. A run
+        that stopped repeats its last values.
+    steps : dict of int arrays (rows,)
         The k of every row: the multiples of the record's "every" and the step reached. Values at k
         belong to θ_k, before step k + 1.
     step : int
         The step k reached, counted from the start of the run over all calls that continued it.
-    reason : str
+    reason : str, or list of R of them
         Why it ended: "steps" when all steps that were asked for are done; "loss", "grad_norm",
         "accuracy" or "margin" when that threshold is met; "stop" or "callback" when that function
         said so; "nonfinite" when the loss or a gradient at θ_k is not finite (no step is taken from
         there); "interrupted" or "exception" in a run that an exception carries; "checkpoint" in a
         file written on the way.
+    stopped : int or None, or int64 array (R,)
+        The step at which the run ended before all steps that were asked for were done; None, or -1
+        in the array, if they are done.
     optimizer, loss, wrt, record, stop
         The settings, which continuing the run keeps unless told otherwise.
-    start : Classifier
+    start : Classifier or Layer
         The parameters θ_0, from which "distance" is measured.
+    state : dict of tuples of arrays
+        What `Momentum` and `Adam` carry from step to step, for each parameter in ``wrt``.
+    since : int
+        The step at which ``state`` was zero: 0 unless the optimizer was changed on the way.
 
     Notes
     -----
@@ -58,22 +70,39 @@ class Run:
     placeholder, since code cannot be stored safely: to go on, give them again.
     """
 
-    model: Classifier
+    model: Model
     history: dict[str, npt.NDArray[Any]]
     steps: dict[str, npt.NDArray[np.int64]]
     step: int
-    reason: str
+    reason: str | list[str]
+    stopped: Stopped
     optimizer: Optimizer
     loss: str
     wrt: tuple[str, ...]
     record: dict[str | Metric, int]
     stop: Stop
-    start: Classifier
+    start: Model
+    state: dict[str, tuple[Array, ...]] = field(default_factory=dict)
+    since: int = 0
 
     @property
-    def stopped(self) -> bool:
-        """Whether the run ended before all steps that were asked for were done."""
-        return self.reason != "steps"
+    def runs(self) -> int | None:
+        """The number R of trainings side by side; None without a run axis."""
+        return self.model.runs
+
+    def __getitem__(self, index: int | slice | npt.ArrayLike) -> Run:
+        """Return the Run of one training, or a Run of some by a slice, a mask or integers.
+
+        Raises
+        ------
+        TypeError
+            If there is no run axis.
+        IndexError
+            If there is no such run.
+        """
+        from ._run_axis import selected
+
+        return selected(self, index)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the run as an .npz archive without pickled objects.
@@ -98,29 +127,23 @@ class Run:
 
         A record with one value a head, or with any other single axis, gets a column for each:
         ``attention_max[0]``. Records with more axes do not fit a table and are left out. Steps at
-        which something was not recorded hold NaN.
+        which something was not recorded hold NaN. With R runs the index is (run, step).
 
         Raises
         ------
         ImportError
             If pandas is not installed.
         """
-        pandas = _optional("pandas", "to_dataframe")
-        columns = {}
-        for name, rows in self.history.items():
-            if rows.ndim == 1:
-                columns[name] = pandas.Series(rows, self.steps[name])
-            elif rows.ndim == 2:
-                for j, column in enumerate(rows.T):
-                    columns[f"{name}[{j}]"] = pandas.Series(column, self.steps[name])
-        frame: DataFrame = pandas.DataFrame(columns)
-        return frame.rename_axis("step")
+        from ._run_display import table
+
+        return table(self)
 
     def plot(self) -> Figure:
         """Draw the scalar records against the steps, one panel for each kind of record.
 
         Records of the training data and of test sets share a panel, and so do all cosines; the loss
-        and the norm of the gradient have a logarithmic axis.
+        and the norm of the gradient have a logarithmic axis. With R runs a line is the mean over
+        the runs, in a band from the 10 % to the 90 % quantile.
 
         Returns
         -------
@@ -133,28 +156,9 @@ class Run:
         ValueError
             If there is no scalar record.
         """
-        pyplot = _optional("matplotlib.pyplot", "plot")
-        panels: dict[str, list[str]] = {}
-        for name, rows in self.history.items():
-            if rows.ndim == 1:
-                panels.setdefault(_kind(name), []).append(name)
-        if not panels:
-            raise ValueError("plot: expected a run with a scalar record, got none")
-        figure: Figure
-        figure, axes = pyplot.subplots(
-            len(panels), sharex=True, squeeze=False, layout="constrained",
-            figsize=(6.4, 1.0 + 2.2 * len(panels)),
-        )  # fmt: skip
-        for ax, (kind, names) in zip(axes[:, 0], panels.items(), strict=True):
-            for name in names:
-                ax.plot(self.steps[name], self.history[name], label=name)
-            if kind in ("loss", "grad_norm"):
-                ax.set_yscale("log")
-            ax.set_ylabel(kind)
-            if len(names) > 1:
-                ax.legend()
-        axes[-1, 0].set_xlabel("step k")
-        return figure
+        from ._run_display import figure
+
+        return figure(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return _stored(self)
@@ -168,10 +172,14 @@ class Run:
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other)
 
+    # Else Python would iterate by index, and a run axis is not what a Run consists of.
+    __iter__ = None
+
     def __repr__(self) -> str:
+        runs = "" if self.runs is None else f"runs={self.runs}, "
         return (
-            f"Run(step={self.step}, reason={self.reason!r}, optimizer={self.optimizer}, "
-            f"history=<{', '.join(self.history)}>)"
+            f"Run({runs}step={self.step}, reason={_counted(self.reason)}, "
+            f"optimizer={self.optimizer}, history=<{', '.join(self.history)}>)"
         )
 
 
@@ -194,7 +202,7 @@ class Interrupted(KeyboardInterrupt):
 
 def _stored(run: Run) -> dict[str, Any]:
     """Return the fields of the run with placeholders for its functions."""
-    values = {field.name: getattr(run, field.name) for field in fields(run)}
+    values = {item.name: getattr(run, item.name) for item in fields(run)}
     values["record"] = {
         MissingFunction(what.__name__) if callable(what) else what: every
         for what, every in run.record.items()
@@ -204,16 +212,8 @@ def _stored(run: Run) -> dict[str, Any]:
     return values
 
 
-def _optional(module: str, what: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise ImportError(f"Run.{what} needs {package}: pip install {package}") from error
-
-
-def _kind(name: str) -> str:
-    """Return the record of the vocabulary that a key stands for, else the key itself."""
-    if name.startswith("cosine_"):
-        return "cosine"
-    return next((known for known in NAMES if f"_{name}".endswith(f"_{known}")), name)
+def _counted(reason: str | list[str]) -> str:
+    """Return a reason, or those of R runs with how often each occurs."""
+    if isinstance(reason, str):
+        return repr(reason)
+    return repr({each: reason.count(each) for each in dict.fromkeys(reason)})

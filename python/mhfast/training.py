@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy.typing as npt
 
-from . import _checks, _core, config, recording
+from . import _core, _core_arguments, config, recording
 from . import _training_arguments as arguments
-from ._checks import PARAMETERS, Wrt
+from ._checks import Wrt
+from ._run_axis import spread
 from ._training_arguments import Directions, Tests
 from .dataset import Dataset
 from .history import prepare
 from .loop import Callback, Loop
-from .models import Classifier
+from .models import Model
 from .optimizers import Optimizer, core_settings
 from .progress import progress_bar
 from .recording import Record
@@ -24,7 +25,7 @@ from .run import Interrupted, Run, Stop
 
 
 def train(
-    model: Classifier | Run,
+    model: Model | Run,
     X: npt.ArrayLike | Dataset,
     y: npt.ArrayLike | None = None,
     *,
@@ -46,39 +47,50 @@ def train(
     The loop runs in C++; Python is entered for ``callback``, a ``stop`` function, functions in
     ``record`` and checkpoints only. The result is bitwise the same for every number of threads.
 
+    Where the model, the data or the step sizes have a run axis of length R, R trainings go side by
+    side. What is trained is then repeated for each run, what is not and lacks the axis is shared,
+    and run r goes as it would alone.
+
     Parameters
     ----------
-    model : Classifier or Run
-        Where to start. A Run goes on bitwise as if it had never stopped; it keeps its optimizer,
-        loss, wrt, record and stop unless they are given. Data, test sets and directions are not
-        part of a run and are given again.
-    X : array (n, T, d) of the model's dtype, or Dataset
-    y : array (n,)
-        Labels -1 and 1 (real targets for "squared"); None with a Dataset.
+    model : Classifier, Layer or Run
+        Where to start. A Run goes on bitwise as if it had never stopped; it keeps its optimizer
+        with what that carries from step to step, loss, wrt, record and stop unless they are given.
+        Data, test sets and directions are not part of a run and are given again.
+    X : array (n, T, d) or (R, n, T, d) of the model's dtype, or Dataset
+    y : array
+        Targets of the shape of model(X): labels -1 and 1, real targets for "squared", classes
+        without the last axis for "cross_entropy"; None with a Dataset.
     steps : int
         How many steps to take, for a Run how many more.
-    optimizer : GradientDescent or NormalizedGradientDescent
+    optimizer : one of `mhfast.optimizers`
+        Another kind than that of the Run begins anew with what it carries from step to step.
     loss : str
-        "logistic" (the default), "exponential", "linear" or "squared", as in `value_and_grad`.
+        "logistic" (the default), "exponential", "linear", "squared", and for a Layer
+        "cross_entropy", as in `value_and_grad`.
     wrt : str or tuple of str
-        What to train, among W and U; both by default.
+        What to train, among the parameters of the model; all by default.
     test : Dataset, pair (X, y) or dict of them
         Test sets; one without a name is called "test".
     record : str, function, sequence of them, or dict of them to int
         What to record, by default the loss. Names are those of `mhfast.recording`: loss, accuracy,
-        margin, grad_norm, param_norm, distance, cosine, W, U, attention, attention_max and
-        attention_groups; behind ``test_`` or ``<name of the test set>_`` the first three. A
-        function of the model returns a number or an array. In a dict the number says every how many
-        steps, else it is every step. Values at k belong to θ_k, before step k + 1; they are taken
-        at k = 0, every, 2 every, ..., and at the last k. All together they may take 2 GiB.
-    directions : dict of Gradients (or Classifier)
-        Directions of the record "cosine". A field that is None does not enter the cosine.
+        margin, grad_norm, param_norm, distance, cosine, the parameters, attention, attention_max
+        and attention_groups; behind ``test_`` or ``<name of the test set>_`` the first three. A
+        function of the model returns a number or an array, with R runs a number or an array
+        (R, ...). In a dict the number says every how many steps, else it is every step. Values at k
+        belong to θ_k, before step k + 1; they are taken at k = 0, every, 2 every, ..., and at the
+        last k. All together they may take 2 GiB.
+    directions : Gradients, model, dict of arrays by parameter, or a dict or sequence of them
+        Directions of the record "cosine". A parameter that is not there does not enter the cosine.
+        A single one is recorded as ``cosine``, several as ``cosine_<name>``, or ``cosine_0``, ...
     callback : function (step, model) -> object
         Called with every θ_k, the first and the last included. Returning true ends training at θ_k.
     stop : dict or function (step, model) -> object
         Thresholds on the training data, checked at every θ_k: training ends at θ_k when "loss" or
-        "grad_norm" is at most, "accuracy" or "margin" at least the number. Or a function that
-        returns true to end training. An empty dict removes what a Run had.
+        "grad_norm" is at most, "accuracy" or "margin" at least the number. Of R runs each ends by
+        itself, and is frozen while the others go on. Or a function that returns true, with R runs
+        true for all, to end training. An empty dict removes what a Run had; giving ``stop`` lets
+        runs go on that a threshold had ended.
     checkpoint : (path, int)
         Save the run so far every so many steps, and at the end. `Run.load` reads it.
     progress : bool
@@ -105,47 +117,49 @@ def train(
     Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
     Attention", TMLR 2024.
     """
-    run = model if isinstance(model, Run) else _fresh(model, optimizer)
+    run = model if isinstance(model, Run) else _fresh(model, arguments.optimizer(optimizer))
     first, last = run.step, run.step + arguments.steps(steps)
     data = arguments.dataset(X, y, run.model)
     tests = arguments.tests(test, run.model)
     record = arguments.restored(run.record if record is None else record)
-    entries = recording.parse(record, tuple(tests))
+    entries = recording.parse(record, tuple(run.model.parameters), tuple(tests))
     run = replace(
-        run,
-        optimizer=run.optimizer if optimizer is None else optimizer,
-        loss=run.loss if loss is None else _checks.loss(loss),
-        wrt=run.wrt if wrt is None else arguments.wrt(wrt),
+        _with_optimizer(run, optimizer),
+        loss=run.loss if loss is None else _core_arguments.loss(run.model, loss),
+        wrt=run.wrt if wrt is None else arguments.wrt(run.model, wrt),
         stop=arguments.stop(run.stop if stop is None else stop),
         record={entry.function or entry.key: entry.every for entry in entries},
     )
-    settings = core_settings(run.optimizer, last)
-    sides = arguments.directions(directions, run.model)
-    problem = arguments.arrays(data, run.model, run.loss)
-    test_problems = [arguments.arrays(d, run.model, run.loss, name) for name, d in tests.items()]
+    problem, test_problems = arguments.problems(run, data, tests)
+    run = spread(run, problem.runs.length)
+    settings = core_settings(run.optimizer, last, run.runs) | {"since": run.since}
+    sides = arguments.directions(directions, run.model, problem.runs)
     arguments.function(callback, "callback")
-    named, functions = prepare(entries, run.model, data, tuple(sides), run.history, first, last)
+    named, functions = prepare(
+        entries, run.model, data, problem.data, tuple(sides), run.history, first, last
+    )
     loop = Loop(
-        run, run.model.W.copy(), run.model.U.copy(), named, functions,
-        callback, arguments.checkpoint(checkpoint),
+        run, named, functions, callback, arguments.checkpoint(checkpoint),
+        arguments.frozen(run, released=stop is not None),
     )  # fmt: skip
+    settings["reasons"] = loop.reasons
     every = loop.every()
     with progress_bar(first, last) if progress else nullcontext() as tick:
         try:
-            reached, reason = _core.train(
-                *problem,
-                loop.W, loop.U, run.start.W, run.start.U, run.model.scale, run.loss,
-                "W" in run.wrt, "U" in run.wrt,
-                settings, first, last,
+            reached, reasons = _core.train(
+                problem.data, loop.parameters, run.start._core.parameters,
+                run.runs or 0, run.model.scale, problem.causal, run.loss,
+                _core_arguments.bits(run.wrt),
+                settings, loop.state, first, last,
                 [arguments.core_record(rows, data) for rows in named],
-                test_problems, list(sides.values()),
+                [test.data for test in test_problems], list(sides.values()),
                 {} if callable(run.stop) else dict(run.stop),
-                every or 1, loop.at if every else None, tick,
+                loop.stopped, every or 1, loop.at if every else None, tick,
                 config.threads(num_threads),
             )  # fmt: skip
             if tick is not None:
                 tick(reached)
-            return loop.finish(reached, reason, settings["rows"])
+            return loop.finish(reached, reasons, settings["rows"])
         except KeyboardInterrupt:
             raise Interrupted(_rescued(loop, settings, "interrupted")) from None
         except Exception as error:
@@ -154,27 +168,34 @@ def train(
             raise
 
 
-def _fresh(model: Classifier, optimizer: Optimizer | None) -> Run:
+def _fresh(model: Model, optimizer: Optimizer) -> Run:
     """Return a run that stands at step 0 with the default settings."""
-    if not isinstance(model, Classifier):
-        raise TypeError(f"model: expected a Classifier or a Run, got {type(model).__name__}")
-    if optimizer is None:
-        raise TypeError(
-            "optimizer: expected GradientDescent or NormalizedGradientDescent, got None"
-        )
+    if not isinstance(model, Model):
+        raise TypeError(f"model: expected a Classifier, Layer or Run, got {type(model).__name__}")
     return Run(
         model=model,
         history={},
         steps={},
         step=0,
         reason="steps",
+        stopped=None,
         optimizer=optimizer,
         loss="logistic",
-        wrt=PARAMETERS,
+        wrt=tuple(model.parameters),
         record={"loss": 1},
         stop={},
         start=model,
     )
+
+
+def _with_optimizer(run: Run, optimizer: Optimizer | None) -> Run:
+    """Return the run with an optimizer, which goes on with the state of one of its kind."""
+    if optimizer is None:
+        return run
+    optimizer = arguments.optimizer(optimizer)
+    if type(optimizer) is type(run.optimizer):
+        return replace(run, optimizer=optimizer)
+    return replace(run, optimizer=optimizer, state={}, since=run.step)
 
 
 def _rescued(loop: Loop, settings: dict[str, Any], reason: str) -> Run:
