@@ -8,16 +8,18 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from .. import _checks
-from ..dataset import Dataset
+from ..dataset import Dataset, Seed, Seeds
+from .runs import over_seeds
 from .streams import FIRST, permutations, settled, stream
 
 
+@over_seeds
 def digits(
     classes: tuple[int, int] = (3, 8),
     *,
     position: bool = True,
     n_train: int = 250,
-    seed: int | np.random.Generator,
+    seed: Seed | Seeds,
     dtype: DTypeLike = np.float64,
 ) -> tuple[Dataset, Dataset]:
     """Split the images of two handwritten digits into a training and a test set.
@@ -32,8 +34,8 @@ def digits(
         Append the one-hot position of the row to each token, so that d is 16 instead of 8.
     n_train : int
         Training samples; the rest is the test set.
-    seed : int or numpy.random.Generator
-        Every seed is another random split of the same images.
+    seed : int or numpy.random.Generator, or a sequence of R of them
+        Every seed is another random split of the same images.  A sequence gives a run axis.
     dtype : float64 or float32
 
     Returns
@@ -49,7 +51,7 @@ def digits(
     ValueError
         The classes are not two different digits, or the split leaves a set empty.
     TypeError
-        The seed is neither one integer nor a generator.
+        A seed is neither an integer nor a generator.
     """
     try:
         load_digits = import_module("sklearn.datasets").load_digits

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from .. import _checks
-from ..dataset import Dataset
+from ..dataset import Dataset, Seed, Seeds
 from .population import Population
+from .runs import over_seeds
 from .streams import (
     FIRST,
     POPULATION,
@@ -25,6 +26,7 @@ NOISE_KINDS = ("none", "bounded", "gaussian")
 POSITIONS = ("random", "fixed")
 
 
+@over_seeds
 def tokenized_mixture(
     n: int,
     tokens: int,
@@ -36,7 +38,7 @@ def tokenized_mixture(
     noise: float = 0.0,
     noise_kind: str = "gaussian",
     positions: str = "random",
-    seed: int | np.random.Generator,
+    seed: Seed | Seeds,
     dtype: DTypeLike = np.float64,
 ) -> Dataset:
     """Draw samples of the tokenized mixture model.
@@ -62,9 +64,9 @@ def tokenized_mixture(
         hence ‖z‖ ≤ noise and |⟨z,μ⟩|, |⟨z,ν⟩| ≤ noise · S.  "none": z = 0, and `noise` must be 0.
     positions : {"random", "fixed"}
         Where the class token stands: at random positions, or at the first ζT.
-    seed : int or numpy.random.Generator
+    seed : int or numpy.random.Generator, or a sequence of R of them
         Same seed, same arrays.  Labels, positions, contexts and noise are separate streams:
-        changing the noise leaves the others as they are.
+        changing the noise leaves the others as they are.  A sequence gives a run axis.
     dtype : float64 or float32
         Drawn in float64 and rounded.
 
@@ -81,7 +83,7 @@ def tokenized_mixture(
     ValueError
         A parameter is out of range.
     TypeError
-        The seed is neither one integer nor a generator.
+        A seed is neither an integer nor a generator.
 
     Notes
     -----

@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from .. import _checks
-from ..dataset import Dataset
+from ..dataset import Dataset, Seed, Seeds
 from ..models import Classifier
 from .population import Population
+from .runs import over_seeds
 from .streams import FIRST, POPULATION, settled, stream
 
 
+@over_seeds
 def planted_attention(
     n: int,
     tokens: int,
@@ -21,7 +23,7 @@ def planted_attention(
     heads: int,
     *,
     score_std: float = 2.0,
-    seed: int | np.random.Generator,
+    seed: Seed | Seeds,
     dtype: DTypeLike = np.float64,
 ) -> Dataset:
     """Draw Gaussian tokens, labelled by the sign of a random multi-head classifier.
@@ -36,8 +38,8 @@ def planted_attention(
         Samples n, tokens T, dimension d of a token, heads H of the teacher.
     score_std : float
         How sharply the teacher attends: 0 is uniform attention, and a linear teacher.
-    seed : int or numpy.random.Generator
-        Same seed, same teacher and samples.
+    seed : int or numpy.random.Generator, or a sequence of R of them
+        Same seed, same teacher and samples.  A sequence gives a run axis.
     dtype : float64 or float32
         Drawn in float64 and rounded; labels are computed in float64 from the rounded numbers.
 
@@ -52,7 +54,7 @@ def planted_attention(
     ValueError
         A parameter is out of range.
     TypeError
-        The seed is neither one integer nor a generator.
+        A seed is neither an integer nor a generator.
 
     Notes
     -----
@@ -77,7 +79,7 @@ def _draw(n: int, *, seed: int, role: int, teacher: Classifier) -> Dataset:
     n = _checks.count(n, "n")
     dtype = teacher.U.dtype
     X = stream(seed, role).standard_normal((n, *teacher.U.shape[1:])).astype(dtype)
-    exact = Classifier(teacher.W.astype(np.float64), teacher.U.astype(np.float64))
+    exact = Classifier(np.asarray(teacher.W, dtype=np.float64), teacher.U.astype(np.float64))
     y = np.where(exact(X.astype(np.float64)) > 0.0, 1.0, -1.0).astype(dtype)
     return Dataset(
         X, y, truth={"model": teacher}, generator=Population(_draw, {"teacher": teacher}, {})

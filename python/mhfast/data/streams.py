@@ -64,6 +64,24 @@ def dot(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
     return np.cumsum(a * b, axis=-1)[..., -1]
 
 
+def cholesky(matrix: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Lower triangular L with L Lᵀ = matrix; None if the symmetric matrix is not positive definite.
+
+    Entries are sums in one fixed order, unlike those of LAPACK.
+    """
+    L = np.zeros_like(matrix)
+    for i, row in enumerate(matrix):
+        for k in range(i + 1):
+            rest = row[k] - dot(L[i, :k], L[k, :k])
+            if k < i:
+                L[i, k] = rest / L[k, k]
+            elif rest > 0.0:
+                L[i, i] = np.sqrt(rest)
+            else:
+                return None
+    return L
+
+
 def orthonormal_frame(rng: np.random.Generator, count: int, dim: int) -> NDArray[np.float64]:
     """`count` orthonormal vectors in uniformly random position, rows of an array (count, dim).
 

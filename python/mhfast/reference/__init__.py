@@ -1,28 +1,32 @@
 """The specification of mhfast in plain NumPy: float64, no blocking, no threads.
 
-Every function states its shapes and its formula and then writes that formula down.  The compiled
-kernels are tested against it; nothing here is meant to be fast.
+Functions take a `mhfast.Classifier` or `mhfast.Layer`, or anything with their attributes, and plain
+arrays, which may all have a run axis.  Every function states its shapes and its formula and then
+writes that formula down.  The compiled kernels are tested against it; nothing here is meant to be
+fast.  Gradients are dicts of arrays by name.
+
+`model`: parameters, query rows and visible keys.  `attention`: weights and outputs.  `losses`.
+`gradients`: centred, so that they are right in saturation.  `normalized`: directions of gradients
+that underflow.  `hessian`.  `training`: the optimizers.  `runs`: the run axis, a loop.
 """
 
-from .classifier import (
-    LOSSES,
-    attention,
-    loss_terms,
-    outputs,
-    queries,
-    textbook_value_and_grad,
-    value_and_grad,
-)
+from .attention import attention, outputs
+from .gradients import backward, textbook_value_and_grad, value_and_grad
+from .hessian import hvp
+from .losses import LOSSES, loss_terms
+from .model import Model
 from .normalized import Scaled, scaled_gradients
 from .training import train
 
 __all__ = [
     "LOSSES",
+    "Model",
     "Scaled",
     "attention",
+    "backward",
+    "hvp",
     "loss_terms",
     "outputs",
-    "queries",
     "scaled_gradients",
     "textbook_value_and_grad",
     "train",

@@ -9,89 +9,115 @@ product of the two is taken out in the log domain, before anything is exponentia
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .classifier import (
-    Array,
-    Query,
+from .attention import read_out, scores
+from .gradients import (
+    Wrt,
+    asked,
+    balanced,
     centre,
-    double,
-    logits,
-    loss_terms,
-    queries,
-    readout,
-    score_gradient,
-    shares,
+    cotangent_of_attended,
+    logit_gradient,
+    matrix_gradient,
+    query_gradient,
+    readout_gradient,
+    through_factors,
 )
+from .losses import loss_terms, real_targets, shares
+from .model import Array, Inputs, Model, Query, inputs
 
 Part: TypeAlias = tuple[str, int]
 
 
 class Scaled(NamedTuple):
-    """An array with one exponent a head: exp(log[h]) · mantissa[h]; mantissa (H,...), log (H,)."""
+    """An array with one exponent a head: exp(log[h]) · mantissa[h]; mantissa (H,...), log (H,).
+
+    The prompt, which has no heads, counts as one: mantissa (1,q,d), log (1,).
+    """
 
     mantissa: Array
     log: Array
 
 
 def scaled_gradients(
+    model: Any,
     X: ArrayLike,
     y: ArrayLike,
-    W: ArrayLike,
-    U: ArrayLike,
-    query: Query = None,
-    scale: float = 1.0,
+    *,
     loss: str = "logistic",
+    wrt: Wrt = None,
+    query: Query = None,
     weight: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
 ) -> dict[str, Scaled]:
-    """Gradients of `value_and_grad` in W (H,d,d) and U (H,q,d), free of underflow.
+    """Gradients of `value_and_grad` in the parameters, free of underflow.
 
-    With log A = S - logsumexp(S), both are sums of terms
+    With log A = S - logsumexp(S) and the cotangent G of a row split into its size and what is left,
+    G_it = exp(log g_it) Ĝ_it, all gradients are sums of terms
 
-        ± exp(log(w_i / Σ w) + log|r_i| + log A_ihqs) · (a factor of ordinary size),
+        exp(log g_iq + log A_ihqs) · (a factor of ordinary size),
 
-    for W over the keys s other than the row's largest.  The largest exponent of a head, among the
-    terms whose factor is not zero, becomes its `log`.  A head without such a term has gradient 0.
+    for W, its factors and the prompt over the keys s other than the row's largest.  The largest
+    exponent of a head, among the terms whose factor is not zero, becomes its `log`.  A head
+    without such a term has gradient 0.
     """
-    X, Z = double(X), queries(X, query)
-    S, C = logits(X, W, query, scale), readout(X, U)
-    S = S - S.max(axis=-1, keepdims=True)
-    log_A = S - np.log(np.exp(S).sum(axis=-1, keepdims=True))
+    model = Model.of(model)
+    data = inputs(model, X, query, lengths)
+    tokens, Z = data.X, data.Z
+    S = scores(model, data)
+    total = np.exp(S).sum(axis=-1, keepdims=True)
+    log_A = S - np.log(np.where(total == 0.0, 1.0, total))
     A = np.exp(log_A)
-    n, H = A.shape[:2]
+    G, log_g = _split_cotangent(data, read_out(model, tokens, A), y, loss, weight)
+    log_terms = log_g[:, None, :, None] + log_A
 
-    phi = (A * C).sum(axis=(1, 2, 3)) / np.sqrt(H)
-    _, slope, log_slope = loss_terms(phi, y, loss)
-    sign = np.copysign(1.0, slope)[:, None, None, None] / np.sqrt(H)
-    with np.errstate(divide="ignore"):
-        log_g = np.log(shares(n, weight)) + log_slope
-    log_terms = log_g[:, None, None, None] + log_A
-
-    centred, m = centre(A, C)
-    factor = centred * np.abs(Z).max(axis=-1)[:, None, :, None]
+    centred, m = centre(A, logit_gradient(tokens, cotangent_of_attended(model, G)))
+    factor = centred.copy()
     np.put_along_axis(factor, m, 0.0, axis=-1)
-    weights, log_W = _factor_out(log_terms, factor)
-    DX = np.einsum("nhqt,nte->nhqe", score_gradient(sign * weights, centred, m), X)
-    gW = scale * np.einsum("nqd,nhqe->hde", Z, DX)
+    terms, log_W = _factor_out(log_terms, factor * np.abs(Z).max(axis=-1)[:, None, :, None])
+    D = balanced(terms, centred, m)
+    matrices = through_factors(model, matrix_gradient(model.scale, Z, D, tokens))
 
-    weights, log_U = _factor_out(log_terms, np.abs(X).max(axis=-1)[:, None, None, :])
-    gU = np.einsum("nhqt,nte->hqe", sign * weights, X)
-    return {"W": Scaled(gW, log_W), "U": Scaled(gU, log_U)}
+    terms, log_U = _factor_out(log_terms, np.abs(tokens).max(axis=-1)[:, None, None, :])
+    readouts = readout_gradient(model, terms, tokens, G)
+
+    found = {name: Scaled(part, log_W) for name, part in matrices.items()}
+    found |= {name: Scaled(part, log_U) for name, part in readouts.items()}
+    if model.prompt is not None:
+        terms, log = _factor_out(log_terms, factor, by_head=False)
+        dZ = query_gradient(model.scale, balanced(terms, centred, m), tokens, model.dense())
+        found["prompt"] = Scaled(dZ.sum(axis=0)[None], log)
+    return {name: found[name] for name in asked(model, wrt, also=())}
 
 
-def _factor_out(logs: Array, factor: Array) -> tuple[Array, Array]:
-    """Return exp(logs - largest), (n,H,q,T), 0 where factor is; and the largest by head, (H,)."""
+def _split_cotangent(
+    data: Inputs, F: Array, y: ArrayLike, loss: str, weight: ArrayLike | None
+) -> tuple[Array, Array]:
+    """Ĝ of the shape of F with entries of size up to 1, and log g (n,q), or (n,1) if F is (n,)."""
+    _, slope, log_slope = loss_terms(F, real_targets(data, y), loss)
+    with np.errstate(divide="ignore"):
+        log_G = np.log(shares(data, F, weight, loss)) + log_slope
+    log_g = log_G[:, None] if F.ndim == 1 else log_G.max(axis=-1)
+    size = np.where(log_g == -np.inf, 0.0, log_g)
+    G = np.copysign(np.exp(log_G - size.reshape((*log_G.shape[:-1], -1))), slope)
+    return G, log_g
+
+
+def _factor_out(logs: Array, factor: Array, by_head: bool = True) -> tuple[Array, Array]:
+    """exp(logs - largest), (n,H,q,T), 0 where factor is; and the largest by head (H,) or of all."""
     logs = np.where(factor == 0.0, -np.inf, logs)
-    largest = logs.max(axis=(0, 2, 3))
+    largest = logs.max(axis=(0, 2, 3) if by_head else None, keepdims=True)
     largest = np.where(largest == -np.inf, 0.0, largest)
-    return np.exp(logs - largest[:, None, None]), largest
+    return np.exp(logs - largest), largest.ravel()
 
 
 def add_decay(gradient: Scaled, l2: float, theta: Array) -> Scaled:
-    """Add l2 · theta, theta (H,...), to a gradient."""
+    """Add l2 · theta to a gradient whose mantissa is shaped like theta."""
+    theta = theta.reshape(gradient.mantissa.shape)
     H = len(theta)
     with np.errstate(divide="ignore"):
         log_decay = np.log(l2 * np.abs(theta).reshape(H, -1).max(axis=1))
@@ -101,17 +127,21 @@ def add_decay(gradient: Scaled, l2: float, theta: Array) -> Scaled:
     return Scaled(mantissa + l2 * theta * np.exp(-log).reshape(column), log)
 
 
-def norm(arrays: Iterable[Array]) -> float:
-    """Euclidean norm over all entries of all arrays, of rescaled entries: squares may underflow."""
-    entries = np.concatenate([np.ravel(a) for a in arrays])
-    largest = np.abs(entries).max()
+def norm(arrays: Iterable[Array], order: float = 2.0) -> float:
+    """(Σ |a|^order)^(1/order) over all entries, of rescaled ones: their powers may underflow."""
+    entries = np.abs(np.concatenate([np.ravel(a) for a in arrays]))
+    largest = entries.max()
     if largest == 0.0 or not np.isfinite(largest):
         return float(largest)
-    return float(largest * np.sqrt(((entries / largest) ** 2).sum()))
+    return float(largest * ((entries / largest) ** order).sum() ** (1.0 / order))
 
 
 def normalized(
-    gradients: dict[str, Scaled], by: str = "tensor", eps: float = 0.0, clip: float = np.inf
+    gradients: dict[str, Scaled],
+    by: str = "tensor",
+    eps: float = 0.0,
+    clip: float = np.inf,
+    order: float = 2.0,
 ) -> dict[str, Array]:
     """Return g / (‖g‖ + eps), after clipping all of g to norm `clip`; zero where g is zero.
 
@@ -125,16 +155,16 @@ def normalized(
         scaled, log = _common_exponent(gradients, parts)
         slack = eps * np.exp(max(0.0, log + np.log(norm(scaled.values())) - np.log(clip)))
     steps = {name: np.zeros_like(g.mantissa) for name, g in gradients.items()}
-    for group in _groups(parts, by):
+    for group in groups(parts, by):
         scaled, log = _common_exponent(gradients, group)
         with np.errstate(over="ignore"):
-            length = norm(scaled.values()) + (slack * np.exp(-log) if slack > 0.0 else 0.0)
+            length = norm(scaled.values(), order) + (slack * np.exp(-log) if slack > 0.0 else 0.0)
         for (name, h), part in scaled.items():
             steps[name][h] = part / length
     return steps
 
 
-def _groups(parts: list[Part], by: str) -> list[list[Part]]:
+def groups(parts: list[Part], by: str) -> list[list[Part]]:
     """Group the parts (tensor, head) that share a norm."""
     if by == "all":
         return [parts] if parts else []

@@ -1,82 +1,165 @@
-"""Gradient descent and normalized gradient descent, one step after the other.
+"""Full-batch training, one step after the other, with every rule of `mhfast.optimizers`.
 
 Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
-Attention" (TMLR 2024) train with plain gradient descent; normalized steps belong to the work on
-the implicit bias of attention.
+Attention" (TMLR 2024) train with plain gradient descent; normalized steps, Polyak's step and mirror
+descent belong to the work on the implicit bias of attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..optimizers import NormalizedGradientDescent, Optimizer
-from .classifier import Array, Query, double, outputs, shares, value_and_grad
-from .normalized import add_decay, norm, normalized, scaled_gradients
+from .attention import outputs
+from .gradients import Wrt, asked, value_and_grad
+from .losses import margins, real_targets, shares
+from .model import Array, Model, Query, inputs
+from .normalized import add_decay, groups, norm, normalized, scaled_gradients
+from .runs import over_runs
 
 RECORDS = ("loss", "accuracy", "margin", "grad_norm", "param_norm", "distance")
+Parameters = dict[str, Array]
 
 
 def train(
-    X: ArrayLike,
-    y: ArrayLike,
-    W: ArrayLike,
-    U: ArrayLike,
-    *,
-    steps: int,
-    optimizer: Optimizer,
-    query: Query = None,
-    scale: float = 1.0,
-    loss: str = "logistic",
-    weight: ArrayLike | None = None,
-    wrt: Sequence[str] = ("W", "U"),
-) -> tuple[Array, Array, dict[str, Array]]:
-    """Take `steps` full-batch steps from W (H,d,d), U (H,q,d) on X (n,T,d), y (n,).
+    model: Any, X: ArrayLike, y: ArrayLike, *, steps: int, optimizer: Any, **options: Any
+) -> tuple[Model, dict[str, Array]]:
+    """Take `steps` steps from `model`; options as in `value_and_grad`, lr a number or (R,).
 
     Step k: g is the gradient of the loss in the parameters named by `wrt`, then
 
-        g ← g + l2 θ,   g ← g min(1, clip / ‖g‖),   g ← g / (‖g‖ + eps)  (normalized only),
-        θ ← θ - lr · schedule[k] · g.
+        g ← g + l2 θ,   g ← g min(1, clip / ‖g‖),   g ← g / (‖g‖ + eps)   where it is normalized,
+        θ ← `moved`(θ, g) with the step size `step_size`,   θ ← `projected`(θ).
 
     Returns
     -------
-    W, U : the parameters after the last step.
+    model : Model after the last step.
     history : dict of arrays (steps + 1,)
-        Entry k belongs to θ_k, before step k + 1.  loss; accuracy, the weighted share of samples
-        with y Φ > 0; margin, the smallest y Φ; grad_norm, of the loss in what is trained;
-        param_norm and distance (from the start), of W and U together.
+        Entry k belongs to θ_k, before step k + 1.  loss; accuracy, the weighted share of outputs
+        (rows, for cross_entropy) whose margin is above 0; margin, the smallest one; both over rows
+        of weight above 0.  grad_norm, of the loss in what is trained; param_norm and distance
+        (from the start), of all parameters together.
     """
-    theta = {"W": double(W).copy(), "U": double(U).copy()}
-    start = {name: array.copy() for name, array in theta.items()}
-    y = double(y)
-    share = shares(len(y), weight)
+    lr = getattr(optimizer, "lr", 1.0)
+    return _train(model, X, y, lr, steps=steps, optimizer=optimizer, **options)
+
+
+@over_runs
+def _train(
+    model: Any,
+    X: ArrayLike,
+    y: ArrayLike,
+    lr: float,
+    *,
+    steps: int,
+    optimizer: Any,
+    loss: str = "logistic",
+    wrt: Wrt = None,
+    query: Query = None,
+    weight: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
+) -> tuple[Model, dict[str, Array]]:
+    model = start = Model.of(model)
+    trained = asked(model, wrt, also=())
+    normalizes = getattr(optimizer, "normalized", "normalized" in optimizer.name)
+    options: dict[str, Any] = {"loss": loss, "query": query, "weight": weight, "lengths": lengths}
     history: dict[str, list[float]] = {name: [] for name in RECORDS}
+    slots = {name: (np.zeros_like(a), np.zeros_like(a)) for name, a in model.parameters().items()}
     for k in range(steps + 1):
-        problem = (X, y, theta["W"], theta["U"], query, scale, loss, weight)
-        value, gW, gU = value_and_grad(*problem)
-        gradients = {name: g for name, g in (("W", gW), ("U", gU)) if name in wrt}
-        margins = y * outputs(X, theta["W"], theta["U"], query, scale)
-        history["loss"].append(value)
-        history["accuracy"].append(float((share * (margins > 0.0)).sum()))
-        history["margin"].append(float(margins.min()))
-        history["grad_norm"].append(norm(gradients.values()))
-        history["param_norm"].append(norm(theta.values()))
-        history["distance"].append(norm(theta[name] - start[name] for name in theta))
+        value, g = value_and_grad(model, X, y, wrt=trained, **options)
+        accuracy, margin = _accuracy_and_margin(model, X, y, **options)
+        theta, origin = model.parameters(), start.parameters()
+        distance = norm(theta[name] - origin[name] for name in theta)
+        row = (value, accuracy, margin, norm(g.values()), norm(theta.values()), distance)
+        for name, number in zip(RECORDS, row, strict=True):
+            history[name].append(number)
         if k == steps:
             break
-        clip = np.inf if optimizer.clip is None else optimizer.clip
-        if isinstance(optimizer, NormalizedGradientDescent):
-            scaled = {name: g for name, g in scaled_gradients(*problem).items() if name in wrt}
-            if optimizer.l2 > 0.0:
-                scaled = {n: add_decay(g, optimizer.l2, theta[n]) for n, g in scaled.items()}
-            direction = normalized(scaled, optimizer.by, optimizer.eps, clip)
+        if normalizes:
+            g = _unit_gradient(model, X, y, trained, optimizer, options)
         else:
-            decayed = {name: g + optimizer.l2 * theta[name] for name, g in gradients.items()}
-            shrink = min(1.0, clip / max(norm(decayed.values()), np.finfo(float).tiny))
-            direction = {name: g * shrink for name, g in decayed.items()}
-        rate = optimizer.lr * (1.0 if optimizer.schedule is None else optimizer.schedule[k])
-        for name, step in direction.items():
-            theta[name] = theta[name] - rate * step
-    return theta["W"], theta["U"], {name: np.array(values) for name, values in history.items()}
+            g = {name: part + optimizer.l2 * theta[name] for name, part in g.items()}
+            shrink = min(1.0, optimizer.clip / max(norm(g.values()), np.finfo(float).tiny))
+            g = {name: part * shrink for name, part in g.items()}
+        rate = step_size(optimizer, lr, k, value, norm(g.values()))
+        for name in trained:
+            theta[name], slots[name] = moved(optimizer, theta[name], g[name], slots[name], rate, k)
+        theta |= projected(optimizer, {name: theta[name] for name in trained})
+        model = replace(model, **theta)
+    return model, {name: np.array(values) for name, values in history.items()}
+
+
+def _unit_gradient(
+    model: Model, X: ArrayLike, y: ArrayLike, wrt: Iterable[str], optimizer: Any, options: Any
+) -> Parameters:
+    """Return g / (‖g‖ + eps) after decay and clipping; for mirror descent g / its dual norm."""
+    theta = model.parameters()
+    scaled = scaled_gradients(model, X, y, wrt=wrt, **options)
+    if optimizer.l2 > 0.0:
+        scaled = {name: add_decay(g, optimizer.l2, theta[name]) for name, g in scaled.items()}
+    if optimizer.name == "mirror_descent":
+        unit = normalized(scaled, optimizer.by, order=optimizer.p / (optimizer.p - 1.0))
+    else:
+        unit = normalized(scaled, optimizer.by, optimizer.eps, optimizer.clip)
+    return {name: part.reshape(theta[name].shape) for name, part in unit.items()}
+
+
+def step_size(optimizer: Any, lr: float, k: int, loss: float, length: float) -> float:
+    """Return lr · schedule[k], where Polyak's lr is factor (loss - target) / ‖g‖² up to max_lr."""
+    if optimizer.name == "polyak_step":
+        gap = loss - optimizer.target
+        if gap <= 0.0 or length == 0.0:
+            return 0.0
+        lr = min(optimizer.max_lr, optimizer.factor * gap / length / length)
+    return lr if optimizer.schedule is None else lr * optimizer.schedule[k]
+
+
+def moved(
+    optimizer: Any, theta: Array, g: Array, slots: tuple[Array, Array], lr: float, k: int
+) -> tuple[Array, tuple[Array, Array]]:
+    """Step k = 0, 1, ... of one parameter, and what the rule carries to the next step."""
+    m, v = slots
+    if optimizer.name == "momentum":
+        m = optimizer.beta * m + g
+        return theta - lr * (g + optimizer.beta * m if optimizer.nesterov else m), (m, v)
+    if optimizer.name == "adam":
+        m = optimizer.beta1 * m + (1.0 - optimizer.beta1) * g
+        v = optimizer.beta2 * v + (1.0 - optimizer.beta2) * g**2
+        mean = m / (1.0 - optimizer.beta1 ** (k + 1))
+        square = v / (1.0 - optimizer.beta2 ** (k + 1))
+        theta = theta * (1.0 - lr * optimizer.weight_decay)
+        return theta - lr * mean / (np.sqrt(square) + optimizer.eps), (m, v)
+    if optimizer.name == "mirror_descent":
+        s = np.sign(theta) * np.abs(theta) ** (optimizer.p - 1.0) - lr * g
+        return np.sign(s) * np.abs(s) ** (1.0 / (optimizer.p - 1.0)), slots
+    return theta - lr * g, slots
+
+
+def projected(optimizer: Any, theta: Parameters) -> Parameters:
+    """Scale what has a norm above `radius` to it; for the sphere, all that is not zero."""
+    if optimizer.project is None:
+        return theta
+    heads = {name: np.array(a[None] if name == "prompt" else a) for name, a in theta.items()}
+    parts = [(name, h) for name, array in heads.items() for h in range(len(array))]
+    for group in groups(parts, optimizer.project_by):
+        length = norm(heads[name][h] for name, h in group)
+        if length > optimizer.radius or (optimizer.project == "sphere" and length > 0.0):
+            for name, h in group:
+                heads[name][h] *= optimizer.radius / length
+    return {name: array.reshape(theta[name].shape) for name, array in heads.items()}
+
+
+def _accuracy_and_margin(
+    model: Model, X: ArrayLike, y: ArrayLike, *, loss: str, query: Query, weight: Any, lengths: Any
+) -> tuple[float, float]:
+    data = inputs(model, X, query, lengths)
+    F = outputs(model, X, query=query, lengths=lengths)
+    margin = margins(F, real_targets(data, y), loss)
+    share = np.broadcast_to(shares(data, F, weight, loss), margin.shape)
+    right = float((share * (margin > 0.0)).sum() / share.sum())
+    return right, float(margin[share > 0.0].min(initial=math.inf))

@@ -1,0 +1,201 @@
+"""Targets planted by a multi-head attention layer, on Boolean or Gaussian tokens."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from .. import _checks
+from ..dataset import Dataset, Seed, Seeds
+from ..models import Layer
+from .population import Population
+from .runs import over_seeds
+from .streams import FIRST, POPULATION, permutations, settled, signs, stream
+
+INPUTS = ("boolean", "gaussian")
+
+
+@over_seeds
+def boolean_layer(
+    n: int,
+    tokens: int,
+    dim: int,
+    heads: int,
+    *,
+    out_dim: int | None = None,
+    score_std: float = 2.0,
+    inputs: str = "boolean",
+    noise: float = 0.0,
+    seed: Seed | Seeds,
+    dtype: DTypeLike = np.float64,
+) -> Dataset:
+    """Draw tokens and what a random multi-head attention layer makes of them.
+
+    Entries of X are independent fair signs, or N(0, 1).  The layer has Gaussian parameters: W_h of
+    entries N(0, score_std²/d²), so that the logit x_a W_h x_bᵀ of two different tokens has standard
+    deviation `score_std`, and V_h of entries N(0, 1/d).
+
+    Parameters
+    ----------
+    n, tokens, dim, heads : int
+        Samples n, tokens T, dimension d of a token, heads H of the layer.
+    out_dim : int, optional
+        Outputs p; None means d.
+    score_std : float
+        How sharply the layer attends, at least 0.
+    inputs : {"boolean", "gaussian"}
+    noise : float
+        Standard deviation of independent Gaussian noise on every target, at least 0.
+    seed : int or numpy.random.Generator, or a sequence of R of them
+        Same seed, same layer and samples.  Tokens and noise are separate streams.  A sequence gives
+        a run axis.
+    dtype : float64 or float32
+        Drawn in float64 and rounded; targets are computed in float64 from the rounded numbers.
+
+    Returns
+    -------
+    Dataset
+        X (n,T,d), y = F(X) (n,T,p) plus noise.  `truth["layer"]` is the `Layer`.  `.sample` draws
+        from the same layer; it may change tokens, inputs and noise.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of range.
+    TypeError
+        A seed is neither an integer nor a generator.
+
+    Notes
+    -----
+    The learning problem of Chen, Li, "Provably learning a multi-head attention layer"; the law of
+    the layer is our choice.  X and the layer are the same on every platform to the last bit, y up
+    to the rounding of the exponential and of sums.
+    """
+    dim, heads = _checks.count(dim, "dim"), _checks.count(heads, "heads")
+    outputs = dim if out_dim is None else _checks.count(out_dim, "out_dim")
+    if _checks.finite(score_std, "score_std") < 0.0:
+        raise ValueError(f"score_std: expected a number of at least 0, got {score_std}")
+    dtype = _checks.float_dtype(dtype)
+    seed = settled(seed)
+    rng = stream(seed, POPULATION)
+    W = rng.standard_normal((heads, dim, dim)) * (score_std / dim)
+    V = rng.standard_normal((heads, dim, outputs)) / math.sqrt(dim)
+    settings: dict[str, Any] = {"tokens": tokens, "inputs": inputs, "noise": noise}
+    return _draw(n, seed=seed, role=FIRST, layer=_layer(W, V, dtype), **settings)
+
+
+@over_seeds
+def parity_layer(
+    n: int,
+    dim: int,
+    heads: int,
+    beta: float,
+    *,
+    seed: Seed | Seeds,
+    dtype: DTypeLike = np.float64,
+) -> Dataset:
+    """Draw pairs of Boolean tokens and a layer that computes a parity: an instance hard to learn.
+
+    S is a random set of H coordinates without the first, u its indicator, e the first unit vector,
+    t_j = H - 1 - 2j.  The layer has
+
+        W_j = beta (u eᵀ - t_j e eᵀ),   V_j = (-1)^j e eᵀ,   j = 0 .. H - 1.
+
+    Where the two tokens differ in the first coordinate, the first output of token x is, for large
+    beta, the parity P = Π_{k in S} x_k if H is odd, and x_0 (P - 1) if H is even, x_0 the token's
+    first coordinate.
+
+    Parameters
+    ----------
+    n, dim, heads : int
+        Samples n, dimension d of a token, at least H + 1, heads H.  T = 2.
+    beta : float
+        How sharply the layer attends.
+    seed : int or numpy.random.Generator, or a sequence of R of them
+        Same seed, same set and samples.  A sequence gives a run axis.
+    dtype : float64 or float32
+
+    Returns
+    -------
+    Dataset
+        X (n,2,d) of fair signs, y = F(X) (n,2,d).  `truth`: "layer", a `Layer`, and "support" (H,),
+        the members of S in order.  `.sample` draws from the same layer.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of range.
+    TypeError
+        A seed is neither an integer nor a generator.
+
+    Notes
+    -----
+    There are C(d-1, H) such functions, pairwise orthogonal, so that no learner by correlations can
+    be fast.  The construction is ours; it behaves like the lower bound of Chen, Li, "Provably
+    learning a multi-head attention layer".
+    """
+    dim, heads = _checks.count(dim, "dim"), _checks.count(heads, "heads")
+    if heads >= dim:
+        raise ValueError(f"heads: expected at most dim - 1 = {dim - 1}, got {heads}")
+    beta = _checks.finite(beta, "beta")
+    dtype = _checks.float_dtype(dtype)
+    seed = settled(seed)
+    support = np.sort(1 + permutations(stream(seed, POPULATION), 1, dim - 1)[0, :heads])
+    j = np.arange(heads)
+    W, V = np.zeros((2, heads, dim, dim))
+    W[:, support, 0] = beta
+    W[:, 0, 0] = -beta * (heads - 1 - 2 * j)
+    V[:, 0, 0] = (-1.0) ** j
+    return _draw(
+        n,
+        seed=seed,
+        role=FIRST,
+        layer=_layer(W, V, dtype),
+        tokens=2,
+        inputs="boolean",
+        noise=0.0,
+        support=support,
+    )
+
+
+def _layer(W: NDArray[np.float64], V: NDArray[np.float64], dtype: np.dtype[np.floating]) -> Layer:
+    return Layer(W.astype(dtype), V.astype(dtype))
+
+
+def _draw(
+    n: int,
+    *,
+    seed: int,
+    role: int,
+    layer: Layer,
+    tokens: int,
+    inputs: str,
+    noise: float,
+    support: NDArray[np.int64] | None = None,
+) -> Dataset:
+    """Draw inputs of a layer; with a `support`, which is told in `truth`, nothing may change."""
+    n, tokens = _checks.count(n, "n"), _checks.count(tokens, "tokens")
+    if inputs not in INPUTS:
+        raise ValueError(f"inputs: expected one of {INPUTS}, got {inputs!r}")
+    if _checks.finite(noise, "noise") < 0.0:
+        raise ValueError(f"noise: expected a number of at least 0, got {noise}")
+    rng, shape = stream(seed, role, 0), (n, tokens, layer.dim)
+    X = signs(rng, shape) if inputs == "boolean" else rng.standard_normal(shape)
+    X = X.astype(layer.dtype, copy=False)
+    exact = Layer(np.asarray(layer.W, dtype=np.float64), layer.V.astype(np.float64))
+    y = exact(X.astype(np.float64))
+    if noise > 0.0:
+        y = y + noise * stream(seed, role, 1).standard_normal(y.shape)
+    settings = {"tokens": tokens, "inputs": inputs, "noise": noise}
+    fixed = (
+        {"layer": layer} if support is None else {"layer": layer, "support": support, **settings}
+    )
+    return Dataset(
+        X,
+        y.astype(layer.dtype, copy=False),
+        truth={name: fixed[name] for name in ("layer", "support") if name in fixed},
+        generator=Population(_draw, fixed, settings if support is None else {}),
+    )

@@ -1,0 +1,112 @@
+"""The Hessian of the loss times a direction, by the exact formula.
+
+Every line of `gradients` is differentiated along the direction (forward over backward), where a
+dot stands for the derivative along it:
+
+    Ṡ_ih = scale (Z_i Ẇ_h X_iᵀ + Ż_i W_h X_iᵀ)     Ȧ = A∘(Ṡ - rowsum(A∘Ṡ))
+    Ġ = ℓ''(F) Ḟ                                   D = A∘(C - rowsum(A∘C))
+    Ḃ = B(Ġ, U) + B(G, U̇)                          Ċ = Ḃ Xᵀ
+
+and, with centred scores a = Ṡ - rowsum(A∘Ṡ), b = C - rowsum(A∘C) and E = a∘b + Ċ,
+
+    Ḋ = A∘(E - rowsum(A∘E)).
+
+All three differences are computed as `softmax_tangent`, so the product keeps its relative accuracy
+in saturation too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .attention import read_out, weights
+from .gradients import (
+    Gradient,
+    Wrt,
+    asked,
+    centre,
+    cotangent_of_attended,
+    logit_gradient,
+    matrix_gradient,
+    query_gradient,
+    readout_gradient,
+    softmax_tangent,
+    through_factors,
+)
+from .losses import loss_terms, real_targets, shares, slope_tangent
+from .model import Array, Model, Query, double, inputs
+from .runs import named_parts, over_runs
+
+
+def hvp(model: Any, X: ArrayLike, y: ArrayLike, tangent: Any, **options: Any) -> Gradient:
+    """Hessian of the loss of `value_and_grad` times `tangent`, by name of the parameter.
+
+    tangent: a dict, or a record such as `Gradients`, of arrays shaped like parameters; those that
+    are missing or None do not move.  `options`: loss, wrt (parameters whose rows of the product
+    are wanted), query, weight, lengths.
+    """
+    return _hvp(model, X, y, named_parts(tangent), **options)
+
+
+@over_runs
+def _hvp(
+    model: Any,
+    X: ArrayLike,
+    y: ArrayLike,
+    tangent: Mapping[str, ArrayLike],
+    *,
+    loss: str = "logistic",
+    wrt: Wrt = None,
+    query: Query = None,
+    weight: ArrayLike | None = None,
+    lengths: ArrayLike | None = None,
+) -> Gradient:
+    model = Model.of(model)
+    data = inputs(model, X, query, lengths)
+    still = {name: np.zeros_like(array) for name, array in model.parameters().items()}
+    moving = replace(model, **still | {name: double(part) for name, part in tangent.items()})
+    X, Z, W, dW = data.X, data.Z, model.dense(), _dense_tangent(model, moving)
+    dZ = np.zeros_like(Z) if moving.prompt is None else np.broadcast_to(moving.prompt, Z.shape)
+
+    A = weights(model, data)
+    ZW = np.einsum("nqd,hde->nhqe", Z, dW) + np.einsum("nqd,hde->nhqe", dZ, W)
+    dS = model.scale * np.einsum("nhqe,nte->nhqt", ZW, X)
+    dA = softmax_tangent(A, dS)
+
+    F = read_out(model, X, A)
+    dF = read_out(model, X, dA) + read_out(moving, X, A)
+    share, target = shares(data, F, weight, loss), real_targets(data, y)
+    G = share * loss_terms(F, target, loss)[1]
+    dG = share * slope_tangent(F, target, dF, loss)
+
+    C = logit_gradient(X, cotangent_of_attended(model, G))
+    dB = cotangent_of_attended(model, dG) + cotangent_of_attended(moving, G)
+    E = centre(A, dS)[0] * centre(A, C)[0] + logit_gradient(X, dB)
+    D, dD = softmax_tangent(A, C), softmax_tangent(A, E)
+
+    gW = matrix_gradient(model.scale, Z, D, X)
+    found = through_factors(
+        model, matrix_gradient(model.scale, dZ, D, X) + matrix_gradient(model.scale, Z, dD, X)
+    )
+    if model.Q is not None:
+        found = {n: part + through_factors(moving, gW)[n] for n, part in found.items()}
+    by_A, by_G = readout_gradient(model, dA, X, G), readout_gradient(model, A, X, dG)
+    found |= {n: by_A[n] + by_G[n] for n in by_A}
+    rows = query_gradient(model.scale, dD, X, W) + query_gradient(model.scale, D, X, dW)
+    found["prompt"] = rows.sum(axis=0)
+    return {n: found[n] for n in asked(model, wrt, also=())}
+
+
+def _dense_tangent(model: Model, moving: Model) -> Array:
+    """Ẇ (H,d,d); Q̇ Kᵀ + Q K̇ᵀ for factors."""
+    if model.Q is None or moving.Q is None:
+        return moving.dense()
+    K = model.Q if model.K is None else model.K
+    dK = moving.Q if moving.K is None else moving.K
+    change: Array = np.einsum("hdr,her->hde", moving.Q, K) + np.einsum("hdr,her->hde", model.Q, dK)
+    return change

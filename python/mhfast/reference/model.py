@@ -1,0 +1,135 @@
+"""Models as the specification sees them: float64 parameters, and which query row sees which key.
+
+Letters: n samples, T tokens (keys), q query rows, d token dimension, H heads, p outputs, r rank,
+R runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array: TypeAlias = NDArray[np.float64]
+Query: TypeAlias = ArrayLike | None
+
+PARAMETERS = ("W", "Q", "K", "U", "V", "prompt")
+
+
+def double(values: ArrayLike) -> Array:
+    """Return the values as a float64 array."""
+    return np.asarray(values, dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A classifier (it has U) or a layer (it has V) with parameters in float64.
+
+    W (H,d,d); or factors Q (H,d,r) and K (H,d,r), W_h = Q_h K_hᵀ, where K None means K = Q.
+    U (H,q,d), V (H,d,p), prompt (q,d).
+    """
+
+    W: Array | None = None
+    Q: Array | None = None
+    K: Array | None = None
+    U: Array | None = None
+    V: Array | None = None
+    prompt: Array | None = None
+    query: int | Array | None = None
+    scale: float = 1.0
+    causal: bool = False
+
+    @classmethod
+    def of(cls, model: Any) -> Model:
+        """Read whatever has the attributes of `mhfast.Classifier` or `mhfast.Layer`."""
+        if isinstance(model, cls):
+            return model
+        arrays: dict[str, Any] = {n: getattr(model, n, None) for n in ("U", "V", "prompt")}
+        factors = model.W if hasattr(model.W, "Q") else None
+        arrays |= {"W": model.W} if factors is None else {"Q": factors.Q, "K": factors.K}
+        return cls(
+            **{name: double(array) for name, array in arrays.items() if array is not None},
+            query=model.query,
+            scale=model.scale,
+            causal=model.causal,
+        )
+
+    def parameters(self) -> dict[str, Array]:
+        """Return what the model is made of, by name, in the order of `PARAMETERS`."""
+        arrays = ((name, getattr(self, name)) for name in PARAMETERS)
+        return {name: array for name, array in arrays if array is not None}
+
+    def dense(self) -> Array:
+        """W (H,d,d), whatever it is made of."""
+        arrays = self.parameters()
+        if "W" in arrays:
+            return arrays["W"]
+        W: Array = np.einsum("hdr,her->hde", arrays["Q"], arrays.get("K", arrays["Q"]))
+        return W
+
+    def readout(self) -> Array:
+        """U (H,q,d) of a classifier, V (H,d,p) of a layer."""
+        arrays = self.parameters()
+        return arrays["U"] if "U" in arrays else arrays["V"]
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What a model is applied to.
+
+    X (n,T,d): tokens, 0 beyond `lengths`.  Z (n,q,d): query rows.  visible (n,q,T): row sees key.
+    real (n,q): the row is no padding; None unless self-attention has lengths.
+    place (n,q): the token that the row is, if rows are tokens of the sample; outside of 0 .. T-1
+    where there is no such token.
+    """
+
+    X: Array
+    Z: Array
+    visible: NDArray[np.bool_]
+    real: NDArray[np.bool_] | None
+    place: NDArray[np.int64] | None
+
+
+def inputs(
+    model: Model, X: ArrayLike, query: Query = None, lengths: ArrayLike | None = None
+) -> Inputs:
+    """Query rows and visible keys of tokens X (n,T,d).
+
+    The query side Z is the prompt, the same for all samples, or `query` if given, else the model's
+    own.  None: every token asks, q = T.  An integer j: token j of each sample asks, q = 1; -1 is
+    the sample's own last, and a token that does not exist is Z = 0.  An array (n,q,d): those rows.
+
+    Keys at and beyond lengths (n,) are invisible, and so are, with `causal`, keys behind the row:
+    behind the token that asks, or behind key t for row t of an external query.  In self-attention
+    a row at or beyond the length sees nothing.
+    """
+    X = double(X)
+    n, T, _ = X.shape
+    keys = np.arange(T)
+    length = np.full(n, T) if lengths is None else np.asarray(lengths, dtype=np.int64)
+    inside = keys < length[:, None]
+    X = np.where(inside[..., None], X, 0.0)
+    query = model.query if query is None else query
+    if model.prompt is not None and (query is not None or model.causal):
+        raise ValueError("prompt: expected neither query nor causal beside it")
+
+    place = None
+    if model.prompt is not None:
+        Z = np.broadcast_to(model.prompt, (n, *model.prompt.shape))
+    elif query is None:
+        Z, place = X, np.broadcast_to(keys, (n, T))
+    elif isinstance(query, int | np.integer):
+        place = (np.full(n, query) if query >= 0 else length + query)[:, None]
+        Z = np.where((place == keys)[..., None], X, 0.0).sum(axis=1, keepdims=True)
+    else:
+        Z = double(query)
+
+    visible = np.broadcast_to(inside[:, None, :], (n, Z.shape[1], T))
+    if model.causal:
+        row = np.arange(Z.shape[1])[None, :] if place is None else place
+        visible = visible & (keys <= row[..., None])
+    if Z is not X or lengths is None:
+        return Inputs(X, Z, visible, None, place)
+    return Inputs(X, Z, visible & inside[..., None], inside, place)
