@@ -1,0 +1,65 @@
+"""The theory of multi-head attention as functions that return numbers.
+
+Curvature of a classifier and its loss (`bounds`, `hessian`), its tangent kernel and margin
+(`kernel`, `margin`), realizability, guarantees of training and generalization with their
+conditions, leave-one-out stability, the tokenized mixture in closed form, and the token-separation
+SVM.  Every formula, where it comes from and which test checks it: docs/theory.md.
+"""
+
+from .bounds import CurvatureBounds, curvature_bounds
+from .certificate import Certificate, Inequality, certify
+from .conditions import Condition, Guarantee
+from .guarantees import (
+    Comparison,
+    compare,
+    generalization_bound,
+    stability_bound,
+    training_bound,
+)
+from .hessian import HessianExtremes, hessian_extremes
+from .hull import nearest_point
+from .kernel import ntk
+from .margin import GoodInitialization, TangentMargin, good_initialization, ntk_margin
+from .mixture import (
+    MixtureMargins,
+    mixture_margins,
+    population_first_step,
+    separating_direction,
+)
+from .realizability import Realizability, realizability, travelled
+from .separation import TokenSVM, token_svm
+from .stability import Stability, leave_one_out
+
+__all__ = [
+    "Certificate",
+    "Comparison",
+    "Condition",
+    "CurvatureBounds",
+    "GoodInitialization",
+    "Guarantee",
+    "HessianExtremes",
+    "Inequality",
+    "MixtureMargins",
+    "Realizability",
+    "Stability",
+    "TangentMargin",
+    "TokenSVM",
+    "certify",
+    "compare",
+    "curvature_bounds",
+    "generalization_bound",
+    "good_initialization",
+    "hessian_extremes",
+    "leave_one_out",
+    "mixture_margins",
+    "nearest_point",
+    "ntk",
+    "ntk_margin",
+    "population_first_step",
+    "realizability",
+    "separating_direction",
+    "stability_bound",
+    "token_svm",
+    "training_bound",
+    "travelled",
+]

@@ -1,0 +1,183 @@
+"""Realizability: how far from a start a given loss is to be found.
+
+With γ the tangent margin at θ0, θ* its direction of norm sqrt(2), BΦ = max_i |Φ(X_i; θ0)| and any
+B ≥ BΦ, B > 0, the point
+
+    θ(ε) = θ0 + s θ*,   s = (2B + log(1/ε)) / γ,
+
+has L ≤ ε once sqrt(H) ≥ s² ‖θ*‖² b3 / (2B), where b3 bounds the curvature on the segment
+(`mhfast.theory.bounds`).  So g0(ε) = sqrt(2) s bounds the distance of a point of loss ε, and
+g(ε) = s max_h ‖θ*_h‖ that of its heads.  (Proved: the margin along the segment is at least
+-BΦ + s γ - s² ‖θ*‖² b3 / (2 sqrt(H)).)
+
+The notion is that of Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization
+of Multi-head Attention" (TMLR 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .._values import Array
+from ..dataset import Dataset, as_dataset
+from ..gradients import Gradients, value_and_grad
+from ..models import Classifier
+from ..run import Run
+from .bounds import curvature_bounds
+from .margin import GoodInitialization, good_initialization, head_norms
+from .runs import over_runs
+from .sides import classifier, in_double
+
+# Candidates for B, as multiples of the larger of BΦ and `SMALL`.
+ALLOWANCES = np.geomspace(1.0, 1e6, 601)
+SMALL = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Realizability:
+    """The tangent construction at losses ε_1, ..., ε_m; arrays are float64 (m,).
+
+    Attributes
+    ----------
+    epsilon : array
+    distance : array
+        g0(ε), the distance of θ(ε) from θ0.
+    head_distance : array
+        g(ε), the largest distance of a head.
+    loss : array
+        The loss at θ(ε), measured.
+    heads_factor : array
+        sqrt(H) over what the condition asks for, with the B that asks for least if none meets it.
+    start : GoodInitialization
+        B2, BΦ, γ and the direction.
+    """
+
+    epsilon: Array
+    distance: Array
+    head_distance: Array
+    loss: Array
+    heads_factor: Array
+    start: GoodInitialization
+
+    @property
+    def met(self) -> npt.NDArray[np.bool_]:
+        """Where the condition on H is met, so that loss ≤ ε is guaranteed."""
+        return self.heads_factor >= 1.0
+
+
+@over_runs
+def realizability(
+    model: Classifier,
+    X: npt.ArrayLike | Dataset,
+    y: npt.ArrayLike | None = None,
+    *,
+    epsilon: Sequence[float] | npt.NDArray[np.floating],
+) -> Realizability:
+    """Follow the tangent direction of the largest margin until the loss is ε.
+
+    B is the smallest with which the condition on H holds.  Where none is, nothing is guaranteed; B
+    is then BΦ (at least 1e-3), and only the measured loss tells what is reached.
+
+    Parameters
+    ----------
+    model : Classifier
+        θ0, with dense W and no prompt.
+    X : array (n, T, d) of the model's dtype, or Dataset
+    y : array (n,) of -1 and 1, None with a Dataset
+    epsilon : sequence of float
+        Losses in (0, 1).
+
+    Returns
+    -------
+    Realizability
+
+    Raises
+    ------
+    ValueError
+        A loss is not in (0, 1), or the tangent features do not separate the data, so that the
+        construction does not exist.
+    """
+    model, data = in_double(classifier(model, dense=True), as_dataset(X, y))
+    targets = _targets(epsilon)
+    start = good_initialization(model, data)
+    if not start.tangent.separable:
+        raise ValueError(
+            "model: expected tangent features that separate the data, got margin 0; "
+            "ntk_margin(model, X, y).weights is the certificate"
+        )
+    direction = start.tangent.direction
+    steps, factors = np.empty_like(targets), np.empty_like(targets)
+    for i, e in enumerate(targets):
+        steps[i], factors[i] = _step(model, data, start, float(e))
+    return Realizability(
+        epsilon=targets,
+        distance=math.sqrt(2) * steps,
+        head_distance=steps * head_norms(_arrays(direction)).max(),
+        loss=np.array([value_and_grad(model + float(s) * direction, data)[0] for s in steps]),
+        heads_factor=factors,
+        start=start,
+    )
+
+
+def travelled(run: Run, epsilon: Sequence[float] | npt.NDArray[np.floating]) -> Array:
+    """Return how far training had travelled when its loss first was at most each ε.
+
+    Parameters
+    ----------
+    run : Run
+        With "loss" and "distance" recorded at the same steps.
+    epsilon : sequence of float
+
+    Returns
+    -------
+    float64 array (m,), (R, m) with a run axis: NaN where training did not get there.
+
+    Raises
+    ------
+    ValueError
+        The run has not these records.
+    """
+    targets = _targets(epsilon)
+    steps = run.steps
+    if not {"loss", "distance"} <= steps.keys() or not np.array_equal(
+        steps["loss"], steps["distance"]
+    ):
+        raise ValueError("run: expected loss and distance recorded at the same steps")
+    loss, distance = run.history["loss"], run.history["distance"]
+    reached = loss[..., None, :] <= targets[:, None]
+    first = np.take_along_axis(distance, reached.argmax(axis=-1), axis=-1)
+    return np.where(reached.any(axis=-1), first, np.nan)
+
+
+def _step(
+    model: Classifier, data: Dataset, start: GoodInitialization, epsilon: float
+) -> tuple[float, float]:
+    """Return s and the factor by which the condition on H is met."""
+    B = max(start.output, SMALL) * ALLOWANCES
+    s = (2 * B + math.log(1 / epsilon)) / start.margin
+    U = start.tangent.direction.U
+    assert U is not None  # the margin was taken over all parameters
+    here = curvature_bounds(model, data)
+    farther = float(np.sqrt((U**2).sum(axis=(1, 2))).max())
+    # b3 is affine in the readout's norm, which grows along the segment by at most s ‖θ*_h‖.
+    slope = curvature_bounds(model, data, within=1.0).b3 - here.b3
+    needed = s**2 * (here.b3 + slope * farther * s) / B
+    factors = math.sqrt(model.heads) / needed
+    at = int(np.argmax(factors >= 1.0))  # 0 if there is none
+    return float(s[at]), float(factors[at] if factors[at] >= 1.0 else factors.max())
+
+
+def _targets(epsilon: Sequence[float] | npt.NDArray[np.floating]) -> Array:
+    targets: Array = np.asarray(epsilon, dtype=np.float64)
+    if targets.ndim != 1 or not ((targets > 0.0) & (targets < 1.0)).all():
+        raise ValueError(f"epsilon: expected a sequence of losses in (0, 1), got {epsilon!r:.80}")
+    return targets
+
+
+def _arrays(g: Gradients) -> list[Array]:
+    return [x for x in (g.W, g.U) if x is not None]

@@ -1,0 +1,132 @@
+"""On-average stability, measured exactly: train once on all samples and once without each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._values import Array
+from ..dataset import Dataset, as_dataset
+from ..models import Classifier
+from ..optimizers import GradientDescent
+from ..training import train
+from .sides import classifier
+
+DIVISORS = ("n-1", "n")
+
+
+@dataclass(frozen=True, eq=False)
+class Stability:
+    """Losses along leave-one-out training; arrays are float64 (K,), one entry a recorded step.
+
+    Attributes
+    ----------
+    steps : int64 array
+    train_loss : array
+        L(θ_k), of training on all samples.
+    left_out_loss : array
+        (1/n) Σ_i ℓ_i(θ_k^(-i)): each sample's loss where it was left out.  It estimates without
+        bias the test loss of training on n - 1 samples.
+    test_loss : array or None
+        Loss of θ_k on the test set.
+    left_out : array (K, n)
+        ℓ_i(θ_k^(-i)).
+    """
+
+    steps: npt.NDArray[np.int64]
+    train_loss: Array
+    left_out_loss: Array
+    test_loss: Array | None
+    left_out: Array
+
+    @property
+    def stability(self) -> Array:
+        """`left_out_loss` - `train_loss`, to compare with the gap and with `stability_bound`."""
+        return self.left_out_loss - self.train_loss
+
+    @property
+    def gap(self) -> Array:
+        """The generalization gap `test_loss` - `train_loss`; NaN without a test set."""
+        if self.test_loss is None:
+            return np.full_like(self.train_loss, np.nan)
+        return self.test_loss - self.train_loss
+
+
+def leave_one_out(
+    model: Classifier,
+    X: npt.ArrayLike | Dataset,
+    y: npt.ArrayLike | None = None,
+    *,
+    steps: int,
+    lr: float,
+    every: int = 1,
+    test: Dataset | None = None,
+    divisor: str = "n-1",
+    num_threads: int | None = None,
+) -> Stability:
+    """Train n + 1 classifiers by gradient descent on the logistic loss, one without each sample.
+
+    Parameters
+    ----------
+    model : Classifier
+        The start of all trainings.
+    X : array (n, T, d) of the model's dtype, or Dataset without weights, n at least 2
+    y : array (n,) of -1 and 1, None with a Dataset
+    steps : int
+    lr : float
+    every : int
+        Losses are recorded every so many steps.
+    test : Dataset, optional
+    divisor : {"n-1", "n"}
+        Without sample i the loss is the sum over the others divided by this; "n" is what the
+        theorem behind `stability_bound` speaks about.
+    num_threads : int, optional
+
+    Returns
+    -------
+    Stability
+
+    References
+    ----------
+    The stability analysis of Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and
+    Generalization of Multi-head Attention" (TMLR 2024).
+    """
+    model, data = classifier(model), as_dataset(X, y)
+    n = data.n
+    if data.weight is not None:
+        raise ValueError("weight: expected None, since leaving out a sample has no weight, got one")
+    if n < 2:
+        raise ValueError(f"X: expected at least 2 samples, got {n}")
+    if divisor not in DIVISORS:
+        raise ValueError(f"divisor: expected one of {', '.join(DIVISORS)}, got {divisor!r}")
+    shrunk = lr * (n - 1) / n if divisor == "n" else lr
+    common: dict[str, Any] = {"steps": steps, "num_threads": num_threads}
+    tests = {} if test is None else {"test": test}
+    whole = train(
+        model,
+        data,
+        optimizer=GradientDescent(lr),
+        test=tests,
+        record={"loss": every, **{f"{name}_loss": every for name in tests}},
+        **common,
+    )
+    own = np.eye(n)  # run i sees all but sample i, and is judged on that
+    without = train(
+        model,
+        replace(data, weight=1 - own),
+        optimizer=GradientDescent(shrunk),
+        test={"own": replace(data, weight=own)},
+        record={"own_loss": every},
+        **common,
+    )
+    left_out = without.history["own_loss"].T
+    return Stability(
+        steps=whole.steps["loss"],
+        train_loss=whole.history["loss"],
+        left_out_loss=left_out.mean(axis=1),
+        test_loss=whole.history.get("test_loss"),
+        left_out=left_out,
+    )
