@@ -24,11 +24,11 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 def reference(loop: Loop, dtype: str) -> Answer:
     """Loss before the last step and trained parameters, float64 from the values of the dtype."""
     problem = draw(loop.shape, dtype)
-    W, U, history = mh.reference.train(
-        problem.X, problem.y, problem.W, problem.U,
+    trained, history = mh.reference.train(
+        mh.Classifier(problem.W, problem.U), problem.X, problem.y,
         steps=loop.steps, optimizer=mh.GradientDescent(loop.lr),
     )  # fmt: skip
-    return Answer(history["loss"][-2], W, U)
+    return Answer(history["loss"][-2], trained.W, trained.U)
 
 
 @pytest.mark.parametrize("key", ["mhfast", "numpy"])

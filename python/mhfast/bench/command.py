@@ -13,6 +13,7 @@ from .. import _core
 from . import tables
 from .contender import Contender, Local, available_cores, configure
 from .environment import environment, warnings
+from .families import FAMILIES, chosen
 from .isolated import Isolated
 from .measure import FULL, QUICK, Bench
 from .peers import PEERS
@@ -39,6 +40,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     try:
         shapes = list(_shapes(arguments.shapes))
         loops = list(_loops(arguments.loops))
+        trainings = chosen(arguments.families)
         cautions = configure(arguments.threads, arguments.isa)
     except ValueError as error:
         parser.error(str(error))
@@ -60,6 +62,10 @@ def run(argv: Sequence[str] | None = None) -> int:
             for loop in loops:
                 _say(f"training {loop.shape} {dtype}")
                 report.loops.append(bench.training(loop, dtype))
+            for training in trainings:
+                if dtype in training.dtypes:
+                    _say(f"family {training} {dtype}")
+                    report.families.append(bench.family(training, dtype))
             if scaling:
                 _say(f"threads {SCALING} {dtype}")
                 report.scaling.append(bench.scaling(SCALING, dtype))
@@ -89,6 +95,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--loops", nargs="+", default=["main"], metavar="GROUP",
         help="main, none, or sizes n,T,d,H of training loops; default main",
+    )  # fmt: skip
+    parser.add_argument(
+        "--families", nargs="+", default=["main"], metavar="NAME",
+        help=f"main, none, or trainings of the model family: {', '.join(FAMILIES)}; default main",
     )  # fmt: skip
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument(

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .. import _core
-from .peers import PEERS, Formulation, UnavailableError, formulations
+from . import families
+from .families import Training
+from .peers import PEERS, Formulation, Peer, UnavailableError, family_formulations, formulations
 from .problem import Answer, draw
 from .shapes import Loop, Shape
 
@@ -28,12 +30,25 @@ SHORT = 0.02
 
 @dataclass(frozen=True)
 class Work:
-    """What to compute: one loss and gradient, or with `loop` a whole training loop."""
+    """What to compute: one loss and gradient, or with `loop` a whole training loop.
+
+    The loop is one of the classifier or, a Training, of the model family.
+    """
 
     shape: Shape
     dtype: str
     threads: int
-    loop: Loop | None = None
+    loop: Loop | Training | None = None
+
+    def __str__(self) -> str:
+        return str(self.loop if isinstance(self.loop, Training) else self.shape)
+
+    @property
+    def flops(self) -> int:
+        """Operations of one call, by the common count."""
+        if isinstance(self.loop, Training):
+            return self.loop.steps * self.loop.flops
+        return (self.loop.steps if self.loop else 1) * self.shape.flops
 
 
 @dataclass(frozen=True)
@@ -71,9 +86,8 @@ class Local:
         """Try every formulation and keep the fastest, with its answer."""
         self.run = None
         gc.collect()
-        problem = draw(work.shape, work.dtype)
         try:
-            found = formulations(self.peer, problem, work.loop, work.threads)
+            found = _formulations(self.peer, work)
             best, chosen = _fastest(found)
         except self.peer.failures as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -106,6 +120,13 @@ class Local:
     def close(self) -> None:
         """Forget the problem."""
         self.run = None
+
+
+def _formulations(peer: Peer, work: Work) -> Sequence[Formulation]:
+    if isinstance(work.loop, Training):
+        trainees = families.draw(work.loop, work.dtype)
+        return family_formulations(peer, trainees, work.loop, work.threads)
+    return formulations(peer, draw(work.shape, work.dtype), work.loop, work.threads)
 
 
 def _fastest(found: Sequence[Formulation]) -> tuple[Prepared, Formulation]:

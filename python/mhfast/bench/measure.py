@@ -19,8 +19,9 @@ import numpy as np
 
 from .. import _core
 from .contender import Contender, Prepared, Work
-from .peers import PEERS, UnavailableError
-from .problem import check_agreement, difference
+from .families import Training
+from .peers import PEERS, Peer, UnavailableError
+from .problem import Answer, check_agreement, difference
 from .results import OWN, Comparison, Scaling, Timing
 from .shapes import Loop, Shape
 
@@ -28,6 +29,8 @@ from .shapes import Loop, Shape
 PAUSE = 0.04
 # Long enough for the clock to settle, short beside a block.
 PEAK_TIME = 0.02
+# Normalized steps amplify rounding from step to step, so that agreement is asked of the first few.
+CHECKED = 3
 
 Start = Callable[[str], Contender]
 
@@ -70,7 +73,7 @@ class Bench:
         self.budget = budget
         self.contenders: dict[str, Contender] = {}
 
-    def work(self, shape: Shape, dtype: str, loop: Loop | None = None) -> Work:
+    def work(self, shape: Shape, dtype: str, loop: Loop | Training | None = None) -> Work:
         """Return the work on a shape, on the threads of this comparison."""
         return Work(shape, dtype, self.threads, loop)
 
@@ -86,6 +89,15 @@ class Bench:
         """Compare a training loop; the times are those of the whole loop."""
         loop = dataclasses.replace(loop, steps=min(loop.steps, self.budget.steps))
         return self._compare("loops", self.work(loop.shape, dtype, loop), None)
+
+    def family(self, training: Training, dtype: str) -> Comparison:
+        """Compare a training of the model family; the first steps of it must agree."""
+        steps = min(training.steps, self.budget.steps)
+        whole, short = (
+            self.work(training.shape, dtype, dataclasses.replace(training, steps=k))
+            for k in (steps, min(steps, CHECKED))
+        )
+        return self._compare("families", whole, None, checked=short)
 
     def scaling(self, shape: Shape, dtype: str) -> Scaling:
         """Time mhfast on 1, 2, 4, ... and all threads."""
@@ -111,24 +123,31 @@ class Bench:
         for contender in self.contenders.values():
             contender.close()
 
-    def _compare(self, group: str, work: Work, even: Work | None) -> Comparison:
+    def _compare(
+        self, group: str, work: Work, even: Work | None, checked: Work | None = None
+    ) -> Comparison:
+        """Time `work` where the answers to `checked`, by default itself, agree."""
         contenders: dict[str, Contender] = {}
         prepared: dict[str, Prepared] = {}
+        answers: dict[str, Answer] = {}
         missing: dict[str, str] = {}
         for key in (OWN, *self.peers):
             peer = PEERS[key]
-            if work.loop is not None and not peer.trains:
+            if not _takes_part(peer, work):
                 continue
             contender = self._contender(peer.name, key)
             try:
+                if checked is not None:
+                    answers[peer.name] = contender.prepare(checked).answer
                 prepared[peer.name] = contender.prepare(work)
                 contenders[peer.name] = contender
             except UnavailableError as reason:
                 missing[peer.name] = str(reason)
-        truth = prepared[OWN].answer
-        for name, ready in prepared.items():
-            check_agreement(name, ready.answer, truth, work.dtype)
-        differences = {name: difference(p.answer, truth) for name, p in prepared.items()}
+        if checked is None:
+            answers = {name: ready.answer for name, ready in prepared.items()}
+        for name in prepared:
+            check_agreement(name, answers[name], answers[OWN], work.dtype)
+        differences = {name: difference(answers[name], answers[OWN]) for name in prepared}
         if even is not None:
             contenders["even"] = self._contender("even", "mhfast")
             prepared["even"] = contenders["even"].prepare(even)
@@ -169,3 +188,9 @@ class Bench:
                 time.sleep(PAUSE)
                 peaks.append(_core.peak_flops(peak_of.dtype, peak_of.threads, PEAK_TIME))
         return times, statistics.median(peaks) if peaks else None
+
+
+def _takes_part(peer: Peer, work: Work) -> bool:
+    if isinstance(work.loop, Training):
+        return peer.family is not None
+    return work.loop is None or peer.trains

@@ -34,9 +34,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Answer:
-    """A loss with the gradients for W and U, or with the trained W and U."""
+    """A loss with the gradients for W and U, or with the trained W and U.
 
-    loss: float
+    Of many runs they have the runs in front, the loss too; U is V for a layer.
+    """
+
+    loss: float | Array
     W: Array
     U: Array
 

@@ -68,8 +68,7 @@ class Comparison:
         """Operations a second, by the common count."""
         if name not in self.timings:
             return None
-        steps = self.work.loop.steps if self.work.loop else 1
-        return steps * self.work.shape.flops / self.timings[name].median
+        return self.work.flops / self.timings[name].median
 
     @property
     def peak_fraction(self) -> float | None:
@@ -94,6 +93,7 @@ class Comparison:
         }
         return {
             "group": self.group,
+            "work": str(self.work),
             "shape": dataclasses.asdict(self.work.shape),
             "dtype": self.work.dtype,
             "threads": self.work.threads,

@@ -22,6 +22,12 @@ class Report:
     gradients: list[Comparison] = field(default_factory=list)
     scaling: list[Scaling] = field(default_factory=list)
     loops: list[Comparison] = field(default_factory=list)
+    families: list[Comparison] = field(default_factory=list)
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        """All comparisons with peers, in order."""
+        return [*self.gradients, *self.loops, *self.families]
 
     def record(self) -> dict[str, object]:
         """Return everything as JSON types."""
@@ -30,9 +36,10 @@ class Report:
             "gradients": [comparison.record() for comparison in self.gradients],
             "scaling": [scaling.record() for scaling in self.scaling],
             "loops": [comparison.record() for comparison in self.loops],
+            "families": [comparison.record() for comparison in self.families],
             "geometric_means": [
                 {"group": group, "dtype": dtype, "best_peer": best, "numpy": numpy}
-                for group, dtype, best, numpy in _means([*self.gradients, *self.loops])
+                for group, dtype, best, numpy in _means(self.comparisons)
             ],
         }
 
@@ -97,14 +104,16 @@ def _tables(report: Report) -> Iterable[Table]:
         yield _gradients(report.gradients)
     if report.loops:
         yield _loops(report.loops)
-    if report.gradients or report.loops:
-        yield _mean_table([*report.gradients, *report.loops])
+    if report.families:
+        yield _families(report.families)
+    if report.comparisons:
+        yield _mean_table(report.comparisons)
     if report.scaling:
         yield _scaling(report.scaling)
     if report.gradients:
         yield _first_calls(report.gradients)
-    if report.gradients or report.loops:
-        yield _chosen([*report.gradients, *report.loops])
+    if report.comparisons:
+        yield _chosen(report.comparisons)
 
 
 def _gradients(comparisons: Sequence[Comparison]) -> Table:
@@ -148,6 +157,24 @@ def _gradients(comparisons: Sequence[Comparison]) -> Table:
 
 
 def _loops(comparisons: Sequence[Comparison]) -> Table:
+    note = (
+        "Gradient descent on W and U, the loss recorded at every step. jax runs all steps in one "
+        "compiled lax.scan, NumPy and torch in a Python loop that updates in place."
+    )
+    return _training_table("Training loops, microseconds a step", note, comparisons)
+
+
+def _families(comparisons: Sequence[Comparison]) -> Table:
+    note = (
+        "R x n,T,d,H: R runs side by side, each with data and start of its own; one run without R. "
+        "Classifiers have the logistic, layers the squared loss; queries are all tokens or the "
+        "last. Gradient descent, plain or normalized, on W and U or V, the loss recorded at every "
+        "step. jax runs all steps in one compiled lax.scan, NumPy and torch in a Python loop."
+    )
+    return _training_table("Trainings of the model family, microseconds a step", note, comparisons)
+
+
+def _training_table(title: str, note: str, comparisons: Sequence[Comparison]) -> Table:
     names = _names(comparisons)
 
     def cells(c: Comparison) -> Row:
@@ -163,12 +190,8 @@ def _loops(comparisons: Sequence[Comparison]) -> Table:
         )
 
     heads = [*WHAT, "steps", *names, "best peer", "x best", "x numpy"]
-    note = (
-        "Gradient descent on W and U, the loss recorded at every step. jax runs all steps in one "
-        "compiled lax.scan, NumPy and torch in a Python loop that updates in place."
-    )
     return Table(
-        "Training loops, microseconds a step",
+        title,
         heads,
         [cells(c) for c in comparisons],
         note + _absences(comparisons),
@@ -238,7 +261,7 @@ def _chosen(comparisons: Sequence[Comparison]) -> Table:
 
 
 def _what(comparison: Comparison) -> Row:
-    return str(comparison.work.shape), comparison.work.dtype
+    return str(comparison.work), comparison.work.dtype
 
 
 def _names(comparisons: Sequence[Comparison]) -> list[str]:
@@ -251,7 +274,7 @@ def _absences(comparisons: Sequence[Comparison]) -> str:
     where: dict[tuple[str, str], list[str]] = {}
     for c in comparisons:
         for name, reason in c.missing.items():
-            where.setdefault((name, reason), []).append(f"{c.work.shape} {c.work.dtype}")
+            where.setdefault((name, reason), []).append(f"{c.work} {c.work.dtype}")
     said = [
         f"{name}: {reason}" + ("" if len(at) == len(comparisons) else f" ({'; '.join(at)})")
         for (name, reason), at in where.items()

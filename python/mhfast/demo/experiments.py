@@ -239,8 +239,7 @@ def _textbook_path(samples: Dataset, U: Array, settings: Saturation) -> Array:
     """As `_mhfast_path`, by the formula of the books in float64 NumPy."""
     W = np.zeros((settings.steps + 1, settings.dim, settings.dim))
     for k in range(settings.steps):
-        _, gradient, _ = reference.textbook_value_and_grad(
-            samples.X, samples.y, W[k : k + 1], U, query=samples.query
-        )
-        W[k + 1] = W[k] - settings.lr * gradient[0] / np.linalg.norm(gradient)
+        model = Classifier(W[k : k + 1], U, query=samples.query)
+        _, g = reference.textbook_value_and_grad(model, samples.X, samples.y, wrt="W")
+        W[k + 1] = W[k] - settings.lr * g["W"][0] / np.linalg.norm(g["W"])
     return W

@@ -1,9 +1,9 @@
 """The implementations under comparison: one module each, imported only when it is asked for.
 
 A module has `gradients(problem, threads)` and, where it can train, `training(problem, loop,
-threads)`. Both return formulations: different ways of writing the same computation, of which the
-fastest for the problem at hand is found by trial and timed. The peer is thus as good as the best of
-them on every shape.
+threads)`; a module for the model family has `trainings(problem, training, threads)`. All return
+formulations: different ways of writing the same computation, of which the fastest for the problem
+at hand is found by trial and timed. The peer is thus as good as the best of them on every shape.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..families import Trainees, Training
 from ..problem import Answer, Problem
 from ..shapes import Loop
 
@@ -38,25 +39,27 @@ class Formulation:
 class Peer:
     """Where an implementation is found, and what it needs.
 
-    `failures` are the exceptions that mean that it cannot work in this environment, rather than
-    that the comparison is wrong.
+    `family` is the module for trainings of the model family, None where there is none. `failures`
+    are the exceptions that mean that it cannot work in this environment, rather than that the
+    comparison is wrong.
     """
 
     name: str
     module: str
     package: str
     trains: bool = True
+    family: str | None = None
     failures: tuple[type[Exception], ...] = ()
 
 
 PEERS: dict[str, Peer] = {
-    "mhfast": Peer("mhfast", "own", "mhfast"),
-    "numpy": Peer("numpy", "numpy_tiles", "numpy"),
-    "torch": Peer("torch eager", "torch_eager", "torch"),
+    "mhfast": Peer("mhfast", "own", "mhfast", family="own"),
+    "numpy": Peer("numpy", "numpy_tiles", "numpy", family="numpy_families"),
+    "torch": Peer("torch eager", "torch_eager", "torch", family="torch_families"),
     # Compiling needs a C++ compiler at run time; all its errors are RuntimeErrors.
     "compile": Peer("torch.compile", "torch_compile", "torch", failures=(RuntimeError,)),
     "sdpa": Peer("torch SDPA", "torch_sdpa", "torch", trains=False),
-    "jax": Peer("jax jit", "jax_jit", "jax"),
+    "jax": Peer("jax jit", "jax_jit", "jax", family="jax_families"),
 }
 
 
@@ -70,17 +73,36 @@ def formulations(
     UnavailableError
         Its package is not installed, or it would not fit into memory.
     """
-    try:
-        importlib.import_module(peer.package)
-    except ImportError:
-        raise UnavailableError("not installed") from None
-    module: Any = importlib.import_module(f".{peer.module}", __name__)
+    module = _module(peer, peer.module)
     found: Sequence[Formulation]
     if loop is None:
         found = module.gradients(problem, threads)
     else:
         found = module.training(problem, loop, threads)
     return found
+
+
+def family_formulations(
+    peer: Peer, problem: Trainees, training: Training, threads: int
+) -> Sequence[Formulation]:
+    """Return the formulations of a peer for a training of the model family.
+
+    Raises
+    ------
+    UnavailableError
+        Its package is not installed.
+    """
+    assert peer.family is not None
+    found: Sequence[Formulation] = _module(peer, peer.family).trainings(problem, training, threads)
+    return found
+
+
+def _module(peer: Peer, name: str) -> Any:
+    try:
+        importlib.import_module(peer.package)
+    except ImportError:
+        raise UnavailableError("not installed") from None
+    return importlib.import_module(f".{name}", __name__)
 
 
 def check_memory(problem: Problem, copies: int) -> None:

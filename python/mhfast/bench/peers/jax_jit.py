@@ -15,10 +15,10 @@ from ..problem import Answer, Problem
 from ..shapes import LONG, Loop
 from . import Formulation, UnavailableError, check_memory
 from . import jax_formulas as formulas
+from .jax_config import configure
 from .jax_formulas import Gradient, Parameters
 
-# Without it JAX narrows float64 to float32; float32 arrays stay what they are.
-jax.config.update("jax_enable_x64", True)
+configure()
 
 # Attention weights of one chunk or tile: they and their like should stay in a second-level cache.
 CHUNK = 2**20

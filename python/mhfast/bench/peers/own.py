@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from ... import Classifier, GradientDescent, Gradients, Run, train, value_and_grad
+import numpy as np
+
+from ... import (
+    Classifier,
+    GradientDescent,
+    Gradients,
+    Layer,
+    NormalizedGradientDescent,
+    Run,
+    train,
+    value_and_grad,
+)
+from ..families import Trainees, Training
 from ..problem import Answer, Array, Problem
 from ..shapes import Loop
 from . import Formulation
@@ -35,9 +47,43 @@ def training(problem: Problem, loop: Loop, threads: int) -> list[Formulation]:
     def answer(result: Run) -> Answer:
         # The peers stop before evaluating the loss at the end point.
         before_last_step = float(result.history["loss"][-2])
-        return Answer(before_last_step, result.model.W, result.model.U)
+        return Answer(before_last_step, *_trained(result))
 
     return [Formulation("train", run, answer)]
+
+
+def trainings(problem: Trainees, training: Training, threads: int) -> list[Formulation]:
+    """`mhfast.train`, with a run axis where there is more than one run."""
+    one = training.runs == 1
+    X, y, W, readout = (
+        array[0] if one else array for array in (problem.X, problem.y, problem.W, problem.readout)
+    )
+    query = -1 if training.last else None
+    classifier = training.model == "classifier"
+    model = Classifier(W, readout, query) if classifier else Layer(W, readout, query)
+    loss = "logistic" if classifier else "squared"
+    rule = NormalizedGradientDescent if training.normalized else GradientDescent
+    steps, optimizer = training.steps, rule(training.lr)
+
+    def run() -> Run:
+        return train(model, X, y, steps=steps, optimizer=optimizer, loss=loss, num_threads=threads)
+
+    def answer(result: Run) -> Answer:
+        W, readout = _trained(result)
+        before_last_step = np.reshape(result.history["loss"][..., -2], training.runs)
+        return Answer(
+            before_last_step, W.reshape(problem.W.shape), readout.reshape(problem.readout.shape)
+        )
+
+    return [Formulation("train", run, answer)]
+
+
+def _trained(run: Run) -> tuple[Array, Array]:
+    """Return W and the readout, U or V."""
+    model = run.model
+    assert isinstance(model.W, np.ndarray)
+    assert isinstance(model, Classifier | Layer)
+    return model.W, model.U if isinstance(model, Classifier) else model.V
 
 
 def _present(array: Array | None) -> Array:
