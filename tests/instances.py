@@ -2,12 +2,131 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import mpmath
 import numpy as np
 
-from mhfast import reference
+import mhfast as mh
+
+# No two axes of one length: n, T, d, H, p, q, r, R.
+SAMPLES, TOKENS, DIM, HEADS, OUTPUTS, ROWS, RANK, RUNS = 6, 3, 8, 7, 4, 2, 5, 9
+
+# Relative to the largest entry; the promise for results against the float64 reference.
+TOLERANCE = {np.dtype(np.float64): 1e-12, np.dtype(np.float32): 3e-6}
+
+LOSSES = {
+    mh.Classifier: ("logistic", "exponential", "linear", "squared"),
+    mh.Layer: ("logistic", "exponential", "linear", "squared", "cross_entropy"),
+}
+
+
+class Case(NamedTuple):
+    """What `value_and_grad` is called with: a model, X (n,T,d), y and options."""
+
+    model: mh.Classifier | mh.Layer
+    X: Any
+    y: Any
+    options: dict[str, Any]
+
+    def seen(self) -> dict[str, Any]:
+        """The options that matter to outputs and attention."""
+        return {name: self.options[name] for name in ("query", "lengths") if name in self.options}
+
+    def names(self) -> list[str]:
+        """All that the value can be differentiated by."""
+        external = "query" in self.options or isinstance(self.model.query, np.ndarray)
+        return [*self.model.parameters, "X", *(["query"] if external else [])]
+
+    def value_and_grad(self, **changes: Any) -> Any:
+        return mh.value_and_grad(self.model, self.X, self.y, **(self.options | changes))
+
+    def run(self, r: int) -> Case:
+        """The case of one run, of a case whose arrays have run axes where they may."""
+        axes = {"query": 3, "lengths": 1, "weight": 1}
+        model = self.model if self.model.runs is None else self.model[r]
+        base = 1 if isinstance(model, mh.Classifier) else 3
+        if self.options["loss"] == "cross_entropy":
+            base = 2
+
+        def part(value: Any, own: int) -> Any:
+            return value[r] if np.ndim(value) > own else value
+
+        options = {
+            name: part(value, axes[name]) if name in axes else value
+            for name, value in self.options.items()
+        }
+        return Case(model, part(self.X, 3), part(self.y, base), options)
+
+
+def case(
+    kind: type[mh.Classifier | mh.Layer] = mh.Classifier,
+    *,
+    loss: str = "logistic",
+    query: Any = None,
+    factors: str = "",
+    prompt: bool = False,
+    causal: bool = False,
+    lengths: bool = False,
+    weight: str = "",
+    runs: tuple[str, ...] = (),
+    scale: float = 1.0,
+    dtype: Any = np.float64,
+    seed: int = 0,
+) -> Case:
+    """Draw a model and data for it.
+
+    `query` is None, an integer, "own" (the model has an external one) or "given" (the call has);
+    `factors` "", "low rank" or "tied"; `weight` "", "samples" or "rows"; `runs` names the arrays
+    that have a run axis.
+    """
+    rng = np.random.default_rng(seed)
+
+    def lead(name: str) -> tuple[int, ...]:
+        return (RUNS,) if name in runs else ()
+
+    def draw(name: str, *shape: int) -> Any:
+        return rng.standard_normal(lead(name) + shape).astype(dtype)
+
+    q = TOKENS if query is None else 1 if isinstance(query, int) else ROWS
+    arrays: dict[str, Any] = {}
+    if factors:
+        Q = draw("Q", HEADS, DIM, RANK) / RANK
+        K = draw("K", HEADS, DIM, RANK) / RANK
+        arrays["W"] = mh.LowRank(Q, None if factors == "tied" else K)
+    else:
+        arrays["W"] = draw("W", HEADS, DIM, DIM) / DIM
+    if prompt:
+        q = ROWS
+        arrays["prompt"] = draw("prompt", q, DIM)
+    options: dict[str, Any] = {"loss": loss}
+    if query in ("own", "given"):
+        (arrays if query == "own" else options)["query"] = draw("query", SAMPLES, q, DIM)
+    elif query is not None:
+        arrays["query"] = query
+    if kind is mh.Classifier:
+        arrays["U"] = draw("U", HEADS, q, DIM) / 2
+        shape: tuple[int, ...] = (SAMPLES,)
+    else:
+        arrays["V"] = draw("V", HEADS, DIM, OUTPUTS) / 4
+        shape = (SAMPLES, q, OUTPUTS)
+    if loss == "cross_entropy":
+        y = rng.integers(0, OUTPUTS, lead("y") + shape[:2])
+    else:
+        y = np.where(rng.random(lead("y") + shape) < 0.5, 1.0, -1.0).astype(dtype)
+    if loss == "squared":
+        y += draw("y", *shape)
+    if lengths:
+        ends = np.array([3, 1, 0, 2, 3, 2])
+        options["lengths"] = ends
+        if "lengths" in runs:
+            options["lengths"] = np.stack([np.roll(ends, r) for r in range(RUNS)])
+    if weight:
+        rows = (SAMPLES,) if weight == "samples" else (SAMPLES, q)
+        drawn = rng.random(lead("weight") + rows)
+        options["weight"] = (drawn * (drawn > 0.25)).astype(dtype)
+    model = kind(**arrays, scale=scale, causal=causal)
+    return Case(model, draw("X", SAMPLES, TOKENS, DIM), y, options)
 
 
 def problem(
@@ -25,16 +144,6 @@ def problem(
 
 def relative(a: Any, b: Any) -> float:
     return float(np.abs(a - b).max() / np.abs(b).max())
-
-
-def saturated(gap: float) -> dict[str, Any]:
-    """Two samples, three heads, one external query row; each head's smallest logit gap is `gap`."""
-    instance = problem(seed=3, n=2, T=4, d=5, H=3, q=1)
-    query = np.random.default_rng(4).standard_normal((2, 1, 5))
-    A = reference.attention(instance["X"], instance["W"], query)
-    ordered = np.sort(np.log(A), axis=-1)
-    smallest = (ordered[..., -1] - ordered[..., -2]).min(axis=(0, 2))
-    return instance | {"W": instance["W"] * (gap / smallest)[:, None, None], "query": query}
 
 
 def exact_gradients(

@@ -150,3 +150,14 @@ def test_explain_takes_data_or_a_shape():
     assert mh.explain(model, np.zeros((n, T, d))) == plan
     assert mh.explain(model, mh.Dataset(np.zeros((n, T, d)), np.ones(n))) == plan
     assert mh.explain(mh.Classifier.zeros(H, T, d, query=0), (n, 2 * T, d))
+    assert mh.explain(mh.Layer.zeros(H, d, 3), (n, 2 * T, d))
+
+
+def test_explain_takes_runs_from_where_they_are():
+    n, T, d, H, R = 10, 3, 5, 7, 4
+    model = mh.Classifier.zeros(H, T, d)
+    plan = mh.explain(model, (n, T, d), runs=R)
+    assert plan
+    assert mh.explain(model, (R, n, T, d)) == plan
+    assert mh.explain(model, mh.Dataset(np.zeros((n, T, d)), np.ones((R, n)))) == plan
+    assert mh.explain(mh.Classifier.zeros(H, T, d, runs=R), (n, T, d)) == plan

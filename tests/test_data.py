@@ -171,11 +171,13 @@ def test_seeds() -> None:
     assert mixture(seed=np.int64(4)) == mixture(seed=4)
     rng = np.random.default_rng(5)
     assert mixture(seed=rng) != mixture(seed=rng)
-    for seed in ([0, 1], None, 1.0, True):
+    for seed in ([0, 1.0], None, 1.0, True):
         with pytest.raises(TypeError, match=r"seed: expected one integer or a numpy\.random\.Gen"):
             mixture(seed=seed)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="seed: expected an integer of at least 0, got -1"):
         mixture(seed=-1)
+    with pytest.raises(ValueError, match="seed: expected at least one seed, got an empty sequence"):
+        mixture(seed=())  # type: ignore[arg-type]
 
 
 def test_float32_is_the_rounded_float64() -> None:
@@ -250,3 +252,9 @@ def test_streams() -> None:
     assert set(streams.choices(rng, 3, 200)) == {0, 1, 2}
     frame = streams.orthonormal_frame(rng, 30, 30)
     np.testing.assert_allclose(frame @ frame.T, np.eye(30), atol=1e-14)
+    matrix = frame[:, :7].T @ frame[:, :7] + np.diag(np.arange(1.0, 8.0))
+    root = streams.cholesky(matrix)
+    assert (np.triu(root, 1) == 0.0).all()
+    # Entries below ten, sums of seven products.
+    np.testing.assert_allclose(root @ root.T, matrix, atol=1e-14)
+    assert streams.cholesky(matrix - 2.0 * np.eye(7)) is None

@@ -30,6 +30,7 @@ def full():
         rng.standard_normal((n, T, d)),
         np.array([1, -1, -1, 1]),
         query=rng.standard_normal((n, q, d)),
+        lengths=[3, 0, 2, 3],
         weight=[1, 2, 3, 4],
         token_groups=(np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0], [0, 0, 1]]), ["class", "context"]),
         sample_groups=[0, 1, 1, 0],
@@ -51,7 +52,7 @@ def test_fields():
 def test_everything_but_tokens_and_labels_is_optional():
     data = mh.Dataset(np.zeros((n, T, d)), np.ones(n))
     optional = dataclasses.fields(data)[2:]
-    assert len(optional) == 6
+    assert len(optional) == 7
     assert all(getattr(data, field.name) is None for field in optional)
 
 
@@ -68,14 +69,35 @@ def test_arrays_are_shared_but_read_only():
         data.X = X
 
 
+def test_padding_is_held_as_zeros():
+    X = np.ones((n, T, d))
+    lengths = np.array([3, 0, 2, 1])
+    data = mh.Dataset(X, np.ones(n), lengths=lengths)
+    assert data.lengths.dtype == np.int64
+    assert (X == 1).all()
+    np.testing.assert_array_equal(data.X.sum(axis=(1, 2)), d * lengths)
+    again = dataclasses.replace(data, y=-data.y)
+    assert np.shares_memory(again.X, data.X)
+
+
+def test_targets_of_a_layer_are_held():
+    X = np.ones((n, T, d))
+    for y in (np.ones((n, T, 2)), np.zeros((n, T), int), -np.ones((n, 1, 6), int)):
+        data = mh.Dataset(X, y, weight=np.ones((n, T)))
+        assert data.y.shape == y.shape
+        assert data.runs is None
+        np.testing.assert_array_equal(data.subset([2, 1]).y, y[[2, 1]])
+
+
 def test_a_dataset_stands_for_its_arrays():
     data = full()
     model = mh.Classifier.gaussian(7, q, d, std=1.0, seed=1)
     value, gradients = mh.value_and_grad(model, data)
-    same = mh.value_and_grad(model, data.X, data.y, query=data.query, weight=data.weight)
-    assert (value, gradients) == same
-    unweighted, _ = mh.value_and_grad(model, data.X, data.y, query=data.query)
-    assert value != unweighted
+    options = {name: getattr(data, name) for name in ("query", "lengths", "weight")}
+    assert mh.value_and_grad(model, data.X, data.y, **options) == (value, gradients)
+    for name in ("lengths", "weight"):
+        other, _ = mh.value_and_grad(model, data.X, data.y, **{**options, name: None})
+        assert value != other
 
 
 @pytest.mark.parametrize(
@@ -90,7 +112,7 @@ def test_a_dataset_stands_for_its_arrays():
 def test_subset_selects_in_every_field(index, rows):
     data = full()
     part = data.subset(index)
-    for name in ("X", "y", "query", "weight"):
+    for name in ("X", "y", "query", "lengths", "weight"):
         np.testing.assert_array_equal(getattr(part, name), getattr(data, name)[rows])
     for name in ("token_groups", "sample_groups"):
         assert getattr(part, name).names == getattr(data, name).names
@@ -152,6 +174,8 @@ def test_as_dataset_passes_a_dataset_through():
     data = full()
     assert mh.as_dataset(data) is data
     assert mh.as_dataset(data.X, data.y) == mh.Dataset(data.X, data.y)
+    options = {name: getattr(data, name) for name in ("query", "lengths", "weight")}
+    assert mh.as_dataset(data.X, data.y, **options) == mh.Dataset(data.X, data.y, **options)
 
 
 def test_repr_tells_shapes():

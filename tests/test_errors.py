@@ -1,4 +1,4 @@
-"""Wrong use gets one clear sentence: which argument, what was expected, what came."""
+"""Wrong use of models gets one clear sentence: which argument, what was expected, what came."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 import mhfast as mh
-from mhfast import Gradients
 
-n, T, d, H, q = 2, 3, 5, 7, 4
+n, T, d, H, q, p = 2, 3, 5, 7, 4, 6
 
 W = np.zeros((H, d, d))
 U = np.zeros((H, T, d))
@@ -18,11 +17,9 @@ y = np.array([1.0, -1.0])
 model = mh.Classifier(W, U)
 last = mh.Classifier.zeros(H, T, d, query=-1)
 external = mh.Classifier.zeros(H, T, d, query=Z)
+layer = mh.Layer.zeros(H, d, p)
+prompted = mh.Layer.zeros(H, d, p, prompt_rows=q)
 data = mh.Dataset(X, y)
-
-
-def dataset(**changes):
-    return mh.Dataset(**{"X": X, "y": y, **changes})
 
 
 def value_and_grad(**changes):
@@ -188,6 +185,105 @@ CLASSIFIER = [
     ),
 ]
 
+LAYER = [
+    (
+        lambda: mh.Layer(W, np.zeros((H, T, p))),
+        ValueError,
+        "V: expected shape (H, d, p) = (7, 5, p), got (7, 3, 6)",
+    ),
+    (
+        lambda: mh.Layer(W, W.astype(np.float32)),
+        TypeError,
+        "V: expected dtype float64, that of W, got float32",
+    ),
+    (
+        lambda: mh.Layer(W, W[..., :0]),
+        ValueError,
+        "W, V: expected no axis of length 0, got shapes (7, 5, 5) and (7, 5, 0)",
+    ),
+    (
+        lambda: mh.Layer(W, W, 0, Z[0]),
+        ValueError,
+        "query: expected None beside a prompt, got both",
+    ),
+    (
+        lambda: mh.Layer(W, W, prompt=Z[..., :3]),
+        ValueError,
+        "prompt: expected shape (R, q, d) = (R, q, 5), got (2, 4, 3)",
+    ),
+    (
+        lambda: mh.Layer(W, W, prompt=Z[0, :0]),
+        ValueError,
+        "prompt: expected at least one row, got shape (0, 5)",
+    ),
+    (
+        lambda: mh.Layer(W, W, prompt=Z[0].astype(np.float32)),
+        TypeError,
+        "prompt: expected dtype float64, that of W, got float32",
+    ),
+    (
+        lambda: mh.Layer(W, W, prompt=Z[0], causal=True),
+        ValueError,
+        "causal: expected False beside a prompt, whose rows have no place among the tokens, "
+        "got True",
+    ),
+    (
+        lambda: mh.Layer(W, W, causal=1),
+        TypeError,
+        "causal: expected True or False, got int",
+    ),
+    (
+        lambda: mh.Layer.zeros(H, d, 0),
+        ValueError,
+        "out_dim: expected an integer of at least 1, got 0",
+    ),
+    (
+        lambda: mh.Layer.zeros(H, d, p, rank=0),
+        ValueError,
+        "rank: expected an integer of at least 1, got 0",
+    ),
+    (
+        lambda: mh.Layer.zeros(H, d, p, tied=True),
+        ValueError,
+        "tied: expected False without a rank, got True",
+    ),
+    (
+        lambda: mh.Layer.zeros(H, d, p, prompt_rows=0),
+        ValueError,
+        "prompt_rows: expected an integer of at least 1, got 0",
+    ),
+    (
+        lambda: mh.Layer.zeros(H, d, p, runs=0),
+        ValueError,
+        "runs: expected an integer of at least 1, got 0",
+    ),
+    (
+        lambda: mh.LowRank(W, U),
+        ValueError,
+        "K: expected shape (H, d, r) = (7, 5, 5), got (7, 3, 5)",
+    ),
+    (
+        lambda: mh.LowRank(W, W.astype(np.float32)),
+        TypeError,
+        "K: expected dtype float64, that of Q, got float32",
+    ),
+    (
+        lambda: mh.LowRank(W[..., :0]),
+        ValueError,
+        "Q: expected no axis of length 0, got shape (7, 5, 0)",
+    ),
+    (
+        lambda: layer(X[..., :2]),
+        ValueError,
+        "X: expected shape (n, T, d) = (n, T, 5), got (2, 3, 2)",
+    ),
+    (
+        lambda: prompted(X, query=Z),
+        ValueError,
+        "query: expected None beside a model with a prompt, got an array",
+    ),
+]
+
 CALL = [
     (
         lambda: model(X[:, :2]),
@@ -269,7 +365,7 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(model="model"),
         TypeError,
-        "model: expected a Classifier, got str",
+        "model: expected a Classifier or a Layer, got str",
     ),
     (
         lambda: value_and_grad(X=X[:0], y=y[:0]),
@@ -289,7 +385,7 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(y=np.ones((n, 1))),
         ValueError,
-        "y: expected shape (n,) = (2,), got (2, 1)",
+        "y: expected shape (R, n) = (R, 2), got (2, 1)",
     ),
     (
         lambda: value_and_grad(y=np.array([1.0, 0.5])),
@@ -339,14 +435,96 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(wrt="V"),
         ValueError,
-        "wrt: expected names from W, U, got 'V'",
+        "wrt: expected names from W, U, X, query, got 'V'",
     ),
     (
-        lambda: value_and_grad(wrt=("W", "X")),
+        lambda: value_and_grad(wrt=("W", "query")),
         ValueError,
-        "wrt: expected names from W, U, got 'X'",
+        "wrt: expected an external query to differentiate by, got none",
     ),
-    (lambda: value_and_grad(wrt=3), TypeError, "wrt: expected names from W, U, got int"),
+    (lambda: value_and_grad(wrt=3), TypeError, "wrt: expected names from W, U, X, query, got int"),
+    (
+        lambda: value_and_grad(model=last, wrt="query"),
+        ValueError,
+        "wrt: expected an external query to differentiate by, got none",
+    ),
+    (
+        lambda: value_and_grad(loss="cross_entropy"),
+        ValueError,
+        "loss: expected one of logistic, exponential, linear, squared, got 'cross_entropy'",
+    ),
+    (
+        lambda: value_and_grad(model=layer, loss="hinge"),
+        ValueError,
+        "loss: expected one of logistic, exponential, linear, squared, cross_entropy, got 'hinge'",
+    ),
+    (
+        lambda: value_and_grad(model=layer),
+        ValueError,
+        "y: expected shape (n, q, p) = (2, 3, 6), got (2,)",
+    ),
+    (
+        lambda: value_and_grad(model=layer, y=np.ones((n, T)), loss="cross_entropy"),
+        TypeError,
+        "y: expected integer classes, got dtype float64",
+    ),
+    (
+        lambda: value_and_grad(model=layer, y=np.full((n, T), p), loss="cross_entropy"),
+        ValueError,
+        "y: expected classes from 0 to 5, got 6 at index 0, 0",
+    ),
+    (
+        lambda: value_and_grad(model=layer, y=[[0, 1, 2], [0, -1, 2]], loss="cross_entropy"),
+        ValueError,
+        "y: expected classes from 0 to 5, got -1 at index 1, 1",
+    ),
+    (
+        lambda: value_and_grad(weight=[[1.0, 2.0], [-1.0, 2.0]]),
+        ValueError,
+        "weight: expected finite numbers >= 0, got -1.0 at index 1, 0",
+    ),
+    (
+        lambda: value_and_grad(model=layer, y=np.ones((n, T, p), int), loss="cross_entropy"),
+        ValueError,
+        "y: expected shape (R, n, q) = (R, 2, 3), got (2, 3, 6)",
+    ),
+    (
+        lambda: value_and_grad(model=layer, y=np.ones((n, T, p)), weight=np.ones((n, T, p))),
+        ValueError,
+        "weight: expected shape (R, n, q) = (R, 2, 3), got (2, 3, 6)",
+    ),
+    (
+        lambda: value_and_grad(weight=np.ones((n, T))),
+        ValueError,
+        "weight: expected shape (R, n) = (R, 2), got (2, 3)",
+    ),
+    (
+        lambda: value_and_grad(lengths=[1.0, 2.0]),
+        TypeError,
+        "lengths: expected integers, got dtype float64",
+    ),
+    (
+        lambda: value_and_grad(lengths=[1, 4]),
+        ValueError,
+        "lengths: expected integers in [0, 3], got 4 at index 1",
+    ),
+    (
+        lambda: value_and_grad(lengths=[1, -1]),
+        ValueError,
+        "lengths: expected integers in [0, 3], got -1 at index 1",
+    ),
+    (
+        lambda: value_and_grad(lengths=3),
+        ValueError,
+        "lengths: expected shape (n,) = (2,), got ()",
+    ),
+    (
+        lambda: value_and_grad(
+            model=layer, y=np.zeros((n, T), int), loss="cross_entropy", lengths=[0, 0]
+        ),
+        ValueError,
+        "lengths: expected a row with a positive weight within them, got none",
+    ),
     (
         lambda: value_and_grad(weight=[1.0, -2.0]),
         ValueError,
@@ -384,187 +562,10 @@ VALUE_AND_GRAD = [
     ),
 ]
 
-DATASET = [
-    (
-        lambda: dataset(X=X[0]),
-        ValueError,
-        "X: expected shape (n, T, d), got (3, 5)",
-    ),
-    (
-        lambda: dataset(X=X[:, :0]),
-        ValueError,
-        "X: expected at least one sample, token and feature, got shape (2, 0, 5)",
-    ),
-    (
-        lambda: dataset(X=X.astype(int)),
-        TypeError,
-        "X: expected dtype float32 or float64, got int64",
-    ),
-    (
-        lambda: dataset(X=[[1.0, 2.0], [3.0]]),
-        ValueError,
-        "X: cannot read list as an array: setting an array element with a sequence. The requested "
-        "array has an inhomogeneous shape after 1 dimensions. The detected shape was (2,) + "
-        "inhomogeneous part.",
-    ),
-    (lambda: dataset(y=y[:1]), ValueError, "y: expected shape (n,) = (2,), got (1,)"),
-    (
-        lambda: dataset(y=y > 0),
-        TypeError,
-        "y: expected a real or integer dtype, got bool",
-    ),
-    (
-        lambda: dataset(query=Z[:1]),
-        ValueError,
-        "query: expected shape (n, q, d) = (2, q, 5), got (1, 4, 5)",
-    ),
-    (
-        lambda: dataset(query=-1),
-        ValueError,
-        "query: expected shape (n, q, d) = (2, q, 5), got ()",
-    ),
-    (
-        lambda: dataset(query=Z.astype(np.float32)),
-        TypeError,
-        "query: expected dtype float64, that of X, got float32",
-    ),
-    (
-        lambda: dataset(weight=[1.0, np.inf]),
-        ValueError,
-        "weight: expected finite numbers >= 0, got inf at index 1",
-    ),
-    (
-        lambda: dataset(sample_groups=[0.0, 1.0]),
-        TypeError,
-        "sample_groups: expected integers, got dtype float64",
-    ),
-    (
-        lambda: dataset(sample_groups=[0, -1]),
-        ValueError,
-        "sample_groups: expected groups in [0, 1), got -1",
-    ),
-    (
-        lambda: dataset(sample_groups=([0, 2], ["a", "b"])),
-        ValueError,
-        "sample_groups: expected groups in [0, 2), got 2",
-    ),
-    (
-        lambda: dataset(token_groups=([0, 1], [2, 3])),
-        TypeError,
-        "token_groups: expected integers or a pair (integers, names), got another tuple",
-    ),
-    (
-        lambda: dataset(token_groups=[0, 1]),
-        ValueError,
-        "token_groups: expected shape (n, T) = (2, 3), got (2,)",
-    ),
-    (
-        lambda: dataset(truth="teacher"),
-        TypeError,
-        "truth: expected a mapping, got str",
-    ),
-    (
-        lambda: data.sample(3, seed=0),
-        ValueError,
-        "sample: expected a Dataset made by a generator of mhfast.data, "
-        "got one without a generator",
-    ),
-    (
-        lambda: data.subset([2]),
-        IndexError,
-        "index: cannot select from 2 samples: index 2 is out of bounds for axis 0 with size 2",
-    ),
-    (
-        lambda: data.subset(0),
-        IndexError,
-        "index: cannot select from 2 samples: it must run along one axis",
-    ),
-    (
-        lambda: data.subset([False, False]),
-        ValueError,
-        "X: expected at least one sample, token and feature, got shape (0, 3, 5)",
-    ),
-    (lambda: mh.as_dataset(X), TypeError, "y: expected labels beside the array X, got None"),
-    (
-        lambda: mh.as_dataset(data, y),
-        TypeError,
-        "y: expected None beside a Dataset, which holds its own",
-    ),
-]
-
-GRADIENTS = [
-    (
-        lambda: Gradients(W=W) + Gradients(U=U),
-        ValueError,
-        "W: expected in both or in neither, got it in one only",
-    ),
-    (
-        lambda: mh.dot(Gradients(W=W), Gradients(W=W[:1])),
-        ValueError,
-        "W: expected one shape, got (7, 5, 5) and (1, 5, 5)",
-    ),
-    (
-        lambda: model + Gradients(W=W.astype(np.float32)),
-        TypeError,
-        "W: expected one dtype, got float64 and float32",
-    ),
-    (
-        lambda: model + Gradients(U=U[:, :1]),
-        ValueError,
-        "U: expected one shape, got (7, 3, 5) and (7, 1, 5)",
-    ),
-    (
-        lambda: Gradients(W=W) + 1.0,
-        TypeError,
-        "expected Gradients to combine with Gradients, got float",
-    ),
-    (
-        lambda: 1.0 + Gradients(W=W),
-        TypeError,
-        "expected a model to move by Gradients, got float",
-    ),
-    (
-        lambda: Gradients(W=W) * "2",
-        TypeError,
-        "expected a real number to scale Gradients, got str",
-    ),
-    (
-        lambda: np.ones(2) * Gradients(W=W),
-        TypeError,
-        "expected a real number to scale Gradients, got ndarray",
-    ),
-    (lambda: mh.norm(W), TypeError, "expected Gradients or a model, got ndarray"),
-]
-
-CONFIG = [
-    (lambda: mh.set_num_threads(0), ValueError, "k: expected an integer of at least 1, got 0"),
-    (lambda: mh.set_num_threads("2"), TypeError, "k: expected an integer, got str"),
-    (
-        lambda: mh.num_threads(-1).__enter__(),
-        ValueError,
-        "k: expected an integer of at least 1, got -1",
-    ),
-    (
-        lambda: mh.show_config(mode="json"),
-        ValueError,
-        "mode: expected 'text' or 'dict', got 'json'",
-    ),
-    (
-        lambda: mh.explain(model, (n, T + 1, d)),
-        ValueError,
-        "X: expected shape (n, T, d) = (n, 3, 5), got (2, 4, 5)",
-    ),
-    (
-        lambda: mh.explain(last, X[0]),
-        ValueError,
-        "X: expected shape (n, T, d) = (n, T, 5), got (3, 5)",
-    ),
-]
-
 
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
-    [*CLASSIFIER, *CALL, *VALUE_AND_GRAD, *DATASET, *GRADIENTS, *CONFIG],
+    [*CLASSIFIER, *LAYER, *CALL, *VALUE_AND_GRAD],
 )
 def test_the_error_says_what_is_wrong(call, kind, message):
     with pytest.raises(kind) as caught:

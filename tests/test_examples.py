@@ -17,12 +17,30 @@ import mhfast as mh
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMALL = {
+    "benign_overfitting.py": "--dim 30 --signals 5 2 --steps 5 --output figure.png",
+    "implicit_bias.py": "--instances 3 --steps 30 --output figure.png",
+    "in_context_regression.py": "--heads 1 2 --samples 30 --starts 2 --steps 5 --output figure.png",
     "role_of_heads.py": "--heads 1 3 --trials 1 --steps 5 --start random_step",
     "saturation.py": "--instances 2 --steps 20 --output figure.png",
+    "theory_curvature.py": ("--heads 1 2 --n 9 --dim 6 --steps 3 --trials 2 --output figure.png"),
+    "theory_distance.py": "--heads 1 3 --n 10 --steps 20 --output figure.png",
+    "theory_heads.py": "--heads 1 3 --trials 2 --steps 5 --n 20 --output figure.png",
+    "theory_margin.py": "--n 10 --trials 2 --heads 1 3 --output figure.png",
+    "theory_rates.py": (
+        "--samples 10 20 --test 30 --left-out 5 --heads 2 --trials 2 --steps 20 --output figure.png"
+    ),
     "train_digits.py": "--heads 2 --splits 1 --steps 20 --save run.npz --plot figure.png",
 }
 WRITTEN = {
+    "benign_overfitting.py": ["figure.png"],
+    "implicit_bias.py": ["figure.png"],
+    "in_context_regression.py": ["figure.png"],
     "saturation.py": ["figure.png"],
+    "theory_curvature.py": ["figure.png"],
+    "theory_distance.py": ["figure.png"],
+    "theory_heads.py": ["figure.png"],
+    "theory_margin.py": ["figure.png"],
+    "theory_rates.py": ["figure.png"],
     "train_digits.py": ["run.npz", "figure.png"],
 }
 COMMANDS = (

@@ -7,7 +7,7 @@ import pytest
 
 import mhfast as mh
 
-n, T, d, H, q = 2, 3, 5, 7, 4
+n, T, d, H, q, p, r = 2, 3, 5, 7, 4, 6, 8
 
 
 def fortran(a):
@@ -18,15 +18,20 @@ def transposed(a):
     return np.ascontiguousarray(a.T).T
 
 
+def wrong(a):
+    """A value that shows in every result if it is read."""
+    return np.nan if a.dtype.kind == "f" else -1
+
+
 def every_second(a):
-    wide = np.full((*a.shape[:-1], 2 * a.shape[-1]), np.nan, a.dtype)
+    wide = np.full((*a.shape[:-1], 2 * a.shape[-1]), wrong(a), a.dtype)
     wide[..., ::2] = a
     return wide[..., ::2]
 
 
 def inner_rows(a):
     """A slice of the first axis: contiguous, but not at the start of its memory."""
-    wide = np.full((a.shape[0] + 2, *a.shape[1:]), np.nan, a.dtype)
+    wide = np.full((a.shape[0] + 2, *a.shape[1:]), wrong(a), a.dtype)
     wide[1:-1] = a
     return wide[1:-1]
 
@@ -75,10 +80,16 @@ LAYOUTS = [
 
 def arrays(dtype):
     rng = np.random.default_rng(0)
-    shapes = {"X": (n, T, d), "query": (n, q, d), "W": (H, d, d), "U": (H, q, d)}
+    shapes = {
+        "X": (n, T, d), "query": (n, q, d), "W": (H, d, d), "U": (H, q, d), "prompt": (q, d),
+        "Q": (H, d, r), "K": (H, d, r), "V": (H, d, p), "Y": (n, q, p),
+    }  # fmt: skip
     named = {name: rng.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
     named["y"] = np.array([-1, 1], dtype)
     named["weight"] = np.array([1, 3], dtype)
+    named["row_weight"] = rng.random((n, q)).astype(dtype)
+    named["lengths"] = np.array([3, 2])
+    named["classes"] = rng.integers(0, p, (n, q))
     return named
 
 
@@ -91,7 +102,14 @@ def results(given):
     of_data, h = mh.value_and_grad(model, data)
     outputs, weights = model(X, query=query), model.attention(X, query=query)
     first = mh.Classifier(given["W"], given["U"][:, :1], query=0)
-    return [value, g.W, g.U, of_data, h.W, h.U, outputs, weights, model(data), first(X)]
+    classifier = [value, g.W, g.U, of_data, h.W, h.U, outputs, weights, model(data), first(X)]
+
+    layer = mh.Layer(mh.LowRank(given["Q"], given["K"]), given["V"], prompt=given["prompt"])
+    options = {"lengths": given["lengths"], "weight": given["row_weight"]}
+    value, g = mh.value_and_grad(layer, X, given["Y"], loss="squared", **options)
+    h = mh.backward(layer, X, given["Y"], lengths=given["lengths"], wrt=("Q", "prompt", "X"))
+    classes, c = mh.value_and_grad(layer, X, given["classes"], loss="cross_entropy", **options)
+    return [*classifier, value, g.Q, g.K, g.V, g.prompt, h.Q, h.prompt, h.X, classes, c.V]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -177,11 +195,11 @@ def test_axes_of_length_one(samples, tokens, dim, heads):
     y = np.ones(samples)
     model = mh.Classifier.gaussian(heads, tokens, dim, std=1.0, seed=1)
     value, g = mh.value_and_grad(model, X, y)
-    expected, W, U = mh.reference.value_and_grad(X, y, model.W, model.U)
+    expected, gradients = mh.reference.value_and_grad(model, X, y)
     # Results are of order 1; with one token the gradient in W is exactly zero.
     assert value == pytest.approx(expected, rel=1e-12)
-    np.testing.assert_allclose(g.W, W, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(g.U, U, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(g.W, gradients["W"], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(g.U, gradients["U"], rtol=0, atol=1e-12)
     np.testing.assert_allclose(
-        model.attention(X), mh.reference.attention(X, model.W), rtol=0, atol=1e-12
+        model.attention(X), mh.reference.attention(model, X), rtol=0, atol=1e-12
     )

@@ -33,44 +33,47 @@ def peak_growth(program):
     return int(done.stdout)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
-def test_scratch_does_not_grow_with_the_number_of_samples():
+# What `setup` makes of a model and its targets.
+MODELS = {
+    "classifier": "parameters = W, None, None, normal(H, T, d), None, None; y = sign(n)",
+    "layer": "parameters = W, None, None, None, normal(H, d, 2), None; y = sign(n, T, 2)",
+}
+PROGRAM = """
+    import numpy as np
+    from mhfast import _core
+    size, T, d, H = {sizes}
+    def setup(size):
+        n, T = {shape}
+        rng = np.random.default_rng(0)
+        def normal(*shape):
+            return rng.standard_normal(shape, dtype=np.float32) / d
+        def sign(*shape):
+            return np.where(rng.random(shape, dtype=np.float32) < 0.5, np.float32(-1), 1)
+        W = normal(H, d, d)
+        {model}
+        return (normal(n, T, d), None, y.astype(np.float32), None, None), parameters
+    def work(data, parameters):
+        wrt = sum(1 << j for j, array in enumerate(parameters) if array is not None)
+        _core.value_and_grad(data, parameters, 0, 1.0, False, "logistic", wrt, 0)
+"""
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+
+
+@needs_linux
+@pytest.mark.parametrize("model", MODELS)
+def test_scratch_does_not_grow_with_the_number_of_samples(model):
     growth = peak_growth(
-        """
-        import numpy as np
-        from mhfast import _core
-        size = 20000
-        def setup(n):
-            rng = np.random.default_rng(0)
-            X = rng.standard_normal((n, 32, 8), dtype=np.float32)
-            W = rng.standard_normal((16, 8, 8), dtype=np.float32) / 8
-            U = rng.standard_normal((16, 32, 8), dtype=np.float32)
-            y = np.where(rng.random(n) < 0.5, -1, 1).astype(np.float32)
-            return X, y, W, U
-        def work(X, y, W, U):
-            _core.value_and_grad(X, None, y, None, W, U, 1.0, "logistic", True, True, 0)
-        """
+        PROGRAM.format(sizes="20000, 32, 8, 16", shape="size, 32", model=MODELS[model])
     )
     packed = 20000 * 32 * 8 * 4
     assert growth <= packed + SCRATCH
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
-def test_nothing_of_the_size_of_the_weights_is_kept():
+@needs_linux
+@pytest.mark.parametrize("model", MODELS)
+def test_nothing_of_the_size_of_the_weights_is_kept(model):
     growth = peak_growth(
-        """
-        import numpy as np
-        from mhfast import _core
-        size = 6000
-        def setup(tokens):
-            rng = np.random.default_rng(0)
-            X = rng.standard_normal((1, tokens, 4), dtype=np.float32)
-            W = rng.standard_normal((3, 4, 4), dtype=np.float32) / 4
-            U = rng.standard_normal((3, tokens, 4), dtype=np.float32)
-            return X, np.ones(1, np.float32), W, U
-        def work(X, y, W, U):
-            _core.value_and_grad(X, None, y, None, W, U, 1.0, "logistic", True, True, 0)
-        """
+        PROGRAM.format(sizes="6000, 0, 4, 3", shape="1, size", model=MODELS[model])
     )
     weights = 3 * 6000 * 6000 * 4
     assert growth < weights / 8
@@ -99,15 +102,22 @@ def test_more_than_two_to_the_31_numbers():
     U = rng.standard_normal((1, 1, dim)).astype(np.float32)
     y = np.ones(n, dtype=np.float32)
     assert X.size > 2**31
-    tail = _core.outputs(np.ascontiguousarray(X[-5:]), query[-5:].copy(), W, U, 1.0, 0)
+    parameters = (W, None, None, U, None, None)
+
+    def outputs(X, query):
+        return _core.outputs((X, query, None, None, None), parameters, 0, 1.0, False, 0)
+
+    def gradients(X, query, y):
+        data = (X, query, y, None, None)
+        _, found = _core.value_and_grad(data, parameters, 0, 1.0, False, "linear", 1 + 8, 0)
+        return found[0], found[3]
+
+    end = X[-5:].copy(), query[-5:].copy()
+    tail = outputs(*end)
     assert np.all(tail != 0)
-    np.testing.assert_array_equal(_core.outputs(X, query, W, U, 1.0, 0)[-5:], tail)
+    np.testing.assert_array_equal(outputs(X, query)[-5:], tail)
     # All other samples are zero and have no gradient; sums are of float32 numbers.
-    _, gW, gU = _core.value_and_grad(X, query, y, None, W, U, 1.0, "linear", True, True, 0)
-    ones = np.ones(5, np.float32)
-    _, eW, eU = _core.value_and_grad(
-        X[-5:].copy(), query[-5:].copy(), ones, None, W, U, 1.0, "linear", True, True, 0
-    )
-    for result, expected in ((gW, eW), (gU, eU)):
+    pairs = zip(gradients(X, query, y), gradients(*end, y[-5:].copy()), strict=True)
+    for result, expected in pairs:
         error = np.abs(result * (n / 5) - expected).max() / np.abs(expected).max()
         assert error < 1e-5

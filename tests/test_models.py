@@ -44,8 +44,8 @@ def test_outputs_and_attention_follow_the_reference(dtype, kind, scale):
 
     outputs, attention = model(X), model.attention(X)
 
-    expected = mh.reference.outputs(X, model.W, model.U, query, scale)
-    weights = mh.reference.attention(X, model.W, query, scale)
+    expected = mh.reference.outputs(model, X)
+    weights = mh.reference.attention(model, X)
     assert outputs.dtype == attention.dtype == dtype
     assert outputs.shape == expected.shape == (n,)
     assert attention.shape == weights.shape == (n, H, model.U.shape[1], T)

@@ -1,12 +1,23 @@
 """Optimizers are values that refuse what makes no sense."""
 
+import math
 import pickle
 
 import numpy as np
 import pytest
 
 import mhfast as mh
-from mhfast.optimizers import core_settings
+from mhfast.optimizers import OPTIMIZERS, core_settings, of_runs
+
+WITH_RATE = [kind for kind in OPTIMIZERS if kind is not mh.PolyakStep]
+
+
+def make(kind, **fields):
+    """An optimizer of the kind with what it must have."""
+    needed = {} if kind is mh.PolyakStep else {"lr": 0.5}
+    if kind is mh.MirrorDescent:
+        needed["p"] = 3.0
+    return kind(**needed | fields)
 
 
 def test_fields_become_plain_numbers_and_compare():
@@ -17,41 +28,124 @@ def test_fields_become_plain_numbers_and_compare():
     assert a.schedule == (1.0, 2.0)
     assert type(a.lr) is float
     assert a != mh.NormalizedGradientDescent(0.5, schedule=[1.0, 2.0], clip=3.0)
-    assert pickle.loads(pickle.dumps(a)) == a
 
 
-def test_eps_and_by_are_positional():
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_pickling_and_defaults(kind):
+    optimizer = make(kind, project="ball", radius=2)
+    assert pickle.loads(pickle.dumps(optimizer)) == optimizer
+    plain = make(kind)
+    assert (plain.schedule, plain.l2, plain.clip) == (None, 0.0, math.inf)
+    assert (plain.project, plain.radius, plain.project_by) == (None, None, "tensor")
+
+
+def test_step_sizes_of_runs():
+    a = mh.Adam(np.array([0.1, 0.2, 0.3], np.float32))
+    assert a.lr == tuple(float(np.float32(x)) for x in (0.1, 0.2, 0.3))
+    b = mh.GradientDescent([1, 2, 4], clip=3.0)
+    assert b.lr == (1.0, 2.0, 4.0)
+    assert of_runs(b, 2) == mh.GradientDescent(4.0, clip=3.0)
+    assert of_runs(b, np.array([2, 0])) == mh.GradientDescent([4.0, 1.0], clip=3.0)
+    assert of_runs(b, slice(1, None)) == mh.GradientDescent([2.0, 4.0], clip=3.0)
+    shared = mh.PolyakStep()
+    assert of_runs(shared, 2) is shared
+    assert mh.Momentum(np.array(0.5)) == mh.Momentum(0.5)  # one number without axes
+
+
+def test_what_is_positional():
     optimizer = mh.NormalizedGradientDescent(0.1, 1e-3, "head")
     assert (optimizer.lr, optimizer.eps, optimizer.by) == (0.1, 1e-3, "head")
+    assert mh.MirrorDescent(0.1, 3, True, "all").by == "all"
+    assert mh.Momentum(0.1, 0.5, True).nesterov is True
+    assert mh.PolyakStep(10.0, 0.25, 1.0).factor == 1.0
     with pytest.raises(TypeError, match=r"positional"):
         mh.GradientDescent(0.1, [1.0])
 
 
 @pytest.mark.parametrize(
-    ("fields", "error", "message"),
+    ("optimizer", "text"),
     [
-        ({"lr": "fast"}, TypeError, "lr: .*number"),
-        ({"lr": True}, TypeError, "lr: .*number"),
-        ({"lr": -0.1}, ValueError, r"lr: .*-0\.1"),
-        ({"lr": np.inf}, ValueError, "lr: .*finite.*inf"),
-        ({"lr": 1.0, "l2": np.nan}, ValueError, "l2: .*nan"),
-        ({"lr": 1.0, "clip": 0}, ValueError, "clip: .*above 0"),
-        ({"lr": 1.0, "schedule": 0.5}, ValueError, r"schedule: .*\(steps,\).*\(\)"),
-        ({"lr": 1.0, "schedule": "cosine"}, TypeError, "schedule: .*cosine"),
-        ({"lr": 1.0, "schedule": [1.0, -2.0]}, ValueError, "schedule: .*-2.0 at index 1"),
+        (mh.GradientDescent(0.3), "GradientDescent(lr=0.3)"),
+        (mh.PolyakStep(), "PolyakStep()"),
+        (mh.Adam([1, 2], clip=2, beta2=0.99), "Adam(lr=(1.0, 2.0), beta2=0.99, clip=2.0)"),
+        (
+            mh.MirrorDescent(0.1, 3, project="ball", radius=2),
+            "MirrorDescent(lr=0.1, p=3.0, project='ball', radius=2.0)",
+        ),
     ],
 )
-@pytest.mark.parametrize("kind", [mh.GradientDescent, mh.NormalizedGradientDescent])
-def test_wrong_fields(kind, fields, error, message):
+def test_repr_is_the_shortest_call(optimizer, text):
+    assert repr(optimizer) == text
+    assert eval(text, vars(mh)) == optimizer
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"l2": np.nan}, ValueError, "l2: .*nan"),
+        ({"l2": "much"}, TypeError, "l2: .*'much'"),
+        ({"l2": np.inf}, ValueError, "l2: .*finite.*inf"),
+        ({"clip": 0}, ValueError, "clip: .*above 0"),
+        ({"clip": None}, TypeError, "clip: .*None"),
+        ({"schedule": 0.5}, ValueError, r"schedule: .*\(steps,\).*\(\)"),
+        ({"schedule": "cosine"}, TypeError, "schedule: .*cosine"),
+        ({"schedule": [1.0, -2.0]}, ValueError, "schedule: .*-2.0 at index 1"),
+        ({"project": "cube", "radius": 1.0}, ValueError, "project: .*'ball' or 'sphere'.*'cube'"),
+        ({"project": "ball"}, TypeError, "radius: .*project='ball', got None"),
+        ({"project": "ball", "radius": 0}, ValueError, "radius: .*above 0"),
+        ({"project": "ball", "radius": np.inf}, ValueError, "radius: .*finite"),
+        ({"radius": 1.0}, ValueError, r"radius: expected None without project=, got 1\.0"),
+        ({"project_by": "row"}, ValueError, "project_by: .*'head' or 'all', got 'row'"),
+    ],
+)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_wrong_common_fields(kind, fields, error, message):
     with pytest.raises(error, match=message):
-        kind(**fields)
+        make(kind, **fields)
 
 
-def test_wrong_fields_of_normalized():
-    with pytest.raises(ValueError, match=r"by: .*'tensor', 'head' or 'all', got 'row'"):
-        mh.NormalizedGradientDescent(0.1, by="row")
-    with pytest.raises(ValueError, match=r"eps: .*-1"):
-        mh.NormalizedGradientDescent(0.1, eps=-1)
+@pytest.mark.parametrize(
+    ("lr", "error", "message"),
+    [
+        ("fast", TypeError, "lr: .*number"),
+        (True, TypeError, "lr: .*number"),
+        (None, TypeError, "lr: .*number"),
+        (-0.1, ValueError, r"lr: .*-0\.1"),
+        (np.inf, ValueError, "lr: .*finite.*inf"),
+        ([0.1, np.nan, 0.2], ValueError, "lr: .*nan at index 1"),
+        ([[0.1], [0.2]], ValueError, r"lr: expected shape \(R,\), got \(2, 1\)"),
+        (["a"], TypeError, "lr: .*numbers"),
+    ],
+)
+@pytest.mark.parametrize("kind", WITH_RATE)
+def test_wrong_step_sizes(kind, lr, error, message):
+    with pytest.raises(error, match=message):
+        make(kind, lr=lr)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "error", "message"),
+    [
+        (mh.NormalizedGradientDescent, {"by": "row"}, ValueError, "by: .*or 'all', got 'row'"),
+        (mh.NormalizedGradientDescent, {"eps": -1}, ValueError, "eps: .*-1"),
+        (mh.PolyakStep, {"max_lr": 0}, ValueError, "max_lr: .*above 0"),
+        (mh.PolyakStep, {"target": np.inf}, ValueError, "target: .*finite"),
+        (mh.PolyakStep, {"factor": np.inf}, ValueError, "factor: .*finite"),
+        (mh.Momentum, {"beta": 1.0}, ValueError, r"beta: .*\[0, 1\), got 1\.0"),
+        (mh.Momentum, {"nesterov": 1}, TypeError, "nesterov: expected a bool, got 1"),
+        (mh.Adam, {"beta1": -0.1}, ValueError, r"beta1: .*-0\.1"),
+        (mh.Adam, {"beta2": 1.0}, ValueError, "beta2: "),
+        (mh.Adam, {"eps": np.nan}, ValueError, "eps: .*nan"),
+        (mh.Adam, {"weight_decay": -1}, ValueError, "weight_decay: .*-1"),
+        (mh.MirrorDescent, {"p": 1}, ValueError, r"p: .*above 1, got 1\.0"),
+        (mh.MirrorDescent, {"p": np.inf}, ValueError, "p: .*finite"),
+        (mh.MirrorDescent, {"normalized": "yes"}, TypeError, "normalized: .*'yes'"),
+        (mh.MirrorDescent, {"by": "row"}, ValueError, "by: .*'row'"),
+    ],
+)
+def test_wrong_fields_of_one_kind(kind, fields, error, message):
+    with pytest.raises(error, match=message):
+        make(kind, **fields)
 
 
 def test_schedule_covers_all_steps():
@@ -61,6 +155,17 @@ def test_schedule_covers_all_steps():
         core_settings(optimizer, 4)
 
 
-def test_optimizer_of_another_kind():
-    with pytest.raises(TypeError, match=r"optimizer: expected GradientDescent or .*, got 'adam'"):
-        core_settings("adam", 1)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_core_gets_all_settings(kind):
+    one = core_settings(make(kind), 3)
+    three = core_settings(make(kind), 3, runs=3)
+    assert one.keys() == three.keys() == core_settings(mh.Adam(1.0), 3).keys()
+    assert one["lr"].tolist() == [1.0 if kind is mh.PolyakStep else 0.5]
+    assert three["lr"].tolist() == one["lr"].tolist() * 3
+    assert one["name"] == kind.name
+    assert one["radius"] == 0.0
+
+
+def test_the_core_gets_a_step_size_for_each_run():
+    optimizer = mh.GradientDescent([0.1, 0.2])
+    assert core_settings(optimizer, 3, runs=2)["lr"].tolist() == [0.1, 0.2]

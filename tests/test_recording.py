@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 import mhfast as mh
-from mhfast.recording import NAMES, OF_ANY_SET
+from mhfast.recording import OF_ANY_SET, names
 
 # Both sides work in float64 on numbers of order one; float32 kernels round their results.
 TOLERANCE = {np.float64: 1e-12, np.float32: 3e-6}
+NAMES = names(("W", "U"))
 STEPS = 13
 
 
@@ -31,7 +32,10 @@ def trained(dtype, record, **options):
     rng = np.random.default_rng(4)
     directions = {
         "both": mh.Gradients(
-            *(rng.standard_normal(s).astype(dtype) for s in (model.W.shape, model.U.shape))
+            **{
+                name: rng.standard_normal(array.shape).astype(dtype)
+                for name, array in model.parameters.items()
+            }
         ),
         "only_U": mh.Gradients(U=rng.standard_normal(model.U.shape).astype(dtype)),
     }
@@ -51,8 +55,9 @@ def trained(dtype, record, **options):
 def expected_of(name, data, W, U):
     """Row of a record from the data and the parameters in float64."""
     share = data.weight.astype(np.float64) / data.weight.sum(dtype=np.float64)
-    margins = data.y * mh.reference.outputs(data.X, W, U, data.query)
-    A = mh.reference.attention(data.X, W, data.query)
+    model = mh.Classifier(W, U)
+    margins = data.y * mh.reference.outputs(model, data.X, query=data.query)
+    A = mh.reference.attention(model, data.X, query=data.query)
     if name == "attention":
         return A
     if name == "attention_max":
@@ -97,10 +102,10 @@ def test_every_record_equals_its_definition(dtype):
         for prefix, other in sets.items():
             for name in OF_ANY_SET:
                 expected[prefix + name] = expected_of(name, other, W, U)
-        _, gW, gU = mh.reference.value_and_grad(
-            data.X, data.y, W, U, data.query, weight=data.weight
+        _, g = mh.reference.value_and_grad(
+            mh.Classifier(W, U), data.X, data.y, query=data.query, weight=data.weight
         )
-        expected["grad_norm"] = length(gW, gU)
+        expected["grad_norm"] = length(*g.values())
         expected["param_norm"] = length(W, U)
         expected["distance"] = length(W - start.W, U - start.U)
         for key, direction in zip(cosines, directions.values(), strict=True):
@@ -128,6 +133,31 @@ def test_dtypes(dtype):
         "cosine_both": np.float64,
         "cosine_only_U": np.float64,
     }
+
+
+def test_one_direction_or_several():
+    """A model, gradients, arrays by parameter: one alone, several by name or by number."""
+    model = mh.Classifier.gaussian(2, 4, 5, std=0.5, seed=3)
+    U = np.random.default_rng(4).standard_normal(model.U.shape)
+
+    def cosines(directions):
+        run = mh.train(
+            model, data_set(np.float64, 7, 1), steps=3, optimizer=mh.GradientDescent(0.3),
+            record=("cosine", "U"), directions=directions,
+        )  # fmt: skip
+        return run.history
+
+    expected = [
+        (snapshot * U).sum() / np.linalg.norm(snapshot) / np.linalg.norm(U)
+        for snapshot in cosines({"U": U})["U"]
+    ]
+    for one in (mh.Gradients(U=U), {"U": U}, {"U": U.tolist()}):
+        history = cosines(one)
+        assert set(history) == {"cosine", "U"}
+        assert history["cosine"] == pytest.approx(expected, rel=1e-12)
+        assert cosines({"a": one, "b": model})["cosine_a"].tolist() == history["cosine"].tolist()
+        assert cosines([model, one])["cosine_1"].tolist() == history["cosine"].tolist()
+    assert cosines(model)["cosine"][0] == pytest.approx(1.0, abs=1e-15)
 
 
 def test_grad_norm_is_that_of_what_is_trained():
@@ -287,7 +317,11 @@ def test_missing_ingredients():
         ({"a": mh.Gradients(U=np.ones((2, 5, 3)))}, ValueError, r"\['a'\].U: .*\(2, 3, 5\)"),
         ({"a": mh.Gradients(U=np.ones((2, 3, 5), "f4"))}, TypeError, r"\['a'\].U: .*float64"),
         ({"a": np.ones(3)}, TypeError, r"directions\['a'\]: expected Gradients, got ndarray"),
-        ([1], TypeError, r"directions: expected a dict"),
+        ([1], TypeError, r"directions\['0'\]: expected Gradients, got int"),
+        (1, TypeError, r"directions: expected Gradients, or a dict or sequence .*got int"),
+        ({"V": np.ones((2, 5, 3))}, ValueError, r"directions: .*among W, U, got 'V'"),
+        (mh.Gradients(X=np.ones((7, 3, 5))), ValueError, r"directions: .*among W, U, got 'X'"),
+        ({"U": np.ones((2, 5, 3))}, ValueError, r"directions.U: .*\(2, 3, 5\)"),
     ],
 )
 def test_wrong_directions(directions, error, message):

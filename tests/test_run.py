@@ -69,6 +69,10 @@ def test_going_on_is_bitwise_as_if_never_stopped(dtype, query, split, tmp_path):
     [
         mh.GradientDescent(0.3, clip=0.2),
         mh.NormalizedGradientDescent(0.1, 0.01, "head", schedule=SCHEDULE, l2=0.02, clip=3.0),
+        mh.PolyakStep(0.5, factor=1.0),
+        mh.Momentum(0.1, 0.8, True, schedule=SCHEDULE),
+        mh.Adam(0.02, weight_decay=0.1, l2=0.02),
+        mh.MirrorDescent(0.02, 3, project="ball", radius=2.0, project_by="head"),
     ],
     ids=repr,
 )
@@ -134,6 +138,34 @@ def test_new_settings_hold_from_there_on():
     assert run.record == {"loss": 4, "margin": 3}
 
 
+@pytest.mark.parametrize("kind", [mh.Momentum, mh.Adam])
+def test_another_kind_of_optimizer_begins_anew(kind):
+    model, inputs = setting()
+    run = start(model, inputs, 6, record="loss", optimizer=mh.GradientDescent(0.3))
+    changed = mh.train(run, **inputs, steps=5, optimizer=kind(0.02))
+    assert changed.model == start(run.model, inputs, 5, optimizer=kind(0.02), record="loss").model
+    # Another step size of the same kind keeps what the optimizer carries.
+    half = mh.train(run, **inputs, steps=3, optimizer=kind(0.01))
+    more = mh.train(half, **inputs, steps=4, optimizer=kind(0.02))
+    factors = [1.0] * 9 + [2.0] * 4
+    scheduled = mh.train(run, **inputs, steps=7, optimizer=kind(0.01, schedule=factors))
+    assert np.allclose(more.model.W, scheduled.model.W, rtol=1e-14)  # 0.01 * 2 is 0.02 exactly
+    saved = pickle.loads(pickle.dumps(half))
+    assert (saved.since, half.state.keys()) == (6, {"W", "U"})
+    assert all(len(slots) == kind.slots for slots in half.state.values())
+
+
+def test_what_begins_to_train_has_no_momentum():
+    model, inputs = setting()
+    options = {"optimizer": mh.Momentum(0.1), "record": "loss"}
+    run = start(model, inputs, 5, wrt="W", **options)
+    assert run.state.keys() == {"W"}
+    both = mh.train(run, **inputs, steps=1, wrt=("W", "U"))
+    g = mh.value_and_grad(run.model, inputs["X"])[1]
+    assert np.allclose(both.state["U"][0], g.U, rtol=1e-13)  # the same sums in another order
+    assert np.allclose(both.state["W"][0], 0.9 * run.state["W"][0] + g.W, rtol=1e-13)
+
+
 def test_rows_of_another_shape_cannot_follow():
     model, inputs = setting()
     run = start(model, inputs, 3, record="attention")
@@ -178,7 +210,7 @@ def test_checkpoints_go_on_bitwise(tmp_path):
     for k in (8, 15, 16, 24, 29):
         path.write_bytes(copies[k])
         saved = mh.Run.load(path)
-        assert (saved.step, saved.reason, saved.stopped) == (k // 8 * 8, "checkpoint", True)
+        assert (saved.step, saved.reason, saved.stopped) == (k // 8 * 8, "checkpoint", k // 8 * 8)
         assert saved.steps["loss"].tolist() == list(range(saved.step))
         assert np.array_equal(saved.history["loss"], whole.history["loss"][: saved.step])
         assert mh.train(saved, **inputs, steps=30 - saved.step) == whole
@@ -280,8 +312,7 @@ def test_repr_is_short():
     model, inputs = setting()
     run = start(model, inputs, 5, record=("loss", "W"), optimizer=mh.GradientDescent(0.3))
     assert repr(run) == (
-        "Run(step=5, reason='steps', optimizer=GradientDescent(lr=0.3, schedule=None, l2=0.0, "
-        "clip=None), history=<loss, W>)"
+        "Run(step=5, reason='steps', optimizer=GradientDescent(lr=0.3), history=<loss, W>)"
     )
 
 

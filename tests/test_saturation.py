@@ -263,3 +263,55 @@ def test_a_gradient_that_is_exactly_zero_makes_no_step(query):
     dW, dU = moved(model, X, rng.choice([-1, 1], 5), optimizer=mh.NormalizedGradientDescent(1.0))
     assert not dW.any()
     assert dU.any()
+
+
+def two_tokens(gap, dtype):
+    """Two tokens whose logits differ by the gap, exactly; and the direction between them."""
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((1, 2, 5)).astype(dtype)
+    X[0, :, 0] = 1
+    X[0, :, 1] = [1, 0]
+    W = np.zeros((1, 5, 5), dtype)
+    W[0, 0, 1] = gap
+    return X, W, X[0, 0].astype(float) - X[0, 1]
+
+
+@pytest.mark.parametrize("kind", [mh.Classifier, mh.Layer])
+@pytest.mark.parametrize(
+    ("dtype", "gaps", "tolerance"),
+    # A few roundings and the kernels' exp. Two features of X are subtracted in float32.
+    [(np.float64, range(1, 701, 7), 1e-14), (np.float32, range(1, 81), 1e-5)],
+)
+def test_gradients_and_products_of_the_hessian_have_closed_forms(kind, dtype, gaps, tolerance):
+    """With two tokens the output is a constant plus c σ(s), s the gap, and c = ⟨u, x_0 - x_1⟩."""
+    rng = np.random.default_rng(6)
+    readout = rng.standard_normal((1, 1, 5) if kind is mh.Classifier else (1, 5, 1)).astype(dtype)
+    direction = rng.standard_normal((1, 5, 5)).astype(dtype)
+    y = np.ones((1,) if kind is mh.Classifier else (1, 1, 1))
+    for gap in gaps:
+        X, W, apart = two_tokens(gap, dtype)
+        model = kind(W, readout, query=-1)
+        _, g = mh.value_and_grad(model, X, y, loss="linear", wrt="W")
+        tangent = mh.Gradients(W=direction)
+        Hv = mh.hvp(model, X, y, tangent, loss="linear", wrt="W")
+        z = X[0, 1].astype(float)
+        slope = 1 / (2 + 2 * np.cosh(float(gap)))  # σ'(s); σ''(s) = -σ'(s) tanh(s / 2)
+        exact = -np.outer(z, apart) * (readout.ravel().astype(float) @ apart) * slope
+        assert relative(g.W[0], exact) < tolerance, gap
+        moved = z @ direction[0].astype(float) @ apart
+        assert relative(Hv.W[0], -exact * np.tanh(gap / 2) * moved) < tolerance, gap
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gap", "tolerance"),
+    [(np.float64, 5000, 1e-12), (np.float32, 1000, 1e-3)],  # as for the classifier above
+)
+def test_a_normalized_step_of_a_layer_where_weights_underflow(dtype, gap, tolerance):
+    X, W, apart = two_tokens(gap, dtype)
+    V = np.ones((1, 5, 1), dtype)
+    step = mh.NormalizedGradientDescent(1e8)  # so long that W shows its direction
+    layer = mh.Layer(W, V, query=-1)
+    assert not mh.value_and_grad(layer, X, np.ones((1, 1, 1)), loss="linear", wrt="W")[1].W.any()
+    run = mh.train(layer, X, np.ones((1, 1, 1)), steps=1, optimizer=step, loss="linear", wrt="W")
+    expected = np.outer(X[0, 1].astype(float), apart) * apart.sum()
+    assert relative(run.model.W[0] - W[0], normalized(expected) * 1e8) < tolerance

@@ -43,9 +43,8 @@ def test_it_is_a_signed_gradient_step_from_zero() -> None:
     weighted = mh.Dataset(data.X, data.y, weight=np.arange(1.0, 10.0))
     for part in (data, weighted):
         U = random_step(part, 5, seed=3).U
-        _, _, gU = reference.value_and_grad(
-            part.X, part.y, np.zeros((5, 7, 7)), np.zeros((5, 10, 7)), weight=part.weight
-        )
+        zero = mh.Classifier.zeros(5, 10, 7)
+        gU = reference.value_and_grad(zero, part.X, part.y, weight=part.weight)[1]["U"]
         alpha = -np.sign((U * gU).sum(axis=(1, 2)))
         # The same means in another order.
         np.testing.assert_allclose(U, -math.sqrt(5) * alpha[:, None, None] * gU, rtol=1e-12)
@@ -79,12 +78,28 @@ def test_rows_follow_the_query() -> None:
     assert random_step(external, 3, seed=0).U.shape == (3, 4, 7)
 
 
+def test_the_mean_token_is_that_of_the_tokens_there_are() -> None:
+    data = mh.data.tokenized_mixture(9, 10, 7, noise=0.4, seed=1)
+    lengths = np.arange(9)
+    short = mh.Dataset(data.X, data.y, lengths=lengths)
+    zero = mh.Classifier.zeros(3, 10, 7)
+    gradient = reference.value_and_grad(zero, data.X, data.y, lengths=lengths)[1]["U"][:, 0]
+    U = random_step(short, 3, seed=0).U[:, 0]
+    # Row 0 asks in every sample that has a token: one mean of tokens after the other.
+    np.testing.assert_allclose(np.abs(U), math.sqrt(3) * np.abs(gradient), rtol=1e-12)
+
+
 def test_errors() -> None:
     data = mh.data.tokenized_mixture(9, 10, 7, seed=1)
     with pytest.raises(TypeError, match="data: expected a Dataset, got ndarray"):
         random_step(data.X, 3, seed=0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="seed: expected one integer"):
-        random_step(data, 3, seed=[0, 1])  # type: ignore[arg-type]
+        random_step(data, 3, seed=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seed: expected at least one, got 0"):
+        random_step(data, 3, seed=[])
+    layer = mh.Dataset(data.X, np.ones((9, 10, 2)))
+    with pytest.raises(ValueError, match=r"y: expected shape \(n,\) = \(9,\), got \(9, 10, 2\)"):
+        random_step(layer, 3, seed=0)
     with pytest.raises(ValueError, match=r"y: expected -1 or 1, got 0\.0 at index 2"):
         random_step(mh.Dataset(data.X[:3], np.array([1.0, -1.0, 0.0])), 3, seed=0)
     with pytest.raises(ValueError, match="heads: expected an integer of at least 1, got 0"):
@@ -127,8 +142,8 @@ def test_margins_of_the_separating_direction(
     U_part = np.tile(u, (H, T, 1)) / (math.sqrt(H * T) * np.linalg.norm(u))
     margins = []
     for x, y in zip(data.X, data.y, strict=True):
-        _, gW, gU = reference.value_and_grad(x[None], [y], start.W, start.U, loss="linear")
-        margins.append((-(gU * U_part).sum(), -(gW * W_part).sum()))
+        _, g = reference.value_and_grad(start, x[None], [y], loss="linear")
+        margins.append((-(g["U"] * U_part).sum(), -(g["W"] * W_part).sum()))
     gamma_linear = S * math.sqrt(T) * zeta / math.sqrt(2)
     gamma_attention = T * zeta**2 * (1 - zeta) * S**4 / (4 * math.sqrt(2 * (M + 1)))
     # Exact for every sample of the noiseless mixture; sums of a few hundred products.
@@ -148,6 +163,6 @@ def test_margin_of_saturated_attention(case: tuple[int, float, float, int], marg
     W = W + sum(np.outer(context, nu[0] + nu[1]) for context in nu[2:])
     u = nu[1] - nu[0]
     U = np.tile(u, (1, T, 1)) / (math.sqrt(T) * np.linalg.norm(u))
-    margins: Any = data.y * reference.outputs(data.X, 1e3 * W[None], U)
+    margins: Any = data.y * reference.outputs(mh.Classifier(1e3 * W[None], U), data.X)
     np.testing.assert_allclose(margins, S * math.sqrt(T) / math.sqrt(2), rtol=1e-13)
     assert margins.min() == pytest.approx(margin, abs=5e-4)

@@ -48,16 +48,15 @@ OPTIMIZERS = [
 def check_against_reference(model, data, optimizer, steps, **options):
     names = ("loss", "accuracy", "margin", "grad_norm", "param_norm", "distance")
     run = mh.train(model, data, steps=steps, optimizer=optimizer, record=names, **options)
-    W, U, history = mh.reference.train(
-        data.X, data.y, model.W, model.U, steps=steps, optimizer=optimizer, scale=model.scale,
-        query=model.query if data.query is None else data.query, weight=data.weight,
-        loss=options.get("loss", "logistic"), wrt=options.get("wrt", ("W", "U")),
+    end, history = mh.reference.train(
+        model, data.X, data.y, steps=steps, optimizer=optimizer,
+        query=data.query, weight=data.weight, **options,
     )  # fmt: skip
     tolerance = TOLERANCE[model.dtype.type]
     assert run.reason == "steps"
     assert run.model.dtype == model.dtype
-    assert difference(run.model.W, W) < tolerance
-    assert difference(run.model.U, U) < tolerance
+    assert difference(run.model.W, end.W) < tolerance
+    assert difference(run.model.U, end.U) < tolerance
     for name in names:
         assert run.history[name].dtype == np.float64
         assert run.steps[name].tolist() == list(range(steps + 1))
@@ -104,7 +103,7 @@ def test_plain_transcription():
     theta = model
     for factor in (1.0, 0.5, 0.25):
         _, g = mh.value_and_grad(theta, data)
-        g = g + mh.Gradients(0.1 * theta.W, 0.1 * theta.U)
+        g = g + mh.Gradients(W=0.1 * theta.W, U=0.1 * theta.U)
         theta = theta - 0.7 * factor * min(1.0, 0.2 / mh.norm(g)) * g
     assert difference(run.model.W, theta.W) < 1e-14  # three roundings of numbers of order one
     assert difference(run.model.U, theta.U) < 1e-14
@@ -147,7 +146,7 @@ def test_no_steps():
     value, _ = mh.value_and_grad(model, data)
     # A sum in another order at most.
     assert abs(run.history["loss"][0] - value) < 1e-15
-    assert (run.step, run.reason, run.stopped) == (0, "steps", False)
+    assert (run.step, run.reason, run.stopped) == (0, "steps", None)
 
 
 @pytest.mark.parametrize("by", ["tensor", "head", "all"])
@@ -171,7 +170,7 @@ def test_thresholds_end_training_at_the_first_step_that_meets_them(name):
     first = int(np.argmax(meets))
     run = mh.train(model, data, steps=60, stop={name: threshold, "loss": -1.0} | {name: threshold},
                    **options)  # fmt: skip
-    assert (run.step, run.reason, run.stopped) == (first, name, True)
+    assert (run.step, run.reason, run.stopped) == (first, name, first)
     assert np.array_equal(run.model.W, full.history["W"][first])
     assert np.array_equal(run.history[name], values[: first + 1])
 
@@ -190,7 +189,7 @@ def test_stop_function():
     first = int(np.argmax(norms > 2.4))
     assert 0 < first < 60
     run = mh.train(model, data, steps=60, stop=stop, **options)
-    assert (run.step, run.reason, run.stopped) == (first, "stop", True)
+    assert (run.step, run.reason, run.stopped) == (first, "stop", first)
     assert asked == list(range(first + 1))
     assert run.steps["loss"].tolist() == sorted({*range(0, first, 10), first})
 
@@ -216,7 +215,7 @@ def test_callback_ends_training():
         model, data, steps=50, optimizer=mh.GradientDescent(0.3), record={"loss": 4},
         callback=lambda k, _: k == 6,
     )  # fmt: skip
-    assert (run.step, run.reason, run.stopped) == (6, "callback", True)
+    assert (run.step, run.reason, run.stopped) == (6, "callback", 6)
     assert run.steps["loss"].tolist() == [0, 4, 6]
     shorter = mh.train(model, data, steps=6, optimizer=mh.GradientDescent(0.3))
     assert shorter.model == run.model
@@ -239,7 +238,7 @@ def test_a_run_that_turns_non_finite_keeps_its_last_point(dtype):
         model, data, steps=50, loss="squared",
         optimizer=mh.GradientDescent(1e3), record=("loss", "W"),
     )  # fmt: skip
-    assert (run.reason, run.stopped) == ("nonfinite", True)
+    assert (run.reason, run.stopped) == ("nonfinite", run.step)
     assert 0 < run.step < 50
     assert np.isfinite(run.history["loss"][:-1]).all()
     assert np.array_equal(run.history["W"][-1], run.model.W, equal_nan=True)
@@ -321,7 +320,7 @@ def test_wrong_arguments(options, error, message):
 
 def test_wrong_data():
     model, data = problem()
-    with pytest.raises(TypeError, match=r"model: .*Classifier or a Run, got str"):
+    with pytest.raises(TypeError, match=r"model: .*Classifier, Layer or Run, got str"):
         mh.train("model", data, **wrong())
     with pytest.raises(TypeError, match=r"y: .*None"):
         mh.train(model, data.X, **wrong())

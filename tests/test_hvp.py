@@ -1,0 +1,212 @@
+"""Products of the Hessian: against the reference's exact formula, jax and finite differences."""
+
+import numpy as np
+import pytest
+
+import mhfast as mh
+from mhfast import _core
+
+N, T, D, HEADS, OUT, RANK, ROWS = 5, 6, 4, 3, 2, 7, 8
+
+CLASSIFIER_LOSSES = ("logistic", "exponential", "linear", "squared")
+LAYER_LOSSES = ("logistic", "squared", "cross_entropy")
+QUERIES = ("self", "token", "external", "prompt")
+
+
+def instance(kind, loss, query, factors, *, dtype=np.float64, seed=0, lengths=False, causal=False):
+    """Return a model, its data as keywords and a direction."""
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return (0.5 * rng.standard_normal(shape)).astype(dtype)
+
+    W = normal(HEADS, D, D)
+    if factors:
+        W = mh.LowRank(normal(HEADS, D, RANK), normal(HEADS, D, RANK) if factors == 2 else None)
+    q = {"self": T, "token": 1, "external": ROWS, "prompt": ROWS}[query]
+    options = {"scale": 0.7, "causal": causal}
+    if query == "token":
+        options["query"] = -2
+    if query == "prompt":
+        options["prompt"] = normal(ROWS, D)
+    if kind == "classifier":
+        model, shape = mh.Classifier(W, normal(HEADS, q, D), **options), (N,)
+    else:
+        model, shape = mh.Layer(W, normal(HEADS, D, OUT), **options), (N, q, OUT)
+    data = {"X": normal(N, T, D)}
+    if query == "external":
+        data["query"] = normal(N, ROWS, D)
+    if lengths:
+        data["lengths"] = np.array([T, 2, 0, 3, 5])
+    if loss == "squared":
+        data["y"] = normal(*shape)
+    elif loss == "cross_entropy":
+        data["y"] = rng.integers(0, OUT, (N, q))
+    else:
+        data["y"] = rng.choice([-1.0, 1.0], shape)
+    data["weight"] = rng.uniform(0.5, 2.0, N).astype(dtype)
+    tangent = mh.Gradients(**{name: normal(*x.shape) for name, x in model.parameters.items()})
+    return model, data, tangent
+
+
+def cases():
+    for kind, losses in (("classifier", CLASSIFIER_LOSSES), ("layer", LAYER_LOSSES)):
+        for k, loss in enumerate(losses):
+            for j, query in enumerate(QUERIES):
+                yield pytest.param(kind, loss, query, (j + k) % 3, id=f"{kind}-{loss}-{query}")
+
+
+def compared(model, data, tangent, loss, product, tolerance):
+    want = mh.reference.hvp(model, data["X"], data["y"], tangent, loss=loss, **rest(data))
+    for name in model.parameters:
+        size = max(np.abs(want[name]).max(), 1e-3)
+        error = np.abs(getattr(product, name) - want[name]).max() / size
+        assert error < tolerance, name
+
+
+def rest(data):
+    return {name: x for name, x in data.items() if name not in ("X", "y")}
+
+
+@pytest.mark.parametrize("isa", _core.available_isas())
+@pytest.mark.parametrize(("kind", "loss", "query", "factors"), list(cases()))
+def test_exact_formula(kind, loss, query, factors, isa):
+    before = _core.active_isa()
+    _core.select_isa(isa)
+    try:
+        model, data, tangent = instance(kind, loss, query, factors)
+        product = mh.hvp(model, data["X"], data["y"], tangent, loss=loss, **rest(data))
+    finally:
+        _core.select_isa(before)
+    # Both sum a few hundred terms in float64.
+    compared(model, data, tangent, loss, product, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["classifier", "layer"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths_and_causal(kind, causal):
+    model, data, tangent = instance(kind, "squared", "self", 0, lengths=True, causal=causal)
+    product = mh.hvp(model, data["X"], data["y"], tangent, loss="squared", **rest(data))
+    compared(model, data, tangent, "squared", product, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["classifier", "layer"])
+def test_float32(kind):
+    model, data, tangent = instance(kind, "logistic", "self", 1, dtype=np.float32)
+    product = mh.hvp(model, data["X"], data["y"], tangent, **rest(data))
+    assert product.Q.dtype == np.float32
+    # Rounding of inputs that the reference takes as they are: a few dozen units of float32.
+    compared(model, data, tangent, "logistic", product, 1e-5)
+
+
+def test_a_still_parameter_is_a_zero_direction():
+    model, data, tangent = instance("classifier", "logistic", "prompt", 2)
+    for name in model.parameters:
+        alone = mh.Gradients(**{name: getattr(tangent, name)})
+        product = mh.hvp(model, data["X"], data["y"], alone, **rest(data))
+        compared(model, data, alone, "logistic", product, 1e-12)
+
+
+def test_rows_of_some_parameters():
+    model, data, tangent = instance("layer", "squared", "external", 2)
+    whole = mh.hvp(model, data["X"], data["y"], tangent, loss="squared", **rest(data))
+    some = mh.hvp(model, data["X"], data["y"], tangent, loss="squared", wrt="K", **rest(data))
+    assert some.Q is None
+    assert np.array_equal(some.K, whole.K)
+
+
+def test_finite_differences_of_the_gradient():
+    model, data, tangent = instance("classifier", "logistic", "self", 0)
+    product = mh.hvp(model, data["X"], data["y"], tangent, **rest(data))
+    step = 1e-5
+    ahead, behind = (
+        mh.value_and_grad(model + s * tangent, data["X"], data["y"], **rest(data))[1]
+        for s in (step, -step)
+    )
+    for name in ("W", "U"):
+        slope = (getattr(ahead, name) - getattr(behind, name)) / (2 * step)
+        # Truncation step^2 and rounding 1e-16 / step both are about 1e-10 here.
+        assert np.abs(getattr(product, name) - slope).max() < 1e-8
+
+
+def test_jax():
+    jax = pytest.importorskip("jax")
+    jax.config.update("jax_enable_x64", True)
+    jnp = jax.numpy
+    model, data, tangent = instance("classifier", "logistic", "self", 0)
+    X, y, w = (jnp.asarray(data[name]) for name in ("X", "y", "weight"))
+
+    def loss(W, U):
+        S = 0.7 * jnp.einsum("ntd,hde,nse->nhts", X, W, X)
+        A = jax.nn.softmax(S, axis=-1)
+        phi = jnp.einsum("nhts,nsd,htd->n", A, X, U) / np.sqrt(HEADS)
+        return (w * jax.nn.softplus(-y * phi)).sum() / w.sum()
+
+    _, want = jax.jvp(jax.grad(loss, (0, 1)), (model.W, model.U), (tangent.W, tangent.U))
+    product = mh.hvp(model, data["X"], data["y"], tangent, **rest(data))
+    for got, expected in zip((product.W, product.U), want, strict=True):
+        # jax subtracts the row sums without centring them: a few more roundings.
+        assert np.abs(got - expected).max() / np.abs(expected).max() < 1e-11
+
+
+def test_tiles_of_long_sequences():
+    rng = np.random.default_rng(3)
+    tokens = 700
+    model = mh.Classifier.gaussian(2, tokens, 3, std=0.3, seed=1)
+    X, y = rng.standard_normal((2, tokens, 3)), np.array([1.0, -1.0])
+    tangent = mh.Gradients(W=rng.standard_normal((2, 3, 3)), U=rng.standard_normal((2, tokens, 3)))
+    want = mh.reference.hvp(model, X, y, tangent)
+    got = mh.hvp(model, X, y, tangent)
+    for name in ("W", "U"):
+        # Sums of half a million terms.
+        error = np.abs(getattr(got, name) - want[name]).max() / np.abs(want[name]).max()
+        assert error < 1e-11
+
+
+def test_threads_give_equal_bits():
+    model, data, tangent = instance("classifier", "logistic", "self", 0)
+    X, y = np.tile(data["X"], (40, 1, 1)), np.tile(data["y"], 40)
+    products = [mh.hvp(model, X, y, tangent, num_threads=k) for k in (1, 2, 3)]
+    for product in products[1:]:
+        assert np.array_equal(product.W, products[0].W)
+        assert np.array_equal(product.U, products[0].U)
+
+
+def test_runs():
+    parts = [instance("layer", "squared", "self", 1, seed=seed) for seed in (1, 2, 3)]
+    stacked = mh.stack([model for model, _, _ in parts])
+    data = {name: np.stack([d[name] for _, d, _ in parts]) for name in parts[0][1]}
+    tangent = mh.Gradients(
+        Q=np.stack([t.Q for _, _, t in parts]), V=np.stack([t.V for _, _, t in parts])
+    )
+    product = mh.hvp(stacked, data["X"], data["y"], tangent, loss="squared", **rest(data))
+    for r, (model, alone, along) in enumerate(parts):
+        one = mh.hvp(model, alone["X"], alone["y"], along, loss="squared", **rest(alone))
+        assert np.array_equal(product.Q[r], one.Q)
+        assert np.array_equal(product.V[r], one.V)
+
+
+def test_symmetry():
+    model, data, v = instance("layer", "cross_entropy", "prompt", 2)
+    _, _, w = instance("layer", "cross_entropy", "prompt", 2, seed=9)
+    options = {"loss": "cross_entropy", **rest(data)}
+    vHw = mh.dot(v, mh.hvp(model, data["X"], data["y"], w, **options))
+    wHv = mh.dot(w, mh.hvp(model, data["X"], data["y"], v, **options))
+    # Two orders of summing the same terms.
+    assert abs(vHw - wHv) < 1e-12 * max(abs(vHw), 1.0)
+
+
+def test_what_the_direction_may_be():
+    model, data, _ = instance("classifier", "logistic", "self", 0)
+    X, y = data["X"], data["y"]
+    with pytest.raises(TypeError, match="tangent: expected Gradients, got NoneType"):
+        mh.hvp(model, X, y)
+    with pytest.raises(ValueError, match="tangent: expected parameters of the model, W, U, got V"):
+        mh.hvp(model, X, y, mh.Gradients(V=np.zeros((HEADS, D, OUT))))
+    with pytest.raises(ValueError, match=r"tangent.W: expected shape \(3, 4, 4\), got \(3, 4, 5\)"):
+        mh.hvp(model, X, y, mh.Gradients(W=np.zeros((HEADS, D, D + 1))))
+    with pytest.raises(TypeError, match=r"tangent.W: expected dtype float64"):
+        mh.hvp(model, X, y, mh.Gradients(W=np.zeros((HEADS, D, D), np.float32)))
+    as_model = mh.hvp(model, X, y, model, **rest(data))
+    as_gradients = mh.hvp(model, X, y, mh.Gradients(W=model.W, U=model.U), **rest(data))
+    assert np.array_equal(as_model.W, as_gradients.W)

@@ -1,0 +1,343 @@
+"""Tangent kernel, its margin with certificates, good initialization and realizability."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import theory_instances as instances
+
+import mhfast as mh
+from mhfast import theory
+
+
+def problem(seed: int, q: int | None = None, **keywords: Any) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((6, 3, 5))
+    data = mh.Dataset(X, np.where(np.arange(6) % 3 == 0, 1.0, -1.0))
+    return instances.classifier(rng, 7, 5, q or 3, 1.0, **keywords), data
+
+
+def jacobian(model: mh.Classifier, data: mh.Dataset) -> Any:
+    Z = instances.side(model, data)
+    return instances.outputs_and_jacobian(model.W, model.U, data.X, Z, model.scale)[1]
+
+
+@pytest.mark.parametrize(
+    ("q", "keywords"),
+    [(None, {}), (None, {"scale": -0.7}), (1, {"query": -1}), (1, {"query": 1, "scale": 2.0})],
+)
+def test_kernel_is_the_jacobian_times_itself(q: int | None, keywords: dict[str, Any]) -> None:
+    model, data = problem(0, q, **keywords)
+    J = jacobian(model, data)
+    K = theory.ntk(model, data.X)
+    np.testing.assert_allclose(K, J @ J.T, rtol=0, atol=1e-12 * np.abs(K).max())  # rounding
+    assert (K == K.T).all()
+    of_W = J[:, : model.W.size]
+    np.testing.assert_allclose(
+        theory.ntk(model, data.X, wrt="W"), of_W @ of_W.T, rtol=0, atol=1e-12 * np.abs(K).max()
+    )
+    other = mh.Dataset(data.X[:4] + 1, np.ones(4))
+    K2 = theory.ntk(model, data.X, other.X)
+    J2 = jacobian(model, other)
+    np.testing.assert_allclose(K2, J @ J2.T, rtol=0, atol=1e-12 * np.abs(K2).max())
+
+
+def test_kernel_is_that_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    model, data = problem(2)
+    X = torch.tensor(np.array(data.X))
+
+    def outputs(W: Any, U: Any) -> Any:
+        S = torch.einsum("nqd,hde,nte->nhqt", X, W, X)
+        pooled = torch.einsum("nhqt,nte->nhqe", torch.softmax(S, -1), X)
+        return torch.einsum("nhqe,hqe->n", pooled, U) / 7**0.5
+
+    parameters = tuple(torch.tensor(np.array(a)) for a in (model.W, model.U))
+    jacobians = torch.autograd.functional.jacobian(outputs, parameters)
+    J = np.concatenate([j.reshape(data.n, -1).numpy() for j in jacobians], axis=1)
+    K = theory.ntk(model, data)
+    np.testing.assert_allclose(K, J @ J.T, rtol=0, atol=1e-12 * np.abs(K).max())  # rounding
+
+
+def test_kernel_with_external_queries() -> None:
+    model, data = problem(1, 4)
+    Z = np.random.default_rng(2).standard_normal((6, 4, 5))
+    own = mh.Dataset(data.X, data.y, query=Z)
+    J = jacobian(model, own)
+    asked = mh.Classifier(model.W, model.U, query=Z)
+    for K in (theory.ntk(model, own), theory.ntk(asked, data.X)):
+        np.testing.assert_allclose(K, J @ J.T, rtol=0, atol=1e-12 * np.abs(K).max())
+
+
+def own_jacobian(model: mh.Classifier, data: mh.Dataset, names: tuple[str, ...]) -> Any:
+    """Gradients of every output, one call a sample: minus those of the linear loss."""
+    rows = []
+    for i in range(data.n):
+        _, g = mh.value_and_grad(model, data.subset([i]), loss="linear", wrt=names)
+        rows.append(np.concatenate([getattr(g, name).ravel() for name in names]))
+    return -data.y[:, None] * np.array(rows)
+
+
+@pytest.mark.parametrize("kind", ["factors", "one row", "tied", "prompt", "causal", "lengths"])
+def test_kernel_of_the_whole_family(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    X = rng.standard_normal((6, 3, 5))
+    lengths = [3, 1, 2, 0, 3, 2] if kind == "lengths" else None
+    data = mh.Dataset(X, np.where(np.arange(6) % 3 == 0, 1.0, -1.0), lengths=lengths)
+    U, W = rng.standard_normal((7, 3, 5)), rng.standard_normal((7, 5, 5)) / 3
+    Q, K = rng.standard_normal((2, 7, 5, 2)) / 2
+    factors, prompt = mh.LowRank(Q, K), rng.standard_normal((3, 5))
+    model = {
+        "factors": mh.Classifier(factors, U, scale=1.5),
+        "one row": mh.Classifier(factors, U[:, :1], query=1, causal=True),
+        "tied": mh.Classifier(mh.LowRank(Q), U),
+        "prompt": mh.Classifier(W, U, prompt=prompt, scale=-0.5),
+        "causal": mh.Classifier(W, U, causal=True),
+        "lengths": mh.Classifier(W, U),
+    }[kind]
+    names = tuple(model.parameters)
+    for wrt in (None, *names):
+        J = own_jacobian(model, data, names if wrt is None else (wrt,))
+        K = theory.ntk(model, data, wrt=wrt)
+        np.testing.assert_allclose(K, J @ J.T, rtol=0, atol=1e-12 * np.abs(K).max())  # rounding
+
+
+def test_runs_are_treated_one_by_one() -> None:
+    models = mh.Classifier.gaussian(2, 3, 5, std=0.5, seed=[1, 2, 3])
+    _, data = problem(0)
+    K, margins = theory.ntk(models, data), theory.ntk_margin(models, data)
+    assert K.shape == (3, 6, 6)
+    assert margins.gap.shape == (3,)
+    for r in range(3):
+        own = theory.ntk_margin(models[r], data)
+        np.testing.assert_array_equal(K[r], theory.ntk(models[r], data))
+        assert margins.margin[r] == own.margin
+        assert margins.direction[r] == own.direction
+        report = theory.good_initialization(models, data)
+        assert report.output[r] == theory.good_initialization(models[r], data).output
+    two = mh.data.tokenized_mixture(6, 5, 7, seed=[1, 2])
+    with pytest.raises(ValueError, match="X: expected the R = 3 runs of the model, got 2"):
+        theory.ntk(mh.Classifier.zeros(2, 5, 7, runs=3), two)
+    each = theory.ntk(mh.Classifier.zeros(2, 5, 7), two)
+    np.testing.assert_array_equal(each[1], theory.ntk(mh.Classifier.zeros(2, 5, 7), two.run(1)))
+
+
+def test_kernel_does_not_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = problem(3)
+    whole = theory.ntk(model, data.X)
+    monkeypatch.setattr("mhfast.theory.kernel.BLOCK", 40)  # two samples, one row of W
+    # The same products, summed in another order.
+    np.testing.assert_allclose(theory.ntk(model, data.X), whole, rtol=0, atol=1e-13 * whole.max())
+
+
+def test_gradients_of_all_samples_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(6)
+    X = rng.standard_normal((60, 2, 100))
+    model = instances.classifier(rng, 3, 100, 2, 1.0)
+    monkeypatch.setattr("mhfast.theory.kernel.BLOCK", 1 << 14)
+    theory.ntk(model, X[:2])  # what the first call imports and keeps does not count
+    tracemalloc.start()
+    theory.ntk(model, X)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # One head's gradients by W take 4.8 MB; X takes .1 MB, K .03 MB and a block .13 MB.
+    assert peak < 2e6
+
+
+def test_kernel_in_float32() -> None:
+    model, data = problem(4)
+    single = mh.Classifier(model.W.astype(np.float32), model.U.astype(np.float32))
+    K = theory.ntk(single, data.X.astype(np.float32))
+    assert K.dtype == np.float32
+    exact = theory.ntk(model, data.X)
+    # A few hundred products of numbers rounded to 6e-8.
+    np.testing.assert_allclose(K, exact, rtol=0, atol=3e-6 * np.abs(exact).max())
+
+
+def test_kernel_in_saturation() -> None:
+    """Two tokens whose logits differ by a gap: ∂Φ/∂W is z (x_0 - x_1)ᵀ c / (2 + 2 cosh gap)."""
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((2, 2, 5))
+    X[:, :, 0] = 1
+    X[:, :, 1] = [1, 0]
+    W = np.zeros((1, 5, 5))
+    W[0, 0, 1] = 200.0
+    U = rng.standard_normal((1, 1, 5))
+    model = mh.Classifier(W, U, query=-1)
+    apart = X[:, 0] - X[:, 1]
+    slopes = (U[0, 0] @ apart.T) / (2 + 2 * np.cosh(200.0))
+    features = slopes[:, None, None] * X[:, 1, :, None] * apart[:, None]
+    exact = np.tensordot(features, features, axes=([1, 2], [1, 2]))
+    # exp and a few products; the textbook formula has no digit right here.
+    np.testing.assert_allclose(theory.ntk(model, X, wrt="W"), exact, rtol=1e-12)
+
+
+def test_margin_is_that_of_a_support_vector_machine() -> None:
+    svm = pytest.importorskip("sklearn.svm")
+    for seed in range(5):
+        model, data = problem(seed)
+        found = theory.ntk_margin(model, data)
+        features = jacobian(model, data)
+        G = data.y[:, None] * (features @ features.T) * data.y
+        # No bias: all constraints y_i ⟨f_i, w⟩ ≥ 1 become one class against its mirror image.
+        K = np.block([[G, -G], [-G, G]])
+        machine = svm.SVC(kernel="precomputed", C=1e8, tol=1e-8)
+        machine.fit(K, np.repeat([1, -1], data.n))
+        a = np.zeros(2 * data.n)
+        a[machine.support_] = machine.dual_coef_[0]
+        margin = math.sqrt(2) / math.sqrt(a @ K @ a)
+        assert found.margin == pytest.approx(margin, rel=1e-4)
+        assert found.separable
+        assert 0 <= found.gap + 1e-12 <= 1e-9 * found.margin + 1e-12
+
+
+def test_margin_certifies_itself() -> None:
+    model, data = problem(7)
+    found = theory.ntk_margin(model, data)
+    J = data.y[:, None] * jacobian(model, data)
+    direction = np.concatenate([found.direction.W.ravel(), found.direction.U.ravel()])
+    assert np.linalg.norm(direction) == pytest.approx(math.sqrt(2), rel=1e-13)
+    np.testing.assert_allclose(J @ direction, found.margins, rtol=1e-10)
+    assert found.margin == found.margins.min()
+    assert found.weights.min() >= 0
+    assert found.weights.sum() == pytest.approx(1, rel=1e-14)
+    assert found.dual == pytest.approx(math.sqrt(2) * np.linalg.norm(found.weights @ J), rel=1e-10)
+    assert abs(found.gap) < 1e-10 * found.margin
+    only_U = theory.ntk_margin(model, data, wrt="U")
+    assert only_U.direction.W is None
+    assert 0 < only_U.margin < found.margin
+
+
+def test_features_that_are_not_separable() -> None:
+    model, data = problem(8)
+    twice = mh.Dataset(np.concatenate([data.X, data.X[:1]]), np.append(data.y, -data.y[0]))
+    found = theory.ntk_margin(model, twice)
+    assert found.margin == 0
+    assert not found.separable
+    J = twice.y[:, None] * jacobian(model, twice)
+    # The two copies of a sample with both labels cancel: 0 is in the hull, up to rounding of K.
+    assert np.linalg.norm(found.weights @ J) < 1e-7 * np.linalg.norm(J, axis=1).max()
+    assert found.weights.sum() == pytest.approx(1, rel=1e-14)
+    assert found.weights.min() >= 0
+    assert found.dual < 1e-6
+
+
+def test_margin_with_lengths_certifies_itself() -> None:
+    model, data = problem(9)
+    short = mh.Dataset(data.X, data.y, lengths=[3, 1, 2, 2, 3, 1])
+    found = theory.ntk_margin(model, short)
+    J = short.y[:, None] * own_jacobian(model, short, ("W", "U"))
+    direction = np.concatenate([found.direction.W.ravel(), found.direction.U.ravel()])
+    np.testing.assert_allclose(J @ direction, found.margins, rtol=1e-10)  # as above
+    assert found.margin < theory.ntk_margin(model, data).margin
+    assert abs(found.gap) < 1e-10 * found.margin
+
+
+def test_margin_in_float32() -> None:
+    model, data = problem(7)
+    single = mh.Classifier(model.W.astype(np.float32), model.U.astype(np.float32))
+    few = mh.Dataset(data.X.astype(np.float32), data.y)
+    found, exact = theory.ntk_margin(single, few), theory.ntk_margin(model, data)
+    # Arrays are rounded to 6e-8; what follows is float64.
+    assert found.margin == pytest.approx(exact.margin, rel=1e-5)
+    assert abs(found.gap) < 1e-10 * found.margin
+    assert (single + 0.5 * found.direction).dtype == np.float32
+    with pytest.raises(TypeError, match="X: expected dtype float32, that of the model"):
+        theory.ntk_margin(single, data)
+
+
+def test_margin_at_a_dead_start() -> None:
+    X = np.zeros((3, 2, 5))
+    found = theory.ntk_margin(mh.Classifier.zeros(2, 2, 5), mh.Dataset(X, [1, -1, 1]))
+    assert (found.margin, found.dual) == (0, 0)
+
+
+@pytest.mark.parametrize("n", [90, pytest.param(1000, marks=pytest.mark.slow)])
+def test_gap_on_many_samples(n: int) -> None:
+    data = mh.data.planted_attention(n, 10, 20, 4, seed=0)
+    model = mh.Classifier.gaussian(16, 10, 20, std=0.1, seed=1)
+    found = theory.ntk_margin(model, data)
+    assert abs(found.gap) < 1e-6 * found.margin
+
+
+def test_good_initialization_of_three_starts() -> None:
+    data = mh.data.tokenized_mixture(30, 10, 9, seed=0)
+    zeros = theory.good_initialization(mh.Classifier.zeros(4, 10, 9), data)
+    assert (zeros.head_norm, zeros.output) == (0, 0)
+    # At zero only the linear part separates, with the U direction alone: sqrt(2) times its part.
+    margins = theory.mixture_margins(10, relevant_fraction=0.2, norm=1, contexts=4)
+    assert zeros.margin >= math.sqrt(2) * margins.linear * (1 - 1e-12)
+    for start in (
+        mh.Classifier.gaussian(4, 10, 9, std=0.3, seed=1),
+        mh.Classifier.random_step(data, 4, seed=1),
+    ):
+        report = theory.good_initialization(start, data)
+        both = np.concatenate([start.W.reshape(4, -1), start.U.reshape(4, -1)], axis=1)
+        assert report.head_norm == pytest.approx(np.linalg.norm(both, axis=1).max(), rel=1e-14)
+        assert report.output == np.abs(start(data)).max()
+        assert report.margin == theory.ntk_margin(start, data).margin > 0
+
+
+def small_tokens(H: int) -> tuple[mh.Classifier, mh.Dataset]:
+    """Tokens so short and heads so many that the guarantees apply."""
+    data = mh.data.tokenized_mixture(12, 10, 7, relevant_fraction=0.5, norm=0.1, seed=0)
+    return mh.Classifier.random_step(data, H, seed=0), data
+
+
+def test_realizability_holds_where_its_condition_is_met() -> None:
+    model, data = small_tokens(2000)
+    epsilon = [0.5, 0.2, 0.05]
+    curve = theory.realizability(model, data, epsilon=epsilon)
+    assert curve.met.all()
+    assert (curve.loss <= curve.epsilon).all()
+    # Not by far: with B < log(1/ε) the margin is at most 3 log(1/ε) + BΦ along a straight line.
+    assert (curve.loss >= curve.epsilon**4 / 2).all()
+    step = curve.distance / math.sqrt(2)
+    tangent = curve.start.tangent
+    moved = model + float(step[1]) * tangent.direction
+    assert mh.value_and_grad(moved, data)[0] == pytest.approx(curve.loss[1], rel=1e-12)
+    heads = np.sqrt((tangent.direction.U**2).sum((1, 2)) + (tangent.direction.W**2).sum((1, 2)))
+    np.testing.assert_allclose(curve.head_distance, step * heads.max(), rtol=1e-12)
+    assert (np.diff(curve.distance) > 0).all()
+
+
+def test_realizability_says_where_it_promises_nothing() -> None:
+    model, data = small_tokens(1)
+    curve = theory.realizability(model, data, epsilon=[0.1])
+    assert not curve.met.any()
+    assert curve.heads_factor[0] < 1
+    B = max(curve.start.output, 1e-3)
+    expected = math.sqrt(2) * (2 * B + math.log(10)) / curve.start.margin
+    assert curve.distance[0] == pytest.approx(expected, rel=1e-13)
+
+
+def test_travelled() -> None:
+    model, data = small_tokens(3)
+    run = mh.train(
+        model, data, steps=30, optimizer=mh.GradientDescent(20.0), record=("loss", "distance")
+    )
+    loss, distance = run.history["loss"], run.history["distance"]
+    asked = [(loss[4] + loss[5]) / 2, loss[-1] / 2]
+    found = theory.travelled(run, asked)
+    assert found[0] == distance[5]
+    assert np.isnan(found[1])
+
+
+def test_errors() -> None:
+    model, data = problem(0)
+    with pytest.raises(ValueError, match="wrt: expected names from W, U, got 'V'"):
+        theory.ntk(model, data, wrt="V")
+    with pytest.raises(ValueError, match=r"y: expected -1 or 1, got 0\.5 at index 1"):
+        theory.ntk_margin(model, data.X[:2], [1.0, 0.5])
+    with pytest.raises(ValueError, match=r"epsilon: expected a sequence of losses in \(0, 1\)"):
+        theory.realizability(model, data, epsilon=[2.0])
+    twice = mh.Dataset(np.concatenate([data.X, data.X]), np.concatenate([data.y, -data.y]))
+    with pytest.raises(ValueError, match="got margin 0"):
+        theory.realizability(model, twice, epsilon=[0.1])
+    run = mh.train(model, data, steps=2, optimizer=mh.GradientDescent(0.1))
+    with pytest.raises(ValueError, match="run: expected loss and distance"):
+        theory.travelled(run, [0.1])
