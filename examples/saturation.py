@@ -32,10 +32,10 @@ def errors(gap, seed):
     W[0, 0, 1] = gap
     apart = X[0, 0].astype(float) - X[0, 1]
     exact = np.outer(X[0, 1], -apart) * (U[0, 0] @ apart) / (2 + 2 * np.cosh(gap))
-    found = [mh.reference.textbook_value_and_grad(X, [1], W, U, query=-1, loss="linear")[1]]
-    for dtype in (np.float64, np.float32):
-        model = mh.Classifier(W.astype(dtype), U.astype(dtype), query=-1)
-        found.append(mh.value_and_grad(model, X.astype(dtype), [1], loss="linear")[1].W)
+    models = [mh.Classifier(W.astype(t), U.astype(t), query=-1) for t in (np.float64, np.float32)]
+    found = [mh.reference.textbook_value_and_grad(models[0], X, [1], loss="linear")[1]["W"]]
+    for model in models:
+        found.append(mh.value_and_grad(model, X.astype(model.dtype), [1], loss="linear")[1].W)
     return [np.abs(g[0] - exact).max() / np.abs(exact).max() for g in found]
 
 
