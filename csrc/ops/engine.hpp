@@ -185,6 +185,9 @@ class Engine {
   void write_layer_outputs(const Slab& slab, const Room& room) const;
   template <class Emit>
   void measure_layer(Totals* totals, const Slab& slab, const Room& room, const Emit& emit) const;
+  template <class Emit>
+  void measure_squares(const real* f, const real* y, const double* w, int first_entry,
+                       std::ptrdiff_t at, RowLoss* rows, const Emit& emit) const;
   void differentiate_layer(int chunk, const Slab& slab, Room& room);
   void differentiate_layer_scaled(int chunk, const Slab& slab, Room& room);
   void add_layer_gradient(int chunk, int head, const Slab& slab, Room& room, const real* g) const;

@@ -11,6 +11,11 @@
 #include "engine.hpp"
 
 namespace mhfast {
+namespace {
+
+constexpr int kMostLanes = 16;
+
+}  // namespace
 
 template <class real>
 void Engine<real>::lay_out_layer(Layout& layout, Room& room) {
@@ -63,23 +68,59 @@ void Engine<real>::measure_layer(Totals* totals, const Slab& slab, const Room& r
       const std::ptrdiff_t at = (std::ptrdiff_t(u) * slab.rows + t) * outputs;
       const real* f = room.f + at;
       const real* y = slab.y + u * target_size_ + (slab.first_row + t) * row_targets;
+      double w[kMostLanes];
       for (int l = 0; l < L; ++l) {
         const int entry = u * L + l;
-        const double w = entry < count ? data_.weight_of(run_of(entry), sample_of(slab, entry),
-                                                         slab.first_row + t)
-                                       : 0.0;
-        if (w == 0) {  // whatever the outputs are
-          for (int o = 0; o < s.p; ++o) emit(at + o * L + l, entry, 0.0);
-          continue;
-        }
-        const RowLoss row =
-            row_loss(loss_, f + l, y + l, L, s.p, totals_wanted_,
-                     [&](int o, double slope) { emit(at + o * L + l, entry, w * slope); });
-        Totals& total = totals[lane_of(entry)];
-        total.loss += w * row.value;
-        total.correct += w * row.correct;
-        total.margin = std::min(total.margin, row.margin);
+        w[l] = entry < count
+                   ? data_.weight_of(run_of(entry), sample_of(slab, entry), slab.first_row + t)
+                   : 0.0;
       }
+      RowLoss rows[kMostLanes];
+      if (loss_ == Loss::kSquared) {
+        measure_squares(f, y, w, u * L, at, rows, emit);
+      } else {
+        for (int l = 0; l < L; ++l) {
+          const auto emit_weighted = [&](int o, double slope) {
+            emit(at + o * L + l, u * L + l, w[l] * slope);
+          };
+          if (w[l] != 0)
+            rows[l] = row_loss(loss_, f + l, y + l, L, s.p, totals_wanted_, emit_weighted);
+          else  // whatever the outputs are
+            for (int o = 0; o < s.p; ++o) emit(at + o * L + l, u * L + l, 0.0);
+        }
+      }
+      for (int l = 0; l < L; ++l) {
+        if (w[l] == 0) continue;
+        Totals& total = totals[lane_of(u * L + l)];
+        total.loss += w[l] * rows[l].value;
+        total.correct += w[l] * rows[l].correct;
+        total.margin = std::min(total.margin, rows[l].margin);
+      }
+    }
+}
+
+/// The squared losses of a row, all lanes at a time.
+template <class real>
+template <class Emit>
+void Engine<real>::measure_squares(const real* f, const real* y, const double* w, int first_entry,
+                                   std::ptrdiff_t at, RowLoss* rows, const Emit& emit) const {
+  const int L = kernels_.lanes, p = data_.shape.p;
+  double value[kMostLanes] = {};
+  for (int o = 0; o < p; ++o, f += L, y += L, at += L)
+    for (int l = 0; l < L; ++l) {
+      const double r = w[l] == 0 ? 0.0 : double(f[l]) - double(y[l]);
+      value[l] += r * r;
+      emit(at + l, first_entry + l, w[l] * (2 * r));
+    }
+  for (int l = 0; l < L; ++l) rows[l].value = value[l];
+  if (!totals_wanted_) return;
+  f -= std::ptrdiff_t(p) * L;
+  y -= std::ptrdiff_t(p) * L;
+  for (int o = 0; o < p; ++o, f += L, y += L)
+    for (int l = 0; l < L; ++l) {
+      const double margin = double(f[l]) * double(y[l]);
+      rows[l].correct += margin > 0 ? 1.0 : 0.0;
+      rows[l].margin = std::min(rows[l].margin, margin);
     }
 }
 

@@ -101,14 +101,6 @@ inline RowLoss row_loss(Loss loss, const real* f, const real* y, std::ptrdiff_t 
                         bool values, const Emit& emit) {
   if (loss == Loss::kCrossEntropy) return cross_entropy(f, y, stride, p, emit);
   RowLoss row;
-  if (loss == Loss::kSquared && !values) {  // the usual step of training
-    for (int o = 0; o < p; ++o) {
-      const double r = double(f[o * stride]) - double(y[o * stride]);
-      row.value += r * r;
-      emit(o, 2 * r);
-    }
-    return row;
-  }
   for (int o = 0; o < p; ++o) {
     const double output = double(f[o * stride]), label = double(y[o * stride]);
     const LossTerm term = loss_term(loss, output, label, values);

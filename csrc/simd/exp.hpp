@@ -58,7 +58,7 @@ inline Vec<real> power_of_two(Vec<real> y) {
 
 /// exp(x - k log 2), for the k nearest to x / log 2.
 template <class real>
-inline Vec<real> exp_of_rest(Vec<real> x, Vec<real> k) {
+__attribute__((always_inline)) inline Vec<real> exp_of_rest(Vec<real> x, Vec<real> k) {
   using C = ExpConstants<real>;
   const Vec<real> r = (x - k * C::kLn2High) - k * C::kLn2Low;
   Vec<real> q = broadcast<real>(C::kQ[0]);
@@ -67,9 +67,10 @@ inline Vec<real> exp_of_rest(Vec<real> x, Vec<real> k) {
   return (r * r) * q + r + real(1);
 }
 
-/// For x <= 0. Results below the normal range are 0.
+/// For x <= 0. Results below the normal range are 0. Always inlined: it is called once for each
+/// weight, and compilers find it too long where its callers are many.
 template <class real>
-inline Vec<real> exp_flushed(Vec<real> x) {
+__attribute__((always_inline)) inline Vec<real> exp_flushed(Vec<real> x) {
   using C = ExpConstants<real>;
   x = C::kLowestNormal > x ? broadcast<real>(C::kLowestNormal) : x;
   const Vec<real> biased = x * C::kLog2e + C::kRoundBiased;
