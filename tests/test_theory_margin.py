@@ -327,6 +327,32 @@ def test_travelled() -> None:
     assert np.isnan(found[1])
 
 
+@pytest.mark.parametrize("runs", [None, 2])
+def test_travelled_by_the_head_that_went_farthest(runs: int | None) -> None:
+    model, data = small_tokens(3)
+    if runs:
+        model = mh.stack([model, model])
+    lr = 20.0 if runs is None else [20.0, 10.0]
+    run = mh.train(
+        model, data, steps=30, optimizer=mh.GradientDescent(lr), record=("loss", "W", "U")
+    )
+    for alone in [run] if runs is None else [run[0], run[1]]:
+        loss, W, U = (alone.history[name] for name in ("loss", "W", "U"))
+        asked = [(loss[4] + loss[5]) / 2, loss[-1] / 2]
+        heads = [
+            np.sqrt(((W[5, h] - W[0, h]) ** 2).sum() + ((U[5, h] - U[0, h]) ** 2).sum())
+            for h in range(model.heads)
+        ]
+        found = theory.travelled(alone, asked, per_head=True)
+        assert found[0] == pytest.approx(max(heads), rel=1e-14)
+        assert np.isnan(found[1])
+    if runs:
+        together = theory.travelled(run, asked, per_head=True)
+        np.testing.assert_array_equal(together[1], found)
+    with pytest.raises(ValueError, match="run: expected loss and distance recorded"):
+        theory.travelled(run, asked)
+
+
 def test_errors() -> None:
     model, data = problem(0)
     with pytest.raises(ValueError, match="wrt: expected names from W, U, got 'V'"):

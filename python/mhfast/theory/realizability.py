@@ -124,14 +124,23 @@ def realizability(
     )
 
 
-def travelled(run: Run, epsilon: Sequence[float] | npt.NDArray[np.floating]) -> Array:
+def travelled(
+    run: Run,
+    epsilon: Sequence[float] | npt.NDArray[np.floating],
+    *,
+    per_head: bool = False,
+) -> Array:
     """Return how far training had travelled when its loss first was at most each ε.
 
     Parameters
     ----------
     run : Run
-        With "loss" and "distance" recorded at the same steps.
+        With "loss" and "distance" recorded at the same steps, from step 0 on; for `per_head` with
+        "loss", "W" and "U".
     epsilon : sequence of float
+    per_head : bool
+        The largest distance that a single head travelled, max_h ‖θ_h - θ0_h‖, in place of that of
+        all heads together: what is to be compared with `Realizability.head_distance`.
 
     Returns
     -------
@@ -143,15 +152,28 @@ def travelled(run: Run, epsilon: Sequence[float] | npt.NDArray[np.floating]) -> 
         The run has not these records.
     """
     targets = _targets(epsilon)
+    names = ("W", "U") if per_head else ("distance",)
     steps = run.steps
-    if not {"loss", "distance"} <= steps.keys() or not np.array_equal(
-        steps["loss"], steps["distance"]
+    if not {"loss", *names} <= steps.keys() or any(
+        not np.array_equal(steps["loss"], steps[name]) for name in names
     ):
-        raise ValueError("run: expected loss and distance recorded at the same steps")
-    loss, distance = run.history["loss"], run.history["distance"]
+        raise ValueError(f"run: expected loss and {', '.join(names)} recorded at the same steps")
+    loss = run.history["loss"]
+    distance = _largest_of_heads(run) if per_head else run.history["distance"]
     reached = loss[..., None, :] <= targets[:, None]
     first = np.take_along_axis(distance, reached.argmax(axis=-1), axis=-1)
     return np.where(reached.any(axis=-1), first, np.nan)
+
+
+def _largest_of_heads(run: Run) -> Array:
+    """Return max_h of the distance of head h from its start, a number for each recorded step."""
+    from_first = run.runs is not None  # the axis of steps is behind that of runs
+    squares = 0.0
+    for name in ("W", "U"):
+        path = np.moveaxis(run.history[name], int(from_first), 0).astype(np.float64)
+        squares = squares + ((path - path[0]) ** 2).sum(axis=(-2, -1))
+    largest: Array = np.moveaxis(np.sqrt(squares).max(axis=-1), 0, int(from_first))
+    return largest
 
 
 def _step(
