@@ -263,8 +263,7 @@ void HessianProduct<real>::load_readout(std::vector<real>& value, std::vector<re
 
 template <class real>
 void HessianProduct<real>::find_limits(std::ptrdiff_t i, const Tile& tile, Room& room) const {
-  for (int t = 0; data_.is_limited() && t < tile.padded; ++t)
-    room.limits[t] = real(t < tile.rows ? data_.limit(i, 0, tile.first + t) : s_.T);
+  if (data_.is_limited()) data_.write_limits(i, tile.first, tile.rows, tile.padded, room.limits);
 }
 
 /// P = z W, S = P X^T and their moves, then A and its relative move.

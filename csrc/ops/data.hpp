@@ -45,6 +45,11 @@ struct Data {
   }
   bool is_limited() const { return lengths || causal; }
 
+  /// Limits of rows `first` to `first + rows` of a sample where rows are lanes; none to `padded`.
+  void write_limits(std::ptrdiff_t sample, int first, int rows, int padded, real* to) const {
+    for (int t = 0; t < padded; ++t) to[t] = real(t < rows ? limit(sample, 0, first + t) : shape.T);
+  }
+
   /// Rows of a self-attention that are beyond the sample's length are of no weight.
   double weight_of(int run_index, std::ptrdiff_t sample, int row) const {
     if (shape.is_layer() && row >= rows_of(run_index, sample)) return 0.0;

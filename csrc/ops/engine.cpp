@@ -299,9 +299,8 @@ void Engine<real>::find_limits(const Slab& slab, Room& room) const {
         }
     return;
   }
-  for (int i = 0; i < slab.samples; ++i)
-    for (int t = 0; t < int(rows_size_); ++t)
-      *to++ = real(t < s.q ? data_.limit(slab.first_sample + i, 0, t) : s.T);
+  for (int i = 0; i < slab.samples; ++i, to += rows_size_)
+    data_.write_limits(slab.first_sample + i, 0, s.q, int(rows_size_), to);
 }
 
 template <class real>

@@ -82,8 +82,7 @@ void Engine<real>::run_tile_unit(Pass pass, int unit, Room& room) {
     kernels_.pack_rows(x, s.T, s.d, TL, room.x);
     if (!data_.self) kernels_.pack_rows(data_.z + sample * s.q * s.d, s.q, s.d, qL, room.z);
     if (gradient) kernels_.scale_rows(x, real(1), s.T, s.d, dL, room.x_rows);
-    for (int t = 0; data_.is_limited() && t < qL + L; ++t)
-      room.limits[t] = real(t < s.q ? data_.limit(sample, 0, t) : s.T);
+    if (data_.is_limited()) data_.write_limits(sample, 0, s.q, qL + L, room.limits);
     room.packed_sample = gradient ? sample : -1;
   }
   real* gW = gradient ? tile_slab_.gradients + unit * tile_gradient_size_ : nullptr;

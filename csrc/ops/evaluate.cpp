@@ -234,8 +234,7 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
       kernels.pack_rows(data.x + i * s.T * s.d, s.T, s.d, TL, room.x);
       if (room.z != room.x && !s.shared_query)
         kernels.pack_rows(data.z + i * s.q * s.d, s.q, s.d, qL, room.z);
-      for (int t = 0; in.limits && t < qL; ++t)
-        room.limits[t] = real(t < s.q ? data.limit(i, 0, t) : s.T);
+      if (in.limits) data.write_limits(i, 0, s.q, qL, room.limits);
       for (int h = 0; h < s.H; ++h) {
         in.w = w + h * dd;
         kernels.scores_rows(in);

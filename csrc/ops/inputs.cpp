@@ -157,8 +157,7 @@ void InputGradients<real>::differentiate(std::ptrdiff_t i, Room<real>& room) con
   const int L = kernels_.lanes, qL = int(round_up(s.q, L)), TL = int(round_up(s.T, L));
   kernels_.pack_rows(data_.x + i * s.T * s.d, s.T, s.d, TL, room.xt);
   if (room.zt != room.xt) kernels_.pack_rows(queries(i), s.q, s.d, qL, room.zt);
-  for (int t = 0; data_.is_limited() && t < qL; ++t)
-    room.limits[t] = real(t < s.q ? data_.limit(i, 0, t) : s.T);
+  if (data_.is_limited()) data_.write_limits(i, 0, s.q, qL, room.limits);
   if (gx_) std::fill_n(gx_ + i * s.T * s.d, std::ptrdiff_t(s.T) * s.d, real(0));
   if (gz_) std::fill_n(gz_ + i * s.q * s.d, std::ptrdiff_t(s.q) * s.d, real(0));
   for (int h = 0; h < s.H; ++h) add_head(i, h, room);
