@@ -5,4 +5,5 @@ PYBIND11_MODULE(_core, m) {
   mhfast::register_configuration(m);
   mhfast::register_evaluation(m);
   mhfast::register_training(m);
+  mhfast::register_learning(m);
 }

@@ -8,5 +8,6 @@ namespace mhfast {
 void register_configuration(pybind11::module_& m);  // instruction sets, threads, plans
 void register_evaluation(pybind11::module_& m);     // outputs, attention, value_and_grad
 void register_training(pybind11::module_& m);       // train
+void register_learning(pybind11::module_& m);       // sums over the examples of a layer
 
 }  // namespace mhfast

@@ -8,10 +8,11 @@
 
 from importlib.metadata import version
 
-from . import data, reference, theory
+from . import data, learner, reference, theory
 from .config import explain, num_threads, set_num_threads, show_config
 from .dataset import Dataset, as_dataset
 from .gradients import Gradients, backward, dot, hvp, norm, value_and_grad
+from .learner import learn_layer
 from .models import Classifier, Layer, LowRank, stack
 from .optimizers import (
     Adam,
@@ -47,6 +48,8 @@ __all__ = [
     "dot",
     "explain",
     "hvp",
+    "learn_layer",
+    "learner",
     "norm",
     "num_threads",
     "reference",

@@ -102,5 +102,32 @@ def train(
     tick: Callable[[int], None] | None,
     threads: int,
 ) -> tuple[int, list[str]]: ...
+
+# Learning a layer: float64 only; rows are sample * T + query, None for all of them.
+Float64: TypeAlias = npt.NDArray[np.float64]
+Int64: TypeAlias = npt.NDArray[np.int64]
+
+def fit_rows(
+    X: Float64, Y: Float64, rows: Int64 | None, V_sum: Float64, support: int, threads: int
+) -> tuple[Float64, Float64]: ...
+def sum_equations(
+    X: Float64,
+    Y: Float64,
+    rows: Int64 | None,
+    V_sum: Float64,
+    support: int,
+    scale: float,
+    threads: int,
+) -> tuple[Float64, Float64]: ...
+def fact_moment(
+    X: Float64,
+    rows: Int64,
+    first: Int64,
+    second: Int64,
+    value: Float64,
+    weight: Float64,
+    threads: int,
+) -> Float64: ...
+def layer_equations(X: Float64, Y: Float64, W: Float64, V: Float64, threads: int) -> Float64: ...
 def exp(x: Array) -> Array: ...
 def peak_flops(dtype_name: str, threads: int, seconds: float) -> float: ...

@@ -1,4 +1,4 @@
-"""A progress bar for training: tqdm where it is installed, a plain line on stderr elsewhere."""
+"""A progress bar for long work: tqdm where it is installed, a plain line on stderr elsewhere."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from importlib import import_module
 
 
 @contextmanager
-def progress_bar(first: int, last: int) -> Iterator[Callable[[int], None]]:
-    """Show how far training from step ``first`` to ``last`` is.
+def progress_bar(
+    first: int, last: int, what: str = "training", unit: str = "step"
+) -> Iterator[Callable[[int], None]]:
+    """Show how far work from step ``first`` to ``last`` is.
 
     Yields
     ------
@@ -20,16 +22,16 @@ def progress_bar(first: int, last: int) -> Iterator[Callable[[int], None]]:
         tqdm = import_module("tqdm.auto").tqdm
     except ImportError:
         try:
-            yield _line(last)
+            yield _line(last, what, unit)
         finally:
             print(file=sys.stderr)
         return
-    with tqdm(total=last, initial=first, desc="training", unit="step") as bar:
+    with tqdm(total=last, initial=first, desc=what, unit=unit) as bar:
         yield lambda k: bar.update(k - bar.n)
 
 
-def _line(last: int) -> Callable[[int], None]:
+def _line(last: int, what: str, unit: str) -> Callable[[int], None]:
     def show(k: int) -> None:
-        print(f"\rtraining: step {k} of {last}", end="", file=sys.stderr, flush=True)
+        print(f"\r{what}: {unit} {k} of {last}", end="", file=sys.stderr, flush=True)
 
     return show

@@ -1,0 +1,51 @@
+"""Learning a multi-head attention layer from examples, phase by phase.
+
+`mhfast.learn_layer` runs all of it.  Each phase is a function of its own: `crude_sum`; `certify`
+and `sculpt`; `one_hot_sum` and `refine_sum`; `certify` and `sculpt` again; `search_net`;
+`solve_values`; and then `refine`.  They take `Examples`, made by `as_examples`.
+
+References
+----------
+Chen, Li, "Provably learning a multi-head attention layer".
+"""
+
+from .alignment import Alignment, align, hull_cosine
+from .examples import Examples, as_examples
+from .facts import Facts, certify
+from .learning import learn_layer
+from .net import Candidate, Net, search_net
+from .refinement import Refinement, refine
+from .result import Certificate, Learning, LearningInterrupted, Phase
+from .sculpting import Body, propose_heads, sculpt
+from .sums import SumEstimate, crude_sum, one_hot_sum, refine_sum, with_support
+from .values import Values, solve_values
+
+__all__ = [
+    "Alignment",
+    "Body",
+    "Candidate",
+    "Certificate",
+    "Examples",
+    "Facts",
+    "Learning",
+    "LearningInterrupted",
+    "Net",
+    "Phase",
+    "Refinement",
+    "SumEstimate",
+    "Values",
+    "align",
+    "as_examples",
+    "certify",
+    "crude_sum",
+    "hull_cosine",
+    "learn_layer",
+    "one_hot_sum",
+    "propose_heads",
+    "refine",
+    "refine_sum",
+    "sculpt",
+    "search_net",
+    "solve_values",
+    "with_support",
+]

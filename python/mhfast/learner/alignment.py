@@ -1,0 +1,199 @@
+"""How far a learnt layer is from the true one, up to what no examples can tell.
+
+For two tokens and more a layer is determined up to the order of its heads, heads of one W, which
+act as a single head with the sum of their V, and heads of V = 0, which do nothing.  Errors are
+therefore measured after both layers are brought to the least number of heads and those are paired.
+
+The setting is that of Chen, Li, "Provably learning a multi-head attention layer".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+from ..low_rank import LowRank
+from ..models import Layer
+from .examples import Float64, Int64
+
+DEPENDENT = 1e-8
+"""Of the largest singular value: what is below does not count to the dimension of a span."""
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """A learnt layer beside the true one.
+
+    Attributes
+    ----------
+    permutation : int64 array (H,)
+        The learnt head of each true head.  -1 for a head that vanishes, that counts with an earlier
+        or larger one of the same W, or that has no partner.
+    W_error, V_error : float64 array (H,)
+        ‖W_learnt - W‖ / ‖W‖ of every head, and of V the same; NaN where there is no learnt head.
+        Where heads were merged they are those of the merged ones; where W = 0, ‖W_learnt‖.
+    error : float
+        ‖learnt - truth‖ / ‖truth‖ over all W and V together; inf if the numbers of heads differ.
+    merged : tuple of int
+        The numbers of heads, learnt and true, that are left after merging.
+    """
+
+    permutation: Int64
+    W_error: Float64
+    V_error: Float64
+    error: float
+    merged: tuple[int, int]
+
+
+def align(learnt: Layer, truth: Layer, *, tolerance: float = 1e-6) -> Alignment:
+    """Pair the heads of a learnt layer with those of the true one and measure what differs.
+
+    Parameters
+    ----------
+    learnt, truth : Layer
+        With any numbers of heads, of the same d and p.  A `scale` counts as part of W.
+    tolerance : float
+        Heads whose W differ by no more than this part of the largest ‖W‖ of the truth are one; a
+        head whose ‖V‖ is no more than this part of the largest ‖V‖ of the truth is none.
+
+    Returns
+    -------
+    Alignment
+        The pairs have the least sum of ‖W_learnt - W‖² / w² + ‖V_learnt - V‖² / v², where w and v
+        are the root mean squares of ‖W‖ and ‖V‖ over the true heads.
+
+    Raises
+    ------
+    TypeError
+        An argument is no Layer.
+    ValueError
+        A layer has a run axis or holds NaN or inf, d or p differ, or the tolerance is negative.
+    """
+    if not tolerance >= 0.0:
+        raise ValueError(f"tolerance: expected a number of at least 0, got {tolerance}")
+    W, V = _matrices(truth, "truth")
+    learnt_W, learnt_V = _matrices(learnt, "learnt")
+    _checks.shape(learnt_W, "learnt.W", "H d d", (None, *W.shape[1:]))
+    _checks.shape(learnt_V, "learnt.V", "H d p", (None, *V.shape[1:]))
+    alike, vanishing = tolerance * _norms(W).max(), tolerance * _norms(V).max()
+    true_heads, V = _merged(W, V, alike, vanishing)
+    learnt_heads, learnt_V = _merged(learnt_W, learnt_V, alike, vanishing)
+    dW, dV = _distances(learnt_W[learnt_heads], W[true_heads]), _distances(learnt_V, V)
+    learnt_at, true_at = _pairs(dW, dV, W[true_heads], V)
+
+    permutation = np.full(truth.heads, -1)
+    W_error, V_error = np.full((2, truth.heads), np.nan)
+    heads = true_heads[true_at]
+    permutation[heads] = learnt_heads[learnt_at]
+    dW, dV = dW[learnt_at, true_at], dV[learnt_at, true_at]
+    W_error[heads] = dW / _or_one(_norms(W[heads]))
+    V_error[heads] = dV / _or_one(_norms(V[true_at]))
+    counts = len(learnt_heads), len(true_heads)
+    if counts[0] == counts[1]:
+        size = math.hypot(np.linalg.norm(W[heads]), np.linalg.norm(V))
+        error = math.hypot(np.linalg.norm(dW), np.linalg.norm(dV)) / (size or 1.0)
+    else:
+        error = math.inf
+    return Alignment(permutation, W_error, V_error, error, counts)
+
+
+def hull_cosine(directions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
+    """Return how well directions span the affine hull of the true key-query matrices.
+
+    Parameters
+    ----------
+    directions : array (k, d, d)
+        Not necessarily independent or of norm one.
+    truth : array (H, d, d)
+        W_1, ..., W_H.
+
+    Returns
+    -------
+    float
+        The smallest cosine of the principal angles between the span of the directions and that of
+        the differences W_i - W_1: 1 if they are the same, as for H = 1 and k = 0; 0 if their
+        dimensions differ.
+
+    Raises
+    ------
+    ValueError
+        A shape does not fit, or `truth` has no head.
+    """
+    W = np.asarray(_checks.real(truth, "truth"), dtype=np.float64)
+    _checks.shape(W, "truth", "H d d", (None, *W.shape[-1:] * 2))
+    if len(W) == 0:
+        raise ValueError(f"truth: expected at least one head, got shape {W.shape}")
+    D = np.asarray(_checks.real(directions, "directions"), dtype=np.float64)
+    _checks.shape(D, "directions", "k d d", (None, *W.shape[1:]))
+    found, hull = _basis(D), _basis(W[1:] - W[0])
+    if len(found) != len(hull):
+        return 0.0
+    if len(hull) == 0:
+        return 1.0
+    return min(1.0, float(np.linalg.svd(found @ hull.T, compute_uv=False)[-1]))
+
+
+def _matrices(layer: Layer, name: str) -> tuple[Float64, Float64]:
+    """Return scale · W (H, d, d) and V (H, d, p) of a layer, in float64."""
+    if not isinstance(layer, Layer):
+        raise TypeError(f"{name}: expected a Layer, got {type(layer).__name__}")
+    if layer.runs is not None:
+        raise ValueError(f"{name}: expected one run, as {name}[0] is, got {layer.runs} runs")
+    dense = layer.W.dense() if isinstance(layer.W, LowRank) else layer.W
+    W, V = layer.scale * dense.astype(np.float64), layer.V.astype(np.float64)
+    if not (np.isfinite(W).all() and np.isfinite(V).all()):
+        raise ValueError(f"{name}: expected finite parameters, got NaN or inf")
+    return W, V
+
+
+def _merged(W: Float64, V: Float64, alike: float, vanishing: float) -> tuple[Int64, Float64]:
+    """Return the heads that are left, in order, and their V with those of like heads added.
+
+    Of like heads the one of largest V is left: its W is the best determined.
+    """
+    total = V.copy()
+    left: list[int] = []
+    for h in np.argsort(-_norms(V), kind="stable"):
+        like = next((g for g in left if np.linalg.norm(W[g] - W[h]) <= alike), None)
+        if like is None:
+            left.append(int(h))
+        else:
+            total[like] += V[h]
+    heads = np.array(sorted(left))
+    heads = heads[_norms(total[heads]) > vanishing]
+    return heads, total[heads]
+
+
+def _pairs(dW: Float64, dV: Float64, W: Float64, V: Float64) -> tuple[Int64, Int64]:
+    from scipy.optimize import linear_sum_assignment  # slow to import
+
+    # Mean squares over the true heads; without a head there is no pair to weigh.
+    w2, v2 = (float((a**2).sum()) / max(len(a), 1) or 1.0 for a in (W, V))
+    at, of = linear_sum_assignment(dW**2 / w2 + dV**2 / v2)
+    return at, of
+
+
+def _norms(matrices: Float64) -> Float64:
+    norms: Float64 = np.linalg.norm(matrices, axis=(1, 2))
+    return norms
+
+
+def _distances(a: Float64, b: Float64) -> Float64:
+    """‖a_i - b_j‖, from the differences themselves: of small distances all digits are wanted."""
+    return np.array([_norms(each - b) for each in a]).reshape(len(a), len(b))
+
+
+def _or_one(norms: Float64) -> Float64:
+    return np.where(norms > 0.0, norms, 1.0)
+
+
+def _basis(matrices: Float64) -> Float64:
+    """Return orthonormal rows (rank, d²) of the span of matrices (k, d, d)."""
+    flat = matrices.reshape(len(matrices), math.prod(matrices.shape[1:]))
+    _, values, rows = np.linalg.svd(flat, full_matrices=False)
+    basis: Float64 = rows[values > DEPENDENT * values.max(initial=0.0)]
+    return basis

@@ -1,0 +1,141 @@
+"""The examples a learner reads: checked once, then read in portions, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+from .._values import Array
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+PORTION = 1 << 22
+"""Numbers of the largest array that is made of the examples read at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Inputs X (n, T, d) and outputs Y (n, T, p) of an unknown layer.
+
+    X and Y stay as they are, memory maps and float32 included; `portions` and `part` give pieces in
+    float64.  A row is one query of one sample, number ``sample * T + query``.
+
+    Attributes
+    ----------
+    X, Y : array
+    scale : float
+        Root mean square of the norms of the rows of Y: residuals are told relative to it.
+    noise : float
+        Standard deviation of the noise on every entry of Y, as told by the caller.
+    """
+
+    X: Array
+    Y: Array
+    scale: float
+    noise: float = 0.0
+
+    @property
+    def n(self) -> int:
+        """The number of samples."""
+        return int(self.X.shape[0])
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens T."""
+        return int(self.X.shape[1])
+
+    @property
+    def dim(self) -> int:
+        """The dimension d of a token."""
+        return int(self.X.shape[2])
+
+    @property
+    def out_dim(self) -> int:
+        """The dimension p of an output row."""
+        return int(self.Y.shape[2])
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self.n * self.tokens
+
+    @property
+    def noise_floor(self) -> float:
+        """What noise alone makes of a row's residual, relative to `scale`."""
+        return self.noise * float(np.sqrt(self.out_dim)) / self.scale
+
+    def first(self, samples: int) -> Examples:
+        """Return the first samples; nothing is copied."""
+        return Examples(self.X[:samples], self.Y[:samples], self.scale, self.noise)
+
+    def split(self, held_out: int) -> tuple[Examples, Examples]:
+        """Return all but the last `held_out` samples, and these."""
+        cut = self.n - held_out
+        rest = Examples(self.X[cut:], self.Y[cut:], self.scale, self.noise)
+        return self.first(cut), rest
+
+    def part(self, samples: Int64 | slice) -> tuple[Float64, Float64]:
+        """Return X and Y of some samples as the core reads them."""
+        return _float64(self.X[samples]), _float64(self.Y[samples])
+
+    def portions(self) -> Iterator[tuple[int, Float64, Float64]]:
+        """Yield (number of the first sample, X, Y) of all samples, a portion at a time."""
+        yield from _portions(self.X, self.Y)
+
+
+def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examples:
+    """Check the arrays a learner is given.
+
+    Raises
+    ------
+    TypeError
+        X is not float32 or float64, or Y not of its dtype.
+    ValueError
+        The shapes do not fit, there is only one token, an entry is not finite, Y is all zero.
+    """
+    X = _real(X, "X")
+    Y = _real(Y, "Y")
+    if Y.dtype != X.dtype:
+        raise TypeError(f"Y: expected dtype {X.dtype.name}, that of X, got {Y.dtype.name}")
+    _checks.shape(X, "X", "n T d", (None, None, None))
+    n, tokens, _ = X.shape
+    _checks.shape(Y, "Y", "n T p", (n, tokens, None))
+    if 0 in X.shape or 0 in Y.shape:
+        raise ValueError(f"X, Y: expected no empty axis, got shapes {X.shape} and {Y.shape}")
+    if tokens < 2:
+        raise ValueError("X: expected at least 2 tokens, with one there is nothing to attend to")
+    noise = _checks.finite(noise, "noise")
+    if noise < 0.0:
+        raise ValueError(f"noise: expected a standard deviation of at least 0, got {noise}")
+    squares = 0.0
+    for _, x, y in _portions(X, Y):
+        for name, part in (("X", x), ("Y", y)):
+            if not np.isfinite(part).all():
+                raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
+        squares += float(np.vdot(y, y))
+    if squares == 0.0:
+        raise ValueError("Y: expected outputs of a layer, got only zeros")
+    return Examples(X, Y, float(np.sqrt(squares / (n * tokens))), noise)
+
+
+def _real(value: npt.ArrayLike, name: str) -> Array:
+    """Like `_checks.real`, but a large array is not copied for its memory layout."""
+    if isinstance(value, np.ndarray) and value.dtype.type in (np.float32, np.float64):
+        return value
+    return _checks.real(value, name)
+
+
+def _portions(X: Array, Y: Array) -> Iterator[tuple[int, Float64, Float64]]:
+    tokens, dim = X.shape[1:]
+    size = max(1, PORTION // (tokens * max(tokens, dim, Y.shape[2])))
+    for begin in range(0, len(X), size):
+        yield begin, _float64(X[begin : begin + size]), _float64(Y[begin : begin + size])
+
+
+def _float64(array: Array) -> Float64:
+    return np.require(array, np.float64, ("C", "A"))

@@ -1,0 +1,196 @@
+"""Certified rows and what they say of every head at once (first half of phase 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import _checks, _core
+from .._values import frozen
+from ..config import threads
+from .examples import Examples, Float64, Int64
+from .sums import SumEstimate
+
+BACKGROUND = 20_000
+"""Facts of rows at large that those of certified rows are compared with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """Linear facts about the key-query matrices.
+
+    Fact k says of every head that ⟨x_a (x_b - x_c)ᵀ, W_h⟩ = value_k, up to tolerance_k, where x_a
+    is the query and x_b, x_c are two tokens of a certified row.
+
+    Attributes
+    ----------
+    X : array (m, T, d)
+        The samples of the certified rows.
+    rows, first, second : int arrays (k,)
+        a as sample * T + query, b and c.
+    value, tolerance : arrays (k,)
+        The logit difference log(p_b / p_c) and the certificate: how far it may be off by first
+        order, when the residual of the row is due to heads that attend differently.
+    background : array (d², d²)
+        Second moment of x_a ⊗ (x_b - x_c) over rows at large.
+    residual_quantiles : array (101,)
+        Percentiles of the residuals of all rows, relative to the outputs.
+    seen : int
+        Facts that could be read, certified or not.
+    """
+
+    X: Float64
+    rows: Int64
+    first: Int64
+    second: Int64
+    value: Float64
+    tolerance: Float64
+    background: Float64
+    residual_quantiles: Float64
+    seen: int
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    @property
+    def certified_rows(self) -> int:
+        """How many different rows the facts come from."""
+        return len(np.unique(self.rows))
+
+    def of(self, directions: Float64) -> Float64:
+        """Return ⟨x_a (x_b - x_c)ᵀ, D⟩ of every fact for directions D (..., d, d): (..., k)."""
+        T = self.X.shape[1]
+        sample, query = np.divmod(self.rows, T)
+        x = self.X[sample, query]
+        difference = self.X[sample, self.first] - self.X[sample, self.second]
+        return np.asarray(np.einsum("kf,...fg,kg->...k", x, directions, difference, optimize=True))
+
+    def moment(self, weight: Float64, num_threads: int | None = None) -> Float64:
+        """Return the weighted second moment (d² + 1, d² + 1) of (x_a ⊗ (x_b - x_c), value)."""
+        weight = np.ascontiguousarray(weight, dtype=np.float64)
+        return _core.fact_moment(
+            self.X, self.rows, self.first, self.second, self.value, weight, threads(num_threads)
+        )
+
+
+def certify(
+    examples: Examples,
+    estimate: SumEstimate,
+    *,
+    count: int | None = None,
+    seed: int = 0,
+    num_threads: int | None = None,
+) -> Facts:
+    """Find the rows at which all heads attend alike, and read the facts they certify.
+
+    Each row is explained as the average of tokens that is nearest to its output.  Let r be what is
+    left of it and p the weights.  Heads whose weights differ from p by δ leave a residual of the
+    order of δ, and move log(p_b / p_c) by δ_b / p_b - δ_c / p_c: so the facts of the smallest
+    r (1 / p_b + 1 / p_c) are kept, of each row those against its largest weight.
+
+    Parameters
+    ----------
+    examples : Examples
+    estimate : SumEstimate
+    count : int, optional
+        Facts to keep; None means 16 d², or a tenth of what there is.
+    seed : int
+        Chooses the rows of the background.
+    num_threads : int, optional
+
+    Returns
+    -------
+    Facts
+        Sorted by tolerance.  There are none where no row has two tokens that differ.
+
+    References
+    ----------
+    Chen, Li, "Provably learning a multi-head attention layer", certified rows; the order by r and p
+    is ours.
+    """
+    T, d = examples.tokens, examples.dim
+    if count is None:
+        count = min(16 * d * d, max(d * d, examples.rows * (T - 1) // 10))
+    count = _checks.count(count, "count")
+    kept, seen = _Best(count), 0
+    residuals = []
+    for begin, X, Y in examples.portions():
+        weights, residual = _core.fit_rows(
+            X, Y, None, estimate.V_sum, estimate.support, threads(num_threads)
+        )
+        residuals.append(residual / examples.scale)
+        seen += kept.take(X, weights, residuals[-1], begin * T)
+    rows, first, second, value, tolerance = kept.sorted()
+    samples, which = np.unique(rows // T, return_inverse=True)
+    return Facts(
+        X=frozen(examples.part(samples)[0]),
+        rows=frozen(which * T + rows % T),
+        first=frozen(first),
+        second=frozen(second),
+        value=frozen(value),
+        tolerance=frozen(np.maximum(tolerance, examples.noise_floor)),
+        background=frozen(_background(examples, seed, num_threads)),
+        residual_quantiles=frozen(np.quantile(np.concatenate(residuals), np.linspace(0, 1, 101))),
+        seen=seen,
+    )
+
+
+class _Best:
+    """The facts of smallest tolerance among those that come by."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held: list[tuple[Int64, Int64, Int64, Float64, Float64]] = []
+        self._size = 0
+        self._limit = np.inf
+
+    def take(self, X: Float64, weights: Float64, residual: Float64, first_row: int) -> int:
+        """Look at the facts of some rows; return how many there are."""
+        T = X.shape[1]
+        row = np.arange(len(weights))
+        top = weights.argmax(axis=1)
+        taking_part = weights > 0.0
+        taking_part[row, top] = False
+        at, key = np.nonzero(taking_part)
+        first = top[at]
+        share = weights[at, key]
+        tolerance = residual[at] * (1.0 / weights[at, first] + 1.0 / share)
+        near = np.flatnonzero(tolerance < self._limit)
+        # Tokens that are equal share their weight as they like, and tell nothing apart.
+        sample = at[near] // T
+        near = near[(X[sample, first[near]] != X[sample, key[near]]).any(axis=1)]
+        value = np.log(weights[at[near], first[near]] / share[near])
+        self._held.append((first_row + at[near], first[near], key[near], value, tolerance[near]))
+        self._size += len(near)
+        if self._size > 4 * self._count:
+            self._held = [self.sorted()]
+            self._size = self._count
+            self._limit = float(self._held[0][4][-1])
+        return len(at)
+
+    def sorted(self) -> tuple[Int64, Int64, Int64, Float64, Float64]:
+        """Return rows, first, second, value and tolerance of the best, best first."""
+        columns = [np.concatenate(column) for column in zip(*self._held, strict=True)]
+        order = np.argsort(columns[4], kind="stable")[: self._count]
+        rows, first, second, value, tolerance = (column[order] for column in columns)
+        return rows, first, second, value, tolerance
+
+
+def _background(examples: Examples, seed: int, num_threads: int | None) -> Float64:
+    rng = np.random.default_rng(seed)
+    T = examples.tokens
+    X = examples.part(np.sort(rng.integers(examples.n, size=BACKGROUND)))[0]
+    rows = np.arange(BACKGROUND) * T + rng.integers(T, size=BACKGROUND)
+    first = rng.integers(T, size=BACKGROUND)
+    second = (first + rng.integers(1, T, size=BACKGROUND)) % T
+    moment = _core.fact_moment(
+        X,
+        rows,
+        first,
+        second,
+        np.zeros(BACKGROUND),
+        np.full(BACKGROUND, 1.0 / BACKGROUND),
+        threads(num_threads),
+    )
+    return moment[:-1, :-1]

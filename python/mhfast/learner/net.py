@@ -1,0 +1,239 @@
+"""Where in their hull the heads are: a net of candidates (phase 5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+
+import numpy as np
+
+from .. import _checks
+from .._values import frozen
+from .examples import Examples, Float64
+from .facts import Facts
+from .sculpting import Body
+from .values import Values, attended, attention, solve_values
+
+GRID = 17
+"""Points of the net on a side, for two heads."""
+
+STARTS = 40
+"""Points of the net for three heads and more."""
+
+POLISHED = 4
+"""Candidates of the net that are polished."""
+
+LOOSE = 4.0
+"""How much more than the best point of the hull a head may stretch the tolerances."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """Key-query matrices in the hull.
+
+    Attributes
+    ----------
+    coordinates : array (H, H - 1)
+    W : array (H, d, d)
+    values : Values
+        The value matrices that suit them, and the residual.
+    stretch : array (H,)
+        For each head by how much the tolerances of the facts must be multiplied so that 95 % hold.
+    """
+
+    coordinates: Float64
+    W: Float64
+    values: Values
+    stretch: Float64
+
+
+@dataclass(frozen=True, eq=False)
+class Net:
+    """What the search of the hull found.
+
+    Attributes
+    ----------
+    candidates : tuple of Candidate
+        Ascending in residual.
+    box : array (H - 1, 2)
+        Bounds of the coordinates within which the facts hold, from linear programs.
+    least_stretch : float
+        By how much the tolerances must be multiplied for some matrix of the hull to obey all facts,
+        a linear program.
+    tried : int
+        Points of the net.
+    """
+
+    candidates: tuple[Candidate, ...]
+    box: Float64
+    least_stretch: float
+    tried: int
+
+
+def search_net(
+    examples: Examples,
+    body: Body,
+    facts: Facts,
+    *,
+    seed: int = 0,
+    samples: int = 1000,
+) -> Net:
+    """Phase 5: look for the coordinates of the heads in their affine hull.
+
+    Linear programs bound the part of the hull in which the facts hold; a net is laid over it, a
+    grid for two heads and random points for more, and judged by the residual that is left with the
+    best value matrices.  The best candidates are polished by Gauss-Newton steps in the coordinates,
+    with the value matrices eliminated, and checked against all facts.
+
+    Parameters
+    ----------
+    examples : Examples
+    body : Body
+    facts : Facts
+        Those the body was sculpted from.
+    seed : int
+    samples : int
+        Examples that judge a candidate.
+
+    References
+    ----------
+    Chen, Li, "Provably learning a multi-head attention layer", the net over the span of the
+    sculpted body; eliminating the value matrices (variable projection) is ours.
+    """
+    samples = _checks.count(samples, "samples")
+    heads = body.heads
+    few = examples.first(samples)
+    if heads == 1:
+        return Net((_candidate(few, body, facts, np.zeros((1, 0))),), np.zeros((0, 2)), 1.0, 1)
+    box, least = _bounds(body, facts)
+    points = _points(box, heads, np.random.default_rng(seed))
+    quick = examples.first(min(samples, 200))
+    left = [solve_values(quick, body.at(point)).residual for point in points]
+    best = [points[i] for i in np.argsort(left)[:POLISHED]]
+    found = [_candidate(few, body, facts, _polish(few, body, point)) for point in best]
+    found.sort(key=lambda candidate: candidate.values.residual)
+    return Net(tuple(found), frozen(box), least, len(points))
+
+
+def _candidate(examples: Examples, body: Body, facts: Facts, coordinates: Float64) -> Candidate:
+    W = np.ascontiguousarray(body.at(coordinates))
+    stretched = np.abs(facts.of(W) - facts.value) / facts.tolerance
+    return Candidate(
+        frozen(coordinates),
+        frozen(W),
+        solve_values(examples, W),
+        frozen(np.quantile(stretched, 0.95, axis=-1)),
+    )
+
+
+def _bounds(body: Body, facts: Facts) -> tuple[Float64, float]:
+    """Return the box of coordinates at which the facts hold loosely, and the least stretch."""
+    from scipy.optimize import linprog  # slow to import
+
+    k = body.heads - 1
+    slopes = facts.of(body.directions).T / facts.tolerance[:, None]
+    offset = (facts.of(body.point) - facts.value) / facts.tolerance
+    # min s  subject to  |slopes c + offset| <= s
+    rows = np.concatenate([slopes, -slopes])
+    sides = np.concatenate([-offset, offset])
+    free = [(None, None)] * k
+    stretch = linprog(
+        np.append(np.zeros(k), 1.0),
+        A_ub=np.column_stack([rows, -np.ones(len(rows))]),
+        b_ub=sides,
+        bounds=[*free, (0.0, None)],
+    )
+    least = float(stretch.fun)
+    box = np.empty((k, 2))
+    for j in range(k):
+        for side, sign in enumerate((1.0, -1.0)):
+            direction = np.zeros(k)
+            direction[j] = sign
+            solution = linprog(direction, A_ub=rows, b_ub=sides + LOOSE * least, bounds=free)
+            box[j, side] = solution.x[j] if solution.status == 0 else -sign * _reach(body)
+    return np.clip(box, -_reach(body), _reach(body)), least
+
+
+def _reach(body: Body) -> float:
+    """Return how far from the point of the hull heads are looked for at most."""
+    return 10.0 * float(np.linalg.norm(body.point))
+
+
+def _points(box: Float64, heads: int, rng: np.random.Generator) -> list[Float64]:
+    if heads == 2:
+        side = np.linspace(box[0, 0], box[0, 1], GRID)
+        pairs = combinations_with_replacement(range(GRID), 2)
+        return [np.array([[side[i]], [side[j]]]) for i, j in pairs if i != j]
+    lowest, width = box[:, 0], box[:, 1] - box[:, 0]
+    return [
+        lowest + width * rng.random((heads, heads - 1)) for _ in range(STARTS * (heads - 1) ** 2)
+    ]
+
+
+def _polish(examples: Examples, body: Body, coordinates: Float64, steps: int = 30) -> Float64:
+    """Levenberg-Marquardt in the coordinates; the value matrices follow by least squares.
+
+    The derivative is Kaufman's: that of the prediction with the value matrices kept, less what new
+    value matrices can make up for.
+    """
+    from scipy.linalg import solve  # slow to import
+
+    X, Y = examples.part(slice(None))
+    Y = Y.reshape(-1, Y.shape[2])
+    damping = 1e-2
+    here = _linearized(X, Y, body, coordinates)
+    for _ in range(steps):
+        step = solve(
+            here.curvature
+            + damping * np.diag(np.diag(here.curvature))
+            + 1e-300 * np.eye(here.size),
+            -here.slope,
+            assume_a="sym",
+        )
+        there = _linearized(X, Y, body, coordinates + step.reshape(coordinates.shape))
+        if there.square < here.square:
+            gained = 1.0 - there.square / here.square
+            coordinates, here = coordinates + step.reshape(coordinates.shape), there
+            damping = max(damping / 5.0, 1e-12)
+            if gained < 1e-6:
+                break
+        else:
+            damping *= 5.0
+            if damping > 1e8:
+                break
+    return coordinates
+
+
+@dataclass(frozen=True)
+class _Linearized:
+    """Square of the residual, and its normal equations in the coordinates."""
+
+    square: float
+    curvature: Float64
+    slope: Float64
+
+    @property
+    def size(self) -> int:
+        return len(self.slope)
+
+
+def _linearized(X: Float64, Y: Float64, body: Body, coordinates: Float64) -> _Linearized:
+    from scipy.linalg import lstsq, qr  # slow to import
+
+    W = np.ascontiguousarray(body.at(coordinates))
+    heads, d = len(W), X.shape[2]
+    weights = attention(W, X)
+    basis, triangle = qr(attended(weights, X), mode="economic")
+    target = basis.T @ Y
+    V = lstsq(triangle, target, cond=1e-12)[0].reshape(heads, d, -1)
+    residual = basis @ target - Y
+    columns = []
+    logits = np.einsum("naf,kfg,nbg->knab", X, body.directions, X, optimize=True)
+    for h in range(heads):
+        A = weights[:, h]
+        for moved in logits:
+            change = A * (moved - np.sum(A * moved, axis=2, keepdims=True))
+            column = (change @ X).reshape(-1, d) @ V[h]
+            columns.append((column - basis @ (basis.T @ column)).ravel())
+    J = np.array(columns)
+    return _Linearized(float(np.sum(residual**2)), J @ J.T, J @ residual.ravel())

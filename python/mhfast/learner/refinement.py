@@ -1,0 +1,309 @@
+"""Local refinement: from a layer near the truth to the truth, by nonlinear least squares.
+
+Levenberg-Marquardt over all H d (d + p) numbers of a layer at once.  With J the derivatives of all
+outputs, r = F - Y and D² the diagonal of JᵀJ, a step s solves
+
+    (D⁻¹ JᵀJ D⁻¹ + λ 1) D s = -D⁻¹ Jᵀr.
+
+The damping λ goes up until a step lowers the residual, and down again by what the step has gained
+against what its linear model foretold (Nielsen, "Damping parameter in Marquardt's method", 1999).
+
+Not a phase of Chen, Li, "Provably learning a multi-head attention layer", but what may follow them.
+It often succeeds from random starts too, so that its success tells nothing about the phases.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks, _core, config
+from ..dataset import Seed
+from ..models import Layer
+from .examples import Float64, Int64
+
+FIRST_DAMPING = 1e-3
+"""λ at the start, of a diagonal of ones."""
+
+MOST_DAMPING = 1e8
+"""λ at which a step is too short to matter, and the residual has no way down."""
+
+POLISH_DAMPING = 1e-12
+"""λ of the last step: above the rounding of JᵀJ, below what identifies a parameter."""
+
+QUICKEST = 0.1
+"""The factor by which a step that gains what it foretold lowers λ."""
+
+LEAST_FALL = 1e-12
+"""Of the squared residual.  What foretells less than this is at a minimum."""
+
+LEAST_SCALE = 1e-8
+"""Of the largest entry of D, the least of any: what has no influence does not move without end."""
+
+LEAST_EXAMPLES = 64
+OUTPUTS_PER_PARAMETER = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Refinement:
+    """What became of a layer by refinement.
+
+    Attributes
+    ----------
+    layer : Layer
+    residual : float
+        ‖F(X) - Y‖ / ‖Y‖ of `layer` over the examples that were used.
+    history : float64 array (steps + 1,)
+        The residual at the start and after every accepted step.
+    steps : int
+        Accepted steps.
+    reason : {"converged", "steps", "stalled"}
+        The residual has come down to the tolerance, the steps were used up, or nothing near by is
+        lower: a minimum, which with noise is as good as it gets.
+    condition : float
+        Smallest over largest eigenvalue of D⁻¹ JᵀJ D⁻¹ at the end.  About 1e-10 and less means that
+        the examples do not determine the layer: a head too many, two heads that should be one, too
+        few examples.
+    """
+
+    layer: Layer
+    residual: float
+    history: Float64
+    steps: int
+    reason: Literal["converged", "steps", "stalled"]
+    condition: float
+
+
+def refine(
+    layer: Layer,
+    X: npt.ArrayLike,
+    Y: npt.ArrayLike,
+    *,
+    steps: int = 60,
+    tolerance: float = 1e-13,
+    examples: int | None = None,
+    seed: Seed = 0,
+    num_threads: int | None = None,
+) -> Refinement:
+    """Fit all parameters of a layer to examples, starting from it.
+
+    Parameters
+    ----------
+    layer : Layer
+        In float64, self-attention with a dense W and scale 1.
+    X : float64 array (n, T, d)
+    Y : float64 array (n, T, p)
+        What the layer should make of X.
+    steps : int
+        Accepted steps at most; 0 only evaluates the start.
+    tolerance : float
+        The residual that is small enough.  One more step is taken there, almost without damping,
+        that brings the parameters as near as rounding lets them come.
+    examples : int, optional
+        How many samples are used.  None means 64 or more, as many as have 3 outputs for every
+        parameter, at most all: more are of use only against noise.
+    seed : int or numpy.random.Generator
+        Chooses them.
+    num_threads : int, optional
+
+    Returns
+    -------
+    Refinement
+
+    Raises
+    ------
+    TypeError
+        `layer` is no dense Layer, or an array is not float64.
+    ValueError
+        `layer` has a run axis or is of another kind; shapes or sizes do not fit; a number is not
+        finite, or all of Y is zero.
+
+    Notes
+    -----
+    A step takes n T p P² operations for P = H d (d + p) parameters and n examples, and a third of
+    P³; memory is a few arrays (P, P).
+    """
+    point = _numbers(layer)
+    fit = _fit(layer, X, Y, examples, seed, num_threads)
+    if _checks.integer(steps, "steps") < 0:
+        raise ValueError(f"steps: expected an integer of at least 0, got {steps}")
+    if not tolerance >= 0.0:
+        raise ValueError(f"tolerance: expected a number of at least 0, got {tolerance}")
+    equations = fit.equations(point)
+    history, damping = [equations.residual], FIRST_DAMPING
+    reason: Literal["converged", "steps", "stalled"] = "steps"
+    while len(history) <= steps:
+        done = history[-1] <= tolerance
+        lower = _lower(fit, point, equations, [POLISH_DAMPING] if done else _rising(damping))
+        if lower is not None:
+            point, damping = lower
+            equations = fit.equations(point)
+            history.append(equations.residual)
+        elif not done:
+            reason = "stalled"
+        if lower is None or done:
+            break
+    if history[-1] <= tolerance:
+        reason = "converged"
+    return Refinement(
+        layer=fit.layer(point),
+        residual=history[-1],
+        history=np.array(history),
+        steps=len(history) - 1,
+        reason=reason,
+        condition=equations.condition(),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Equations:
+    """D⁻¹ JᵀJ D⁻¹ (P, P), D⁻¹ Jᵀr (P,) and D (P,) at a point of this residual.
+
+    In units in which ‖Y‖ = 1.
+    """
+
+    matrix: Float64
+    gradient: Float64
+    scale: Float64
+    residual: float
+
+    def step(self, damping: float) -> tuple[Float64, float] | None:
+        """Return the step and the fall of ‖r‖² that it foretells; None if rounding forbids it."""
+        from scipy.linalg import cho_factor, cho_solve  # takes as long to import as all of mhfast
+
+        damped = self.matrix.copy()
+        damped.flat[:: len(damped) + 1] += damping
+        try:
+            factor = cho_factor(damped, overwrite_a=True, check_finite=False)
+        except np.linalg.LinAlgError:
+            return None
+        scaled: Float64 = cho_solve(factor, -self.gradient, check_finite=False)
+        return scaled / self.scale, float(scaled @ (damping * scaled - self.gradient))
+
+    def condition(self) -> float:
+        """Return the smallest over the largest eigenvalue of the matrix, 0 for a zero matrix."""
+        values = np.linalg.eigvalsh(self.matrix)
+        return max(float(values[0]), 0.0) / float(values[-1]) if values[-1] > 0.0 else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """A least-squares problem in all numbers of a layer of H heads: W, then V, flat (P,)."""
+
+    X: Float64
+    Y: Float64
+    heads: int
+    threads: int | None
+
+    def layer(self, point: Float64) -> Layer:
+        H, d = self.heads, self.X.shape[2]
+        W, V = np.split(point, [H * d * d])
+        return Layer(W.reshape(H, d, d), V.reshape(H, d, -1))
+
+    def residual(self, point: Float64) -> float:
+        F = self.layer(point)(self.X, num_threads=self.threads)
+        return float(np.linalg.norm(F - self.Y) / np.linalg.norm(self.Y))
+
+    def equations(self, point: Float64) -> _Equations:
+        H, d = self.heads, self.X.shape[2]
+        W, V = (part.reshape(H, d, -1) for part in np.split(point, [H * d * d]))
+        moment = _core.layer_equations(self.X, self.Y, W, V, config.threads(self.threads))
+        moment /= np.linalg.norm(self.Y) ** 2
+        scale = np.sqrt(moment.diagonal()[:-1])
+        scale = np.maximum(scale, LEAST_SCALE * (scale.max() or 1.0))
+        return _Equations(
+            moment[:-1, :-1] / scale[:, None] / scale,
+            moment[:-1, -1] / scale,
+            scale,
+            self.residual(point),
+        )
+
+
+def _lower(
+    fit: _Fit, point: Float64, equations: _Equations, dampings: Iterable[float]
+) -> tuple[Float64, float] | None:
+    """Return a point of lower residual and the λ to go on with, None if there is none near by."""
+    square = equations.residual**2
+    for damping in dampings:
+        step = equations.step(damping)
+        if step is None:
+            continue
+        change, foretold = step
+        if foretold < LEAST_FALL * square:
+            return None
+        reached = fit.residual(point + change)
+        if reached < equations.residual:
+            gain = (square - reached**2) / foretold
+            return point + change, damping * max(QUICKEST, 1 - (2 * gain - 1) ** 3)
+    return None
+
+
+def _rising(damping: float) -> Iterator[float]:
+    growth = 2.0
+    while damping < MOST_DAMPING:
+        yield damping
+        damping *= growth
+        growth *= 2
+
+
+def _fit(
+    layer: Layer,
+    X: npt.ArrayLike,
+    Y: npt.ArrayLike,
+    examples: int | None,
+    seed: Seed,
+    num_threads: int | None,
+) -> _Fit:
+    """Check the examples and choose those that are used."""
+    double = np.dtype(np.float64)
+    X, Y = _checks.real(X, "X", double, "the layer"), _checks.real(Y, "Y", double, "the layer")
+    _checks.shape(X, "X", "n T d", (None, None, layer.dim))
+    _checks.shape(Y, "Y", "n T p", (*X.shape[:2], layer.out_dim))
+    for name, array in (("X", X), ("Y", Y)):
+        if array.size == 0:
+            raise ValueError(f"{name}: expected no axis of length 0, got shape {array.shape}")
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name}: expected finite numbers, got NaN or inf")
+    parameters = layer.heads * layer.dim * (layer.dim + layer.out_dim)
+    rng = _checks.generator(seed)
+    chosen = _chosen(len(X), Y[0].size, parameters, examples, rng)
+    X, Y = X[chosen].astype(double, copy=False), Y[chosen].astype(double, copy=False)
+    if not Y.any():
+        raise ValueError("Y: expected outputs other than zero")
+    return _Fit(X, Y, layer.heads, num_threads)
+
+
+def _numbers(layer: Layer) -> Float64:
+    """Return W and V, flat (P,), of a layer that can be refined."""
+    if not isinstance(layer, Layer):
+        raise TypeError(f"layer: expected a Layer, got {type(layer).__name__}")
+    if not isinstance(layer.W, np.ndarray):
+        raise TypeError(f"layer: expected a dense W, got {type(layer.W).__name__}")
+    if layer.dtype != np.float64:
+        raise TypeError(f"layer: expected dtype float64, got {layer.dtype.name}")
+    if layer.runs is not None:
+        raise ValueError(f"layer: expected one run, as layer[0] is, got {layer.runs} runs")
+    if layer.query is not None or layer.prompt is not None or layer.causal:
+        raise ValueError("layer: expected self-attention without query, prompt or causal")
+    if layer.scale != 1.0:
+        raise ValueError(f"layer: expected scale 1, got {layer.scale}")
+    point: Float64 = np.concatenate([layer.W.ravel(), layer.V.ravel()]).astype(np.float64)
+    if not np.isfinite(point).all():
+        raise ValueError("layer: expected finite parameters, got NaN or inf")
+    return point
+
+
+def _chosen(
+    n: int, outputs: int, parameters: int, examples: int | None, rng: np.random.Generator
+) -> Int64:
+    if examples is None:
+        enough = math.ceil(OUTPUTS_PER_PARAMETER * parameters / outputs)
+        examples = min(n, max(LEAST_EXAMPLES, enough))
+    elif _checks.count(examples, "examples") > n:
+        raise ValueError(f"examples: expected at most n = {n}, got {examples}")
+    return np.sort(rng.choice(n, examples, replace=False))

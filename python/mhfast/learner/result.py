@@ -1,0 +1,211 @@
+"""What `learn_layer` returns: a layer, how it was found, and whether to believe it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..models import Layer
+from .facts import Facts
+from .net import Net
+from .refinement import Refinement
+from .sculpting import Body
+from .sums import SumEstimate
+from .values import Values
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """One number that must be on the right side of a limit.
+
+    Attributes
+    ----------
+    name : str
+    value, limit : float
+    above : bool
+        Whether the value must be at least the limit; else at most.
+    decisive : bool
+        Whether a layer can only be learnt if this holds.  The others tell whether the phases did
+        their part.
+    """
+
+    name: str
+    value: float
+    limit: float
+    above: bool = False
+    decisive: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether the value is on the right side."""
+        return self.value >= self.limit if self.above else self.value <= self.limit
+
+    def __str__(self) -> str:
+        sign = ">=" if self.above else "<="
+        state = "holds" if self.holds else "fails"
+        return f"{self.name} {self.value:.2g}, wanted {sign} {self.limit:.2g}: {state}"
+
+
+@dataclass(frozen=True, eq=False)
+class Phase:
+    """A finished phase.
+
+    Attributes
+    ----------
+    name : str
+    seconds : float
+    parts : tuple
+        What it found: a SumEstimate, Facts and Body, a Net, Values or a Refinement.
+    """
+
+    name: str
+    seconds: float
+    parts: tuple[Any, ...]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What the phase tells about itself."""
+        numbers: dict[str, float] = {}
+        for part in self.parts:
+            numbers |= _numbers(part)
+        return numbers
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{name} {value:.3g}" for name, value in self.numbers.items())
+        return f"{self.name:17s} {self.seconds:7.2f} s   {told or 'nothing found'}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Learning:
+    """The result of `mhfast.learn_layer`.
+
+    Attributes
+    ----------
+    layer : Layer or None
+        The best layer that was found, learnt or not; None if the phases ended before.
+    learnt : bool
+        Whether the layer is certified: it is determined by the examples and predicts held-out ones.
+    heads : int or None
+        H, as given or as proposed.
+    sureness : float or None
+        Of a proposed H: the step of the spectrum there over the largest later one.
+    held_out : float or None
+        ‖F(X) - Y‖ / ‖Y‖ of the layer over examples that no phase has seen.
+    certificates : tuple of Certificate
+    phases : tuple of Phase
+    missing : str or None
+        What ended the phases early.
+    """
+
+    layer: Layer | None
+    learnt: bool
+    heads: int | None
+    sureness: float | None
+    held_out: float | None
+    certificates: tuple[Certificate, ...]
+    phases: tuple[Phase, ...]
+    missing: str | None
+
+    def __getitem__(self, name: str) -> Phase:
+        """Return the phase of this name."""
+        for phase in self.phases:
+            if phase.name == name:
+                return phase
+        raise KeyError(name)
+
+    @property
+    def unrefined(self) -> Layer | None:
+        """The layer as the six phases left it, before any refinement; None if they ended early."""
+        found = {phase.name: phase.parts for phase in self.phases}
+        if "values" not in found or not found["values"]:
+            return None
+        layer: Layer = found["values"][0].layer(found["net"][0].candidates[0].W)
+        return layer
+
+    @property
+    def verdict(self) -> str:
+        """*Learnt* with what certifies it, or *not learnt* with what is missing."""
+        if self.learnt:
+            told = ", ".join(f"{c.name} {c.value:.2g}" for c in self.certificates if c.decisive)
+            doubts = [c for c in self.certificates if not c.holds]
+            if doubts:
+                told += "; by refinement, though " + ", ".join(str(c) for c in doubts)
+            return f"learnt, {self.heads} heads: {told}"
+        if self.missing is not None:
+            return f"not learnt: {self.missing}"
+        return "not learnt: " + "; ".join(str(c) for c in self.certificates if not c.holds)
+
+    def __str__(self) -> str:
+        lines = [self.verdict]
+        if self.sureness is not None:
+            lines.append(f"{self.heads} heads proposed, step {self.sureness:.3g} of the next")
+        lines += [str(phase) for phase in self.phases]
+        lines += [str(certificate) for certificate in self.certificates]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Learning: {self.verdict}>"
+
+    def plot(self) -> Figure:
+        """Draw the phases: spectrum and gap, certificates, candidates, residual by phase.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        ImportError
+            matplotlib is not installed.
+        """
+        from .figures import draw
+
+        return draw(self)
+
+
+class LearningInterrupted(KeyboardInterrupt):
+    """Learning was interrupted by Ctrl-C.
+
+    Attributes
+    ----------
+    learning : Learning
+        The phases that were finished.
+    """
+
+    def __init__(self, learning: Learning) -> None:
+        super().__init__(learning)
+        self.learning = learning
+
+    def __str__(self) -> str:
+        done = len(self.learning.phases)
+        return f"learning was interrupted after {done} phases; .learning holds them"
+
+
+def _numbers(part: object) -> dict[str, float]:
+    if isinstance(part, SumEstimate):
+        return {"certificate": part.certificate, "level": part.level, "tokens a row": part.support}
+    if isinstance(part, Facts):
+        return {
+            "rows": part.certified_rows,
+            "facts": len(part),
+            "of": part.seen,
+            "tolerance": float(part.tolerance[len(part) // 2]),
+        }
+    if isinstance(part, Body):
+        return {"heads": part.heads, "gap": part.gap, "misfit": part.misfit}
+    if isinstance(part, Net):
+        best = part.candidates[0]
+        return {
+            "tried": part.tried,
+            "residual": best.values.residual,
+            "stretch": float(best.stretch.max()),
+            "least": part.least_stretch,
+        }
+    if isinstance(part, Values):
+        return {"residual": part.residual, "condition": part.condition}
+    if isinstance(part, Refinement):
+        return {"residual": part.residual, "steps": part.steps, "condition": part.condition}
+    return {}

@@ -1,0 +1,164 @@
+"""The body that certified facts leave of the key-query matrices (second half of phase 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import _checks
+from .._values import frozen
+from .examples import Float64
+from .facts import Facts
+
+MOST_HEADS = 12
+"""Largest number of heads that is proposed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """The affine hull of the key-query matrices, as far as the facts tell.
+
+    Attributes
+    ----------
+    point : array (d, d)
+        The point of the hull nearest to 0.
+    directions : array (H - 1, d, d)
+        Orthonormal; W_h = point + Σ_k c_hk directions_k.
+    eigenvalues : array (2 MOST_HEADS,) or fewer
+        The smallest of the facts' second moment against that of rows at large, ascending: H of them
+        are small.
+    gap : float
+        Eigenvalue H + 1 over eigenvalue H.
+    misfit : float
+        Median of |⟨x_a (x_b - x_c)ᵀ, point⟩ - value| over the facts, in units of a logit.
+    """
+
+    point: Float64
+    directions: Float64
+    eigenvalues: Float64
+    gap: float
+    misfit: float
+
+    @property
+    def heads(self) -> int:
+        """The number of heads H the hull is of."""
+        return len(self.directions) + 1
+
+    def at(self, coordinates: Float64) -> Float64:
+        """Return the matrices (..., d, d) of the hull at coordinates (..., H - 1)."""
+        return np.asarray(self.point + np.tensordot(coordinates, self.directions, axes=1))
+
+
+def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
+    """Find the affine hull of the heads' key-query matrices.
+
+    Each fact holds for all heads, so no combination of differences of heads shows in it: the H - 1
+    directions of the hull are those in which the facts vary least, compared with rows at large (the
+    smallest generalized eigenvectors).  The point is the least-squares solution of the facts with
+    these directions taken out.  Facts are weighted by their tolerances, then again by how they fit.
+
+    Parameters
+    ----------
+    facts : Facts
+    heads : int
+        H, at least 1.
+    num_threads : int, optional
+
+    Raises
+    ------
+    ValueError
+        There are fewer facts than the d² unknowns of a key-query matrix, or H is more than d².
+
+    References
+    ----------
+    Chen, Li, "Provably learning a multi-head attention layer", sculpting the body of the
+    attention matrices from certified rows; the eigenvalue form is ours.
+    """
+    heads = _checks.count(heads, "heads")
+    d = facts.X.shape[2]
+    if heads > d * d:
+        raise ValueError(f"heads: expected at most d² = {d * d}, got {heads}")
+    if len(facts) < d * d:
+        raise ValueError(f"facts: expected at least d² = {d * d}, got {len(facts)}")
+    background = facts.background + 1e-9 * np.trace(facts.background) / d**2 * np.eye(d * d)
+    floor = max(float(np.median(facts.tolerance)), 1e-14)
+    trust = 1.0 / (facts.tolerance**2 + floor**2)
+    error = np.zeros(len(facts))
+    for _ in range(3):
+        spread = float(np.median(np.abs(error)))
+        weight = trust / (1.0 + (error / spread) ** 2) if spread > 0.0 else trust
+        moment = facts.moment(weight / weight.sum(), num_threads)
+        directions = _flattest(moment[:-1, :-1], background, heads - 1)
+        point = _shortest(moment, directions)
+        error = facts.of(point.reshape(d, d)) - facts.value
+    eigenvalues = _spectrum(moment, background)
+    return Body(
+        point=frozen(point.reshape(d, d)),
+        directions=frozen(directions.T.reshape(heads - 1, d, d)),
+        eigenvalues=frozen(eigenvalues),
+        gap=float(eigenvalues[heads] / eigenvalues[heads - 1])
+        if heads < len(eigenvalues)
+        else float("inf"),
+        misfit=float(np.median(np.abs(error))),
+    )
+
+
+def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
+    """Propose the number of heads H, and say how sure that is.
+
+    Parameters
+    ----------
+    eigenvalues : array
+        `Body.eigenvalues`; they do not depend on the H that the body was sculpted for.
+
+    Returns
+    -------
+    heads : int
+        The place of the step from one eigenvalue to the next that is largest compared with all
+        later steps: those are of chance.
+    sureness : float
+        That step over the largest later one; below 2 the proposal is a guess.
+    """
+    steps = eigenvalues[1:] / eigenvalues[:-1]
+    later = np.maximum.accumulate(steps[::-1])[::-1]
+    sureness = steps[:-1] / later[1:]
+    heads = int(np.argmax(sureness[:MOST_HEADS])) + 1
+    return heads, float(sureness[heads - 1])
+
+
+def _flattest(moment: Float64, background: Float64, count: int) -> Float64:
+    """Return an orthonormal basis (d², count) of the directions of least moment."""
+    from scipy.linalg import eigh  # slow to import
+
+    if count == 0:
+        return np.zeros((len(moment), 0))
+    vectors = eigh(moment, background, subset_by_index=(0, count - 1))[1]
+    return np.asarray(np.linalg.qr(vectors)[0])
+
+
+def _shortest(moment: Float64, directions: Float64) -> Float64:
+    """Return the least-squares solution (d²) of the facts, orthogonal to the directions."""
+    from scipy.linalg import lstsq, null_space  # slow to import
+
+    rest = null_space(directions.T) if directions.shape[1] else np.eye(len(directions))
+    A, b = rest.T @ moment[:-1, :-1] @ rest, rest.T @ moment[:-1, -1]
+    return np.asarray(rest @ lstsq(A, b, cond=1e-12)[0])
+
+
+def _spectrum(moment: Float64, background: Float64) -> Float64:
+    """Return the smallest eigenvalues of facts with their values against rows at large.
+
+    (W_h, -1) is in the kernel for every head h if the facts are exact: H small ones.  Without the
+    value the direction of the point itself would look small too, because certified rows are those
+    of moderate logits.
+    """
+    from scipy.linalg import eigh  # slow to import
+
+    d2 = len(background)
+    metric = np.zeros((d2 + 1, d2 + 1))
+    metric[:d2, :d2] = background
+    metric[d2, d2] = moment[d2, d2]
+    last = min(2 * MOST_HEADS, d2) - 1
+    values = eigh(moment, metric, eigvals_only=True, subset_by_index=(0, last))
+    return np.asarray(np.maximum(values, 1e-14))

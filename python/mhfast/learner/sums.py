@@ -1,0 +1,249 @@
+"""The sum of the value matrices: a first guess (phase 1) and its refinement (phases 3 and 4).
+
+A row at which all heads attend alike, with weights p, has the output p X Σ_h V_h: an average of the
+tokens seen through the sum alone.  Such rows are few, but no other matrix explains as many rows as
+well.  So the sum is the robust regression of the outputs on averages of tokens, every row with the
+weights that suit it best; and how well a guess explains the best rows of a fixed population
+certifies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import _checks, _core
+from ..config import threads
+from .examples import Examples, Float64, Int64
+
+POPULATION = 30_000
+"""Samples whose rows judge every guess."""
+
+ACTIVE = 20_000
+"""Rows of a robust regression."""
+
+COARSE = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
+"""Shares of the rows that phase 3 trusts, one after the other."""
+
+
+@dataclass(frozen=True, eq=False)
+class SumEstimate:
+    """An estimate of Σ_h V_h.
+
+    Attributes
+    ----------
+    V_sum : array (d, p)
+    certificate : float
+        Residual below which the best `level` of the rows of a fixed population are explained as
+        averages of tokens, relative to the outputs.  Only comparable at equal `support`.
+    level : float
+    support : int
+        How many tokens a row may be an average of.
+    rounds : tuple of (share, certificate)
+        The certificate after each share of rows trusted.
+    """
+
+    V_sum: Float64
+    certificate: float
+    level: float
+    support: int
+    rounds: tuple[tuple[float, float], ...] = ()
+
+
+def default_support(tokens: int, out_dim: int) -> int:
+    """Return how many tokens a row may be an average of.
+
+    With many tokens almost any output is an average of all of them; p outputs tell heads that
+    attend alike from others only where few tokens take part.
+    """
+    return min(tokens, max(2, 1 + out_dim // 4))
+
+
+def crude_sum(
+    examples: Examples, *, support: int | None = None, num_threads: int | None = None
+) -> SumEstimate:
+    """Phase 1: regress the mean output of a sample on its mean token.
+
+    With attention that did not depend on X this would be Σ_h V_h exactly.  It is off by a part that
+    grows with the key-query matrices and that no number of samples removes.
+
+    Parameters
+    ----------
+    examples : Examples
+    support, num_threads : int, optional
+
+    References
+    ----------
+    Chen, Li, "Provably learning a multi-head attention layer", the estimate of the sum of
+    projections from the correlation of inputs and outputs.
+    """
+    d = examples.dim
+    moment = np.zeros((d, d + examples.out_dim))
+    for _, X, Y in examples.portions():
+        x = X.mean(axis=1)
+        moment += x.T @ np.concatenate([x, Y.mean(axis=1)], axis=1)
+    return _judged(examples, _solve(moment[:, :d], moment[:, d:]), support, num_threads)
+
+
+def one_hot_sum(
+    examples: Examples,
+    point: Float64,
+    *,
+    support: int | None = None,
+    num_threads: int | None = None,
+) -> SumEstimate:
+    """Phase 3, its start: rows that one token should win at every head.
+
+    `point` is in the affine hull of the key-query matrices and shortest there, so that all heads
+    have the same inner product with it: rows of large margin under it are one-hot for all heads,
+    and their output is the winning token times Σ_h V_h.
+
+    Parameters
+    ----------
+    examples : Examples
+    point : array (d, d)
+    support, num_threads : int, optional
+    """
+    X, Y = examples.first(POPULATION).part(slice(None))
+    scores = np.sort(X @ point @ X.transpose(0, 2, 1), axis=2)
+    margin = scores[..., -1] - scores[..., -2]
+    winner = (X @ point @ X.transpose(0, 2, 1)).argmax(axis=2)
+    sample, query = np.nonzero(margin >= np.quantile(margin, 0.9))
+    x, y = X[sample, winner[sample, query]], Y[sample, query]
+    V_sum = _solve(x.T @ x, x.T @ y)
+    for _ in range(20):
+        residual = np.linalg.norm(y - x @ V_sum, axis=1)
+        weight = 1.0 / (1.0 + (residual / _positive(np.median(residual))) ** 2) ** 2
+        xw = (x * weight[:, None]).T
+        V_sum = _solve(xw @ x, xw @ y)
+    return _judged(examples, V_sum, support, num_threads)
+
+
+def refine_sum(
+    examples: Examples,
+    start: SumEstimate,
+    *,
+    shares: Sequence[float] = COARSE,
+    seed: int = 0,
+    num_threads: int | None = None,
+) -> SumEstimate:
+    """Phases 3 and 4: alternate the weights of the rows and least squares, trusting fewer rows.
+
+    For each share, rows within ten times the share are kept, counted by (1 + (r/s)²)^-2 with s the
+    residual at the share itself, and the sum is solved for until it rests.  The estimate with the
+    smallest certificate is returned, the start included.
+
+    Parameters
+    ----------
+    examples : Examples
+    start : SumEstimate
+    shares : sequence of float
+        In (0, 1], falling.  Shares below 0.01 look at all rows, larger ones at a fixed population.
+    seed : int
+        Chooses the rows that are regressed where there are too many.
+    num_threads : int, optional
+
+    Raises
+    ------
+    ValueError
+        A share is out of range.
+    """
+    for share in shares:
+        if not 0.0 < _checks.finite(share, "shares") <= 1.0:
+            raise ValueError(f"shares: expected numbers above 0 and at most 1, got {share}")
+    rng = np.random.default_rng(seed)
+    best, V_sum, rounds = start, start.V_sum, list(start.rounds)
+    for share in shares:
+        population = examples if share < 0.01 else examples.first(POPULATION)
+        V_sum = _regress(population, V_sum, start.support, share, rng, num_threads)
+        now = _judged(examples, V_sum, start.support, num_threads)
+        rounds.append((share, now.certificate))
+        if now.certificate < best.certificate:
+            best = now
+    return SumEstimate(best.V_sum, best.certificate, best.level, best.support, tuple(rounds))
+
+
+def with_support(
+    examples: Examples,
+    estimate: SumEstimate,
+    support: int | None = None,
+    *,
+    num_threads: int | None = None,
+) -> SumEstimate:
+    """Return the estimate judged anew, with rows that are averages of `support` tokens."""
+    return _judged(examples, estimate.V_sum, support, num_threads)
+
+
+def residuals(
+    examples: Examples, V_sum: Float64, support: int, num_threads: int | None = None
+) -> Float64:
+    """Return how far each row is from an average of `support` tokens, (rows,), relative."""
+    parts = [
+        _core.fit_rows(X, Y, None, V_sum, support, threads(num_threads))[1]
+        for _, X, Y in examples.portions()
+    ]
+    return np.concatenate(parts) / examples.scale
+
+
+def certificate_level(examples: Examples) -> float:
+    """Return the share of the rows that certifies a sum: a few rows for each unknown of a head."""
+    return float(np.clip(8.0 * examples.dim**2 / examples.rows, 0.002, 0.2))
+
+
+def _judged(
+    examples: Examples, V_sum: Float64, support: int | None, num_threads: int | None
+) -> SumEstimate:
+    if support is None:
+        support = default_support(examples.tokens, examples.out_dim)
+    level = certificate_level(examples)
+    found = residuals(examples.first(POPULATION), V_sum, support, num_threads)
+    return SumEstimate(V_sum, float(np.quantile(found, level)), level, support)
+
+
+def _regress(
+    examples: Examples,
+    V_sum: Float64,
+    support: int,
+    share: float,
+    rng: np.random.Generator,
+    num_threads: int | None,
+) -> Float64:
+    """Return the sum where the rows within the share say it is."""
+    found = residuals(examples, V_sum, support, num_threads)
+    kept = min(1.0, 10.0 * share)
+    rows = np.flatnonzero(found <= np.quantile(found, kept))
+    if len(rows) > ACTIVE:
+        rows = np.sort(rng.choice(rows, ACTIVE, replace=False))
+    X, Y, listed = gather(examples, rows)
+    left, d = found[rows] * examples.scale, examples.dim
+    floor = examples.noise_floor * examples.scale
+    for _ in range(100):
+        scale = max(_positive(np.quantile(left, share / kept)), floor)
+        moment, left = _core.sum_equations(
+            X, Y, listed, V_sum, support, scale, threads(num_threads)
+        )
+        moved = _solve(moment[:d, :d], moment[:d, d:]) - V_sum
+        V_sum = V_sum + moved
+        if np.linalg.norm(moved) <= 1e-4 * np.linalg.norm(V_sum):
+            break
+    return V_sum
+
+
+def gather(examples: Examples, rows: Int64) -> tuple[Float64, Float64, Int64]:
+    """Return X and Y of the samples of some rows, and the rows' numbers among them."""
+    samples, which = np.unique(rows // examples.tokens, return_inverse=True)
+    X, Y = examples.part(samples)
+    return X, Y, which * examples.tokens + rows % examples.tokens
+
+
+def _solve(A: Float64, B: Float64) -> Float64:
+    """Solve A x = B for a second moment A; directions that no row has get 0."""
+    from scipy.linalg import lstsq  # slow to import
+
+    return np.ascontiguousarray(lstsq(A, B, cond=1e-12)[0])
+
+
+def _positive(scale: float | np.floating) -> float:
+    return max(float(scale), 1e-300)

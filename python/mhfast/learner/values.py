@@ -1,0 +1,93 @@
+"""The value matrices that belong to key-query matrices: linear least squares (phase 6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .._values import frozen
+from ..models import Layer
+from .examples import Examples, Float64
+
+SAMPLES = 4000
+"""Most samples that are solved for; exact outputs need no more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """Value matrices fitted to key-query matrices.
+
+    Attributes
+    ----------
+    V : array (H, d, p)
+    residual : float
+        Of the examples that were fitted, relative: ‖F(X) - Y‖ / ‖Y‖.
+    condition : float
+        Smallest over largest eigenvalue of the normal equations; 0 where heads attend alike.
+    """
+
+    V: Float64
+    residual: float
+    condition: float
+
+    def layer(self, W: Float64) -> Layer:
+        """Return the layer with these values and the key-query matrices W (H, d, d)."""
+        return Layer(W, self.V)
+
+
+def attention(W: Float64, X: Float64) -> Float64:
+    """Return softmax(X W_h Xᵀ) for every head h: array (n, H, T, T)."""
+    heads, d, _ = W.shape
+    return np.asarray(Layer(W, np.zeros((heads, d, 1))).attention(X), dtype=np.float64)
+
+
+def attended(weights: Float64, X: Float64) -> Float64:
+    """Return what the heads see, weights (n, H, T, T) times tokens: array (n T, H d)."""
+    n, heads, T, _ = weights.shape
+    seen = weights.reshape(n, heads * T, T) @ X
+    return seen.reshape(n, heads, T, -1).transpose(0, 2, 1, 3).reshape(n * T, -1)
+
+
+def solve_values(examples: Examples, W: Float64, *, samples: int | None = None) -> Values:
+    """Phase 6: with the attention known, the outputs are linear in the value matrices.
+
+    Parameters
+    ----------
+    examples : Examples
+    W : array (H, d, d)
+        Key-query matrices.
+    samples : int, optional
+        How many samples to use, from the first on; None means up to 4000, and with noise all.
+
+    References
+    ----------
+    Chen, Li, "Provably learning a multi-head attention layer", the last step of the learner.
+    """
+    from scipy.linalg import lstsq  # slow to import
+
+    heads, d, _ = W.shape
+    p = examples.out_dim
+    if samples is None:
+        samples = examples.n if examples.noise > 0.0 else SAMPLES
+    moment = np.zeros((heads * d + p, heads * d + p))
+    for _, X, Y in examples.first(samples).portions():
+        rows = np.concatenate([attended(attention(W, X), X), Y.reshape(-1, p)], axis=1)
+        moment += rows.T @ rows
+    A, B, C = moment[:-p, :-p], moment[:-p, -p:], moment[-p:, -p:]
+    V, _, _, singular = lstsq(A, B, cond=1e-14)
+    left = max(float(np.trace(C) - np.vdot(B, V)), 0.0) / max(float(np.trace(C)), 1e-300)
+    return Values(
+        frozen(V.reshape(heads, d, p)),
+        float(np.sqrt(left)),
+        float(singular[-1] / singular[0]),
+    )
+
+
+def relative_residual(examples: Examples, layer: Layer) -> float:
+    """Return ‖F(X) - Y‖ / ‖Y‖ over all examples, with Y as it is, noise included."""
+    left = whole = 0.0
+    for _, X, Y in examples.portions():
+        left += float(np.sum((layer(X) - Y) ** 2))
+        whole += float(np.sum(Y**2))
+    return float(np.sqrt(left / whole))
