@@ -41,6 +41,20 @@ def test_the_derivative_of_a_loss_gives_the_gradient_of_the_loss(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_without_weight_has_no_gradient_even_where_its_output_overflows(kind):
+    the = case(kind, loss="squared")
+    X = the.X.copy()
+    X[1] *= 1e200
+    weight = np.ones(len(X))
+    weight[1] = 0.0
+    assert not np.isfinite(the.model(X)[1]).all()
+    _, g = mh.value_and_grad(the.model, X, the.y, loss="squared", weight=weight, wrt="X")
+    assert not g.X[1].any()
+    _, expected = mh.value_and_grad(the.model, the.X, the.y, loss="squared", weight=weight, wrt="X")
+    assert np.array_equal(g.X, expected.X)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_linear_in_the_cotangent(kind):
     the = case(kind)
     cotangent = cotangent_of(the)

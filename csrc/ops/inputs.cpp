@@ -82,6 +82,8 @@ double InputGradients<real>::measure(std::ptrdiff_t i, const real* f, Room<real>
   const Shape& s = data_.shape;
   if (!s.is_layer()) {
     const double w = data_.weight_of(0, i, 0);
+    room.g[0] = 0;
+    if (w == 0) return 0;  // left out, whatever the output is
     const LossTerm term = loss_term(loss_, double(f[i]), double(data_.y[i]));
     room.g[0] = real(term.slope * w / (total_ * std::sqrt(double(s.H))));
     return w * term.value;
@@ -160,6 +162,8 @@ void InputGradients<real>::differentiate(std::ptrdiff_t i, Room<real>& room) con
   if (data_.is_limited()) data_.write_limits(i, 0, s.q, qL, room.limits);
   if (gx_) std::fill_n(gx_ + i * s.T * s.d, std::ptrdiff_t(s.T) * s.d, real(0));
   if (gz_) std::fill_n(gz_ + i * s.q * s.d, std::ptrdiff_t(s.q) * s.d, real(0));
+  const std::ptrdiff_t slopes = s.is_layer() ? std::ptrdiff_t(s.q) * s.p : 1;
+  if (std::all_of(room.g, room.g + slopes, [](real slope) { return slope == 0; })) return;
   for (int h = 0; h < s.H; ++h) add_head(i, h, room);
 }
 

@@ -271,7 +271,9 @@ class _Learner:
 
     def _sculpt_again(self, refined: SumEstimate) -> tuple[SumEstimate, Facts, Body] | None:
         """Better the sum in rounds, each kept only if the certificate falls; sculpt with it."""
-        estimate = with_support(self.examples, refined, num_threads=self.num_threads)
+        # One head explains every row exactly, by as many tokens as there are.
+        support = self.examples.tokens if self.heads == 1 else None
+        estimate = with_support(self.examples, refined, support, num_threads=self.num_threads)
         for shares in FINE:
             tried = refine_sum(
                 self.examples, estimate, shares=shares, seed=self.seed, num_threads=self.num_threads
