@@ -74,8 +74,8 @@ void gram_matrix(const RowSource& source, int threads, double* out) {
     }
   });
 
-  for (int i = 0; i < width; ++i)
-    for (int j = 0; j < width; ++j)
+  for (std::ptrdiff_t i = 0; i < width; ++i)
+    for (std::ptrdiff_t j = 0; j < width; ++j)
       out[i * width + j] = sum[std::min(i, j) * stride + std::max(i, j)];
   constexpr std::size_t kKept = std::size_t(1) << 25;
   if (block.size() > kKept) block.release();

@@ -92,7 +92,7 @@ void NearestInSimplex::solve(const double* gram, const double* inner, double* p)
       double step = 1;
       int leaves = -1;
       for (int i = 0; i < size_; ++i) {
-        const double now = p[active_[i]];
+        const double now = std::max(p[active_[i]], 0.0);  // rounding can leave less
         if (best_[i] < 0 && now < step * (now - best_[i]))
           step = now / (now - best_[i]), leaves = i;
       }

@@ -9,7 +9,7 @@ References
 Chen, Li, "Provably learning a multi-head attention layer".
 """
 
-from .alignment import Alignment, align, hull_cosine
+from .alignment import Alignment, align, hull_cosine, merge_heads
 from .examples import Examples, as_examples
 from .facts import Facts, certify
 from .learning import learn_layer
@@ -40,6 +40,7 @@ __all__ = [
     "crude_sum",
     "hull_cosine",
     "learn_layer",
+    "merge_heads",
     "one_hot_sum",
     "propose_heads",
     "refine",

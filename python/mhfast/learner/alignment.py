@@ -101,6 +101,31 @@ def align(learnt: Layer, truth: Layer, *, tolerance: float = 1e-6) -> Alignment:
     return Alignment(permutation, W_error, V_error, error, counts)
 
 
+def merge_heads(layer: Layer, *, tolerance: float = 1e-6) -> Layer:
+    """Return the same function with the least number of heads.
+
+    Heads of one W become one with the sum of their V; heads of V = 0 go, though one is left.
+
+    Parameters
+    ----------
+    layer : Layer
+    tolerance : float
+        As for `align`, by the largest norms of the layer itself.
+
+    Raises
+    ------
+    TypeError
+        `layer` is no Layer.
+    ValueError
+        It has a run axis or holds NaN or inf.
+    """
+    W, V = _matrices(layer, "layer")
+    heads, merged = _merged(W, V, tolerance * _norms(W).max(), tolerance * _norms(V).max())
+    if len(heads) == 0:
+        heads, merged = np.array([0]), np.zeros_like(V[:1])
+    return Layer(W[heads], merged)
+
+
 def hull_cosine(directions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
     """Return how well directions span the affine hull of the true key-query matrices.
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
 from .._values import Array
+from ..models import Layer
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 PORTION = 1 << 22
 """Numbers of the largest array that is made of the examples read at a time."""
+
+ROUNDING = 1e-14
+"""Share of the largest second moment of the outputs below which a direction is that of rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +29,16 @@ class Examples:
     X and Y stay as they are, memory maps and float32 included; `portions` and `part` give pieces in
     float64.  A row is one query of one sample, number ``sample * T + query``.
 
+    Where the outputs of all rows lie in a subspace the learner sees their coordinates there, and p
+    is its dimension: numbers that follow from others certify nothing.
+
     Attributes
     ----------
     X, Y : array
     scale : float
         Root mean square of the norms of the rows of Y: residuals are told relative to it.
+    basis : array (outputs of Y, p) or None
+        Orthonormal, of the subspace of the outputs; None where it is the whole space.
     noise : float
         Standard deviation of the noise on every entry of Y, as told by the caller.
     """
@@ -37,6 +46,7 @@ class Examples:
     X: Array
     Y: Array
     scale: float
+    basis: Float64 | None = None
     noise: float = 0.0
 
     @property
@@ -56,8 +66,8 @@ class Examples:
 
     @property
     def out_dim(self) -> int:
-        """The dimension p of an output row."""
-        return int(self.Y.shape[2])
+        """The dimension p of the outputs."""
+        return int(self.Y.shape[2] if self.basis is None else self.basis.shape[1])
 
     @property
     def rows(self) -> int:
@@ -71,21 +81,31 @@ class Examples:
 
     def first(self, samples: int) -> Examples:
         """Return the first samples; nothing is copied."""
-        return Examples(self.X[:samples], self.Y[:samples], self.scale, self.noise)
+        return replace(self, X=self.X[:samples], Y=self.Y[:samples])
 
     def split(self, held_out: int) -> tuple[Examples, Examples]:
         """Return all but the last `held_out` samples, and these."""
         cut = self.n - held_out
-        rest = Examples(self.X[cut:], self.Y[cut:], self.scale, self.noise)
-        return self.first(cut), rest
+        return self.first(cut), replace(self, X=self.X[cut:], Y=self.Y[cut:])
 
     def part(self, samples: Int64 | slice) -> tuple[Float64, Float64]:
         """Return X and Y of some samples as the core reads them."""
-        return _float64(self.X[samples]), _float64(self.Y[samples])
+        return _float64(self.X[samples]), self._outputs(_float64(self.Y[samples]))
 
-    def portions(self) -> Iterator[tuple[int, Float64, Float64]]:
-        """Yield (number of the first sample, X, Y) of all samples, a portion at a time."""
-        yield from _portions(self.X, self.Y)
+    def portions(self, *, whole: bool = False) -> Iterator[tuple[int, Float64, Float64]]:
+        """Yield (number of the first sample, X, Y) of all samples, a portion at a time.
+
+        With `whole` Y has all its outputs, not their coordinates.
+        """
+        for begin, X, Y in _portions(self.X, self.Y):
+            yield begin, X, Y if whole else self._outputs(Y)
+
+    def whole_layer(self, layer: Layer) -> Layer:
+        """Return a layer of p outputs as one that makes all outputs of Y."""
+        return layer if self.basis is None else Layer(layer.W, layer.V @ self.basis.T)
+
+    def _outputs(self, Y: Float64) -> Float64:
+        return Y if self.basis is None else np.ascontiguousarray(Y @ self.basis)
 
 
 def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examples:
@@ -112,15 +132,19 @@ def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examp
     noise = _checks.finite(noise, "noise")
     if noise < 0.0:
         raise ValueError(f"noise: expected a standard deviation of at least 0, got {noise}")
-    squares = 0.0
+    moment = np.zeros((Y.shape[2], Y.shape[2]))
     for _, x, y in _portions(X, Y):
         for name, part in (("X", x), ("Y", y)):
             if not np.isfinite(part).all():
                 raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
-        squares += float(np.vdot(y, y))
-    if squares == 0.0:
+        y = y.reshape(-1, Y.shape[2])
+        moment += y.T @ y
+    if not moment.any():
         raise ValueError("Y: expected outputs of a layer, got only zeros")
-    return Examples(X, Y, float(np.sqrt(squares / (n * tokens))), noise)
+    scale = float(np.sqrt(np.trace(moment) / (n * tokens)))
+    sizes, axes = np.linalg.eigh(moment)
+    taken = sizes > ROUNDING * sizes[-1]
+    return Examples(X, Y, scale, None if taken.all() else axes[:, taken], noise)
 
 
 def _real(value: npt.ArrayLike, name: str) -> Array:

@@ -15,6 +15,9 @@ from .sums import SumEstimate
 BACKGROUND = 20_000
 """Facts of rows at large that those of certified rows are compared with."""
 
+ROUNDING = 1e-12
+"""The least tolerance of a fact."""
+
 
 @dataclass(frozen=True, eq=False)
 class Facts:
@@ -129,7 +132,7 @@ def certify(
         first=frozen(first),
         second=frozen(second),
         value=frozen(value),
-        tolerance=frozen(np.maximum(tolerance, examples.noise_floor)),
+        tolerance=frozen(np.maximum(tolerance, max(examples.noise_floor, ROUNDING))),
         background=frozen(_background(examples, seed, num_threads)),
         residual_quantiles=frozen(np.quantile(np.concatenate(residuals), np.linspace(0, 1, 101))),
         seen=seen,

@@ -15,6 +15,7 @@ from .. import _checks
 from ..dataset import Dataset
 from ..models import Layer
 from ..progress import progress_bar
+from .alignment import merge_heads
 from .examples import Examples, as_examples
 from .facts import Facts, certify
 from .net import search_net
@@ -172,6 +173,7 @@ class _Learner:
     tick: Callable[[int], None] | None
     phases: list[Phase] = field(default_factory=list)
     layer: Layer | None = None
+    unrefined: Layer | None = None
     sureness: float | None = None
     missing: str | None = None
 
@@ -189,7 +191,7 @@ class _Learner:
         net = self._phase("net", lambda: search_net(self.examples, body, facts, seed=self.seed))
         W = np.array(net.candidates[0].W)
         values = self._phase("values", lambda: solve_values(self.examples, W))
-        self.layer = values.layer(W)
+        self.layer = self.unrefined = values.layer(W)
 
     def refine(self) -> None:
         """Refine the layer."""
@@ -200,28 +202,37 @@ class _Learner:
         unknown = layer.heads * d * (d + p)
         count = min(self.examples.n, max(64, -(-most * unknown // (T * p))))
         X, Y = self.examples.first(4 * count).part(slice(None))
-        refined = self._phase(
-            "refinement",
-            lambda: refine(
-                layer,
-                X,
-                Y,
-                examples=min(count, len(X)),
-                seed=self.seed,
-                num_threads=self.num_threads,
-            ),
-        )
-        self.layer = refined.layer
+
+        def work() -> Refinement:
+            start = layer
+            while True:
+                found = refine(
+                    start,
+                    X,
+                    Y,
+                    examples=min(count, len(X)),
+                    seed=self.seed,
+                    num_threads=self.num_threads,
+                )
+                # Heads too many end as copies of others or without values: then they must go.
+                start = merge_heads(found.layer)
+                if found.condition >= IDENTIFIED or start.heads == found.layer.heads:
+                    return found
+
+        self.layer = self._phase("refinement", work).layer
+        self.heads = self.layer.heads
 
     def result(self, missing: str | None = None) -> Learning:
         """Return what was learnt; `missing` tells what stopped it."""
         missing = missing or self.missing
-        certificates = self._certificates()
-        residual = None if self.layer is None else relative_residual(self.held_out, self.layer)
+        layer = None if self.layer is None else self.examples.whole_layer(self.layer)
+        residual = None if layer is None else relative_residual(self.held_out, layer)
+        certificates = self._certificates(residual)
         decisive = [c for c in certificates if c.decisive]
         learnt = missing is None and bool(decisive) and all(c.holds for c in decisive)
         return Learning(
-            layer=self.layer,
+            layer=layer,
+            unrefined=None if self.unrefined is None else self.examples.whole_layer(self.unrefined),
             learnt=learnt,
             heads=self.heads,
             sureness=self.sureness,
@@ -291,24 +302,26 @@ class _Learner:
                 body = sculpt(facts, self.heads, num_threads=self.num_threads)
         return estimate, facts, body
 
-    def _certificates(self) -> list[Certificate]:
+    def _certificates(self, residual: float | None) -> list[Certificate]:
         """Return the certificates in the order in which they are had."""
         certificates: list[Certificate] = []
         by_name = {phase.name: phase.parts for phase in self.phases}
         if by_name.get("second sculpting"):
+            estimate, _, body = by_name["second sculpting"]
+            spare = self.examples.out_dim - (estimate.support - 1)
+            certificates.append(Certificate("outputs a row can spare", spare, 1, above=True))
             crude = by_name["crude sum"][0]
             refined = by_name["refined sum"][0]
             certificates.append(
-                Certificate("sum of values", refined.certificate / crude.certificate, 1.0)
+                Certificate("sum of values", refined.certificate, crude.certificate)
             )
-            body = by_name["second sculpting"][2]
             certificates.append(Certificate("eigen-gap", body.gap, GAP, above=True))
         if "net" in by_name:
             net = by_name["net"][0]
             certificates.append(
                 Certificate("net residual", net.candidates[0].values.residual, NET_RESIDUAL)
             )
-        if self.layer is not None:
+        if residual is not None:
             last: Values | Refinement = self.phases[-1].parts[0]
             certificates.append(
                 Certificate("identified", last.condition, IDENTIFIED, above=True, decisive=True)
@@ -316,7 +329,7 @@ class _Learner:
             certificates.append(
                 Certificate(
                     "held-out residual",
-                    relative_residual(self.held_out, self.layer),
+                    residual,
                     self._held_out_limit(),
                     decisive=True,
                 )

@@ -176,20 +176,15 @@ def _polish(examples: Examples, body: Body, coordinates: Float64, steps: int = 3
     The derivative is Kaufman's: that of the prediction with the value matrices kept, less what new
     value matrices can make up for.
     """
-    from scipy.linalg import solve  # slow to import
+    from scipy.linalg import lstsq  # slow to import
 
     X, Y = examples.part(slice(None))
     Y = Y.reshape(-1, Y.shape[2])
     damping = 1e-2
     here = _linearized(X, Y, body, coordinates)
     for _ in range(steps):
-        step = solve(
-            here.curvature
-            + damping * np.diag(np.diag(here.curvature))
-            + 1e-300 * np.eye(here.size),
-            -here.slope,
-            assume_a="sym",
-        )
+        damped = here.curvature + damping * np.diag(np.diag(here.curvature))
+        step = lstsq(damped, -here.slope, cond=1e-14)[0]
         there = _linearized(X, Y, body, coordinates + step.reshape(coordinates.shape))
         if there.square < here.square:
             gained = 1.0 - there.square / here.square
@@ -211,10 +206,6 @@ class _Linearized:
     square: float
     curvature: Float64
     slope: Float64
-
-    @property
-    def size(self) -> int:
-        return len(self.slope)
 
 
 def _linearized(X: Float64, Y: Float64, body: Body, coordinates: Float64) -> _Linearized:

@@ -86,10 +86,12 @@ class Learning:
     ----------
     layer : Layer or None
         The best layer that was found, learnt or not; None if the phases ended before.
+    unrefined : Layer or None
+        The layer as the six phases left it, before any refinement.
     learnt : bool
         Whether the layer is certified: it is determined by the examples and predicts held-out ones.
     heads : int or None
-        H, as given or as proposed.
+        H, as given or as proposed; fewer where refinement found that some were too many.
     sureness : float or None
         Of a proposed H: the step of the spectrum there over the largest later one.
     held_out : float or None
@@ -101,6 +103,7 @@ class Learning:
     """
 
     layer: Layer | None
+    unrefined: Layer | None
     learnt: bool
     heads: int | None
     sureness: float | None
@@ -115,15 +118,6 @@ class Learning:
             if phase.name == name:
                 return phase
         raise KeyError(name)
-
-    @property
-    def unrefined(self) -> Layer | None:
-        """The layer as the six phases left it, before any refinement; None if they ended early."""
-        found = {phase.name: phase.parts for phase in self.phases}
-        if "values" not in found or not found["values"]:
-            return None
-        layer: Layer = found["values"][0].layer(found["net"][0].candidates[0].W)
-        return layer
 
     @property
     def verdict(self) -> str:

@@ -52,13 +52,13 @@ class SumEstimate:
     rounds: tuple[tuple[float, float], ...] = ()
 
 
-def default_support(tokens: int, out_dim: int) -> int:
+def default_support(examples: Examples) -> int:
     """Return how many tokens a row may be an average of.
 
     With many tokens almost any output is an average of all of them; p outputs tell heads that
     attend alike from others only where few tokens take part.
     """
-    return min(tokens, max(2, 1 + out_dim // 4))
+    return min(examples.tokens, max(2, 1 + examples.out_dim // 4))
 
 
 def crude_sum(
@@ -196,7 +196,7 @@ def _judged(
     examples: Examples, V_sum: Float64, support: int | None, num_threads: int | None
 ) -> SumEstimate:
     if support is None:
-        support = default_support(examples.tokens, examples.out_dim)
+        support = default_support(examples)
     level = certificate_level(examples)
     found = residuals(examples.first(POPULATION), V_sum, support, num_threads)
     return SumEstimate(V_sum, float(np.quantile(found, level)), level, support)

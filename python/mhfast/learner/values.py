@@ -85,9 +85,9 @@ def solve_values(examples: Examples, W: Float64, *, samples: int | None = None) 
 
 
 def relative_residual(examples: Examples, layer: Layer) -> float:
-    """Return ‖F(X) - Y‖ / ‖Y‖ over all examples, with Y as it is, noise included."""
+    """Return ‖F(X) - Y‖ / ‖Y‖ of a layer of all outputs over all examples, noise included."""
     left = whole = 0.0
-    for _, X, Y in examples.portions():
+    for _, X, Y in examples.portions(whole=True):
         left += float(np.sum((layer(X) - Y) ** 2))
         whole += float(np.sum(Y**2))
     return float(np.sqrt(left / whole))
