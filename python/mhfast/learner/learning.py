@@ -16,11 +16,12 @@ from ..dataset import Dataset
 from ..models import Layer
 from ..progress import progress_bar
 from .alignment import merge_heads
+from .certificates import IDENTIFIED, certificates
 from .examples import Examples, as_examples
 from .facts import Facts, certify
 from .net import search_net
 from .refinement import OUTPUTS_PER_PARAMETER, Refinement, refine
-from .result import Certificate, Learning, LearningInterrupted, Phase
+from .result import Learning, LearningInterrupted, Phase
 from .sculpting import Body, propose_heads, sculpt
 from .sums import (
     POPULATION,
@@ -30,24 +31,15 @@ from .sums import (
     refine_sum,
     with_support,
 )
-from .values import Values, relative_residual, solve_values
+from .values import relative_residual, solve_values
 
-Result = TypeVar("Result")
+Parts = TypeVar("Parts", bound=tuple[object, ...])
+
+AGAINST_NOISE = 64
+"""Outputs for every parameter in a refinement that has to average noise."""
 
 FINE = ((0.02, 0.01), (0.005, 0.002), (0.001,))
 """Shares of the rows that the rounds of phase 4 trust."""
-
-EXACT = 1e-8
-"""Held-out residual, relative, of a layer that is learnt, where outputs are exact."""
-
-IDENTIFIED = 1e-9
-"""Condition of the normal equations above which the examples determine the layer."""
-
-GAP = 2.0
-"""Eigen-gap below which the heads of a body are a guess."""
-
-NET_RESIDUAL = 0.3
-"""Residual above which the best point of the net explains the outputs badly."""
 
 
 def learn_layer(
@@ -130,7 +122,9 @@ def learn_layer(
         try:
             learner.run_phases()
             if refinement and learner.layer is not None:
-                learner.refine()
+                learner.refine(learner.layer)
+        except _FactsMissingError as missing:
+            return learner.result(str(missing))
         except KeyboardInterrupt:
             raise LearningInterrupted(learner.result("interrupted by Ctrl-C")) from None
     return learner.result()
@@ -161,6 +155,10 @@ def _enough(examples: Examples, heads: int | None) -> None:
         )
 
 
+class _FactsMissingError(Exception):
+    """Too few facts could be certified."""
+
+
 @dataclass
 class _Learner:
     """The state of learning: what the phases have found so far."""
@@ -175,102 +173,78 @@ class _Learner:
     layer: Layer | None = None
     unrefined: Layer | None = None
     sureness: float | None = None
-    missing: str | None = None
 
     def run_phases(self) -> None:
-        """Run the six phases; without enough facts to go on, stop and tell so in `missing`."""
-        crude = self._phase("crude sum", self._crude)
-        sculpted = self._phase("sculpting", lambda: self._sculpt(crude, whole=False))
-        if sculpted is None:
-            return
-        refined = self._phase("refined sum", lambda: self._refine_sum(crude, sculpted[1]))
-        again = self._phase("second sculpting", lambda: self._sculpt_again(refined))
-        if again is None:
-            return
-        _, facts, body = again
-        net = self._phase("net", lambda: search_net(self.examples, body, facts, seed=self.seed))
+        """Run the six phases.
+
+        Raises
+        ------
+        _FactsMissingError
+            There are too few facts to go on.
+        """
+        (crude,) = self._phase("crude sum", lambda: (self._crude(),))
+        _, body = self._phase(
+            "sculpting", lambda: self._sculpt(self.examples.first(POPULATION), crude)
+        )
+        (refined,) = self._phase("refined sum", lambda: (self._refine_sum(crude, body),))
+        _, facts, body = self._phase("second sculpting", lambda: self._sculpt_again(refined))
+        (net,) = self._phase(
+            "net", lambda: (search_net(self.examples, body, facts, seed=self.seed),)
+        )
         W = np.array(net.candidates[0].W)
-        values = self._phase("values", lambda: solve_values(self.examples, W))
+        (values,) = self._phase("values", lambda: (solve_values(self.examples, W),))
         self.layer = self.unrefined = values.layer(W)
 
-    def refine(self) -> None:
-        """Refine the layer."""
-        layer = self.layer
-        assert layer is not None
-        d, p, T = layer.dim, layer.out_dim, self.examples.tokens
-        most = 64 if self.examples.noise > 0.0 else OUTPUTS_PER_PARAMETER
-        unknown = layer.heads * d * (d + p)
-        count = min(self.examples.n, max(64, -(-most * unknown // (T * p))))
-        X, Y = self.examples.first(4 * count).part(slice(None))
-
-        def work() -> Refinement:
-            start = layer
-            while True:
-                found = refine(
-                    start,
-                    X,
-                    Y,
-                    examples=min(count, len(X)),
-                    seed=self.seed,
-                    num_threads=self.num_threads,
-                )
-                # Heads too many end as copies of others or without values: then they must go.
-                start = merge_heads(found.layer)
-                if found.condition >= IDENTIFIED or start.heads == found.layer.heads:
-                    return found
-
-        self.layer = self._phase("refinement", work).layer
-        self.heads = self.layer.heads
+    def refine(self, layer: Layer) -> None:
+        """Refine a layer."""
+        (refined,) = self._phase("refinement", lambda: (self._refine(layer),))
+        self.layer, self.heads = refined.layer, refined.layer.heads
 
     def result(self, missing: str | None = None) -> Learning:
-        """Return what was learnt; `missing` tells what stopped it."""
-        missing = missing or self.missing
-        layer = None if self.layer is None else self.examples.whole_layer(self.layer)
+        """Return what was learnt; `missing` tells what ended it early."""
+        layer, unrefined = self._whole(self.layer), self._whole(self.unrefined)
         residual = None if layer is None else relative_residual(self.held_out, layer)
-        certificates = self._certificates(residual)
-        decisive = [c for c in certificates if c.decisive]
-        learnt = missing is None and bool(decisive) and all(c.holds for c in decisive)
+        found = certificates(self.phases, self.examples, self.held_out, residual)
         return Learning(
             layer=layer,
-            unrefined=None if self.unrefined is None else self.examples.whole_layer(self.unrefined),
-            learnt=learnt,
+            unrefined=unrefined,
+            learnt=missing is None
+            and residual is not None
+            and all(c.holds for c in found if c.decisive),
             heads=self.heads,
             sureness=self.sureness,
             held_out=residual,
-            certificates=tuple(certificates),
+            certificates=tuple(found),
             phases=tuple(self.phases),
             missing=missing,
         )
 
-    def _phase(self, name: str, work: Callable[[], Result]) -> Result:
+    def _whole(self, layer: Layer | None) -> Layer | None:
+        return None if layer is None else self.examples.whole_layer(layer)
+
+    def _phase(self, name: str, work: Callable[[], Parts]) -> Parts:
         begin = time.perf_counter()
-        found = work()
-        estimate = found[-1] if isinstance(found, tuple) else found
-        parts = found if isinstance(found, tuple) else (found,)
-        self.phases.append(
-            Phase(name, time.perf_counter() - begin, parts if estimate is not None else ())
-        )
+        parts = work()
+        self.phases.append(Phase(name, time.perf_counter() - begin, parts))
         if self.tick is not None:
             self.tick(len(self.phases))
-        return found
+        return parts
 
     def _crude(self) -> SumEstimate:
         return crude_sum(self.examples, support=2, num_threads=self.num_threads)
 
-    def _sculpt(self, estimate: SumEstimate, *, whole: bool) -> tuple[Facts, Body] | None:
-        population = self.examples if whole else self.examples.first(POPULATION)
-        facts = certify(population, estimate, seed=self.seed, num_threads=self.num_threads)
-        unknown = self.examples.dim**2
+    def _sculpt(self, examples: Examples, estimate: SumEstimate) -> tuple[Facts, Body]:
+        facts = certify(examples, estimate, seed=self.seed, num_threads=self.num_threads)
+        unknown = examples.dim**2
         if len(facts) < unknown:
-            self.missing = (
+            raise _FactsMissingError(
                 f"{len(facts)} facts could be certified, a key-query matrix has {unknown} unknowns"
             )
-            return None
-        heads = self.heads
-        if heads is None:
-            spectrum = sculpt(facts, 1, num_threads=self.num_threads).eigenvalues
-            heads, _ = propose_heads(spectrum)
-        return facts, sculpt(facts, heads, num_threads=self.num_threads)
+        body = sculpt(facts, self.heads or 1, num_threads=self.num_threads)
+        if self.heads is None:
+            proposed, self.sureness = propose_heads(body.eigenvalues)
+            body = sculpt(facts, proposed, num_threads=self.num_threads)
+        return facts, body
 
     def _refine_sum(self, crude: SumEstimate, body: Body) -> SumEstimate:
         start = one_hot_sum(
@@ -280,11 +254,11 @@ class _Learner:
             start = crude
         return refine_sum(self.examples, start, seed=self.seed, num_threads=self.num_threads)
 
-    def _sculpt_again(self, refined: SumEstimate) -> tuple[SumEstimate, Facts, Body] | None:
+    def _sculpt_again(self, estimate: SumEstimate) -> tuple[SumEstimate, Facts, Body]:
         """Better the sum in rounds, each kept only if the certificate falls; sculpt with it."""
         # One head explains every row exactly, by as many tokens as there are.
         support = self.examples.tokens if self.heads == 1 else None
-        estimate = with_support(self.examples, refined, support, num_threads=self.num_threads)
+        estimate = with_support(self.examples, estimate, support, num_threads=self.num_threads)
         for shares in FINE:
             tried = refine_sum(
                 self.examples, estimate, shares=shares, seed=self.seed, num_threads=self.num_threads
@@ -292,56 +266,25 @@ class _Learner:
             if tried.certificate >= estimate.certificate:
                 break
             estimate = tried
-        found = self._sculpt(estimate, whole=True)
-        if found is None:
-            return None
-        facts, body = found
-        if self.heads is None:
-            self.heads, self.sureness = propose_heads(body.eigenvalues)
-            if self.heads != body.heads:
-                body = sculpt(facts, self.heads, num_threads=self.num_threads)
+        facts, body = self._sculpt(self.examples, estimate)
+        self.heads = body.heads
         return estimate, facts, body
 
-    def _certificates(self, residual: float | None) -> list[Certificate]:
-        """Return the certificates in the order in which they are had."""
-        certificates: list[Certificate] = []
-        by_name = {phase.name: phase.parts for phase in self.phases}
-        if by_name.get("second sculpting"):
-            estimate, _, body = by_name["second sculpting"]
-            spare = self.examples.out_dim - (estimate.support - 1)
-            certificates.append(Certificate("outputs a row can spare", spare, 1, above=True))
-            crude = by_name["crude sum"][0]
-            refined = by_name["refined sum"][0]
-            certificates.append(
-                Certificate("sum of values", refined.certificate, crude.certificate)
+    def _refine(self, layer: Layer) -> Refinement:
+        """Refine; heads too many end as copies of others or without values, and then must go."""
+        d, p, T = layer.dim, layer.out_dim, self.examples.tokens
+        most = AGAINST_NOISE if self.examples.noise > 0.0 else OUTPUTS_PER_PARAMETER
+        count = max(64, -(-most * layer.heads * d * (d + p) // (T * p)))
+        X, Y = self.examples.first(4 * count).part(slice(None))
+        while True:
+            found = refine(
+                layer,
+                X,
+                Y,
+                examples=min(count, len(X)),
+                seed=self.seed,
+                num_threads=self.num_threads,
             )
-            certificates.append(Certificate("eigen-gap", body.gap, GAP, above=True))
-        if "net" in by_name:
-            net = by_name["net"][0]
-            certificates.append(
-                Certificate("net residual", net.candidates[0].values.residual, NET_RESIDUAL)
-            )
-        if residual is not None:
-            last: Values | Refinement = self.phases[-1].parts[0]
-            certificates.append(
-                Certificate("identified", last.condition, IDENTIFIED, above=True, decisive=True)
-            )
-            certificates.append(
-                Certificate(
-                    "held-out residual",
-                    residual,
-                    self._held_out_limit(),
-                    decisive=True,
-                )
-            )
-        return certificates
-
-    def _held_out_limit(self) -> float:
-        """Return the residual of a layer that is right, as relative_residual tells it."""
-        examples = self.held_out
-        if examples.noise == 0.0:
-            return max(EXACT, 30.0 * float(np.finfo(examples.X.dtype).eps))
-        # Of m entries of noise σ the mean square is σ² (1 ± √(2 / m)); the parameters, fitted to
-        # noise as well, add to it.
-        entries = examples.rows * examples.out_dim
-        return examples.noise_floor * float(1.05 + 4.0 / np.sqrt(2.0 * entries))
+            layer = merge_heads(found.layer)
+            if found.condition >= IDENTIFIED or layer.heads == found.layer.heads:
+                return found

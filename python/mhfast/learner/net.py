@@ -104,7 +104,8 @@ def search_net(
     heads = body.heads
     few = examples.first(samples)
     if heads == 1:
-        return Net((_candidate(few, body, facts, np.zeros((1, 0))),), np.zeros((0, 2)), 1.0, 1)
+        only = _candidate(few, body, facts, np.zeros((1, 0)))
+        return Net((only,), np.zeros((0, 2)), float(_stretches(body.point, facts).max()), 1)
     box, least = _bounds(body, facts)
     points = _points(box, heads, np.random.default_rng(seed))
     quick = examples.first(min(samples, 200))
@@ -117,13 +118,17 @@ def search_net(
 
 def _candidate(examples: Examples, body: Body, facts: Facts, coordinates: Float64) -> Candidate:
     W = np.ascontiguousarray(body.at(coordinates))
-    stretched = np.abs(facts.of(W) - facts.value) / facts.tolerance
     return Candidate(
         frozen(coordinates),
         frozen(W),
         solve_values(examples, W),
-        frozen(np.quantile(stretched, 0.95, axis=-1)),
+        frozen(np.quantile(_stretches(W, facts), 0.95, axis=-1)),
     )
+
+
+def _stretches(W: Float64, facts: Facts) -> Float64:
+    """Return by how much matrices W (..., d, d) overstep the tolerance of each fact (..., k)."""
+    return np.abs(facts.of(W) - facts.value) / facts.tolerance
 
 
 def _bounds(body: Body, facts: Facts) -> tuple[Float64, float]:
