@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kColumns = 64;                 // of a block of the result
 constexpr int kDepth = 96;                   // rows of a product: its panels stay near
-constexpr std::size_t kPortion = 1u << 21;   // bytes of the rows held at a time
+constexpr std::size_t kPortion = 1u << 23;   // bytes of the rows held at a time
 constexpr std::int64_t kMostRows = 1 << 16;  // of a portion
 
 double flops(const RowSource& s) {

@@ -110,7 +110,9 @@ def merge_heads(layer: Layer, *, tolerance: float = 1e-6) -> Layer:
     ----------
     layer : Layer
     tolerance : float
-        As for `align`, by the largest norms of the layer itself.
+        Heads whose W differ by no more than this part of the largest ‖W‖, or of 1, are one: with
+        tokens of entries of order one that is a logit. A head whose ‖V‖ is no more than this part
+        of the largest ‖V‖ is none.
 
     Raises
     ------
@@ -120,7 +122,9 @@ def merge_heads(layer: Layer, *, tolerance: float = 1e-6) -> Layer:
         It has a run axis or holds NaN or inf.
     """
     W, V = _matrices(layer, "layer")
-    heads, merged = _merged(W, V, tolerance * _norms(W).max(), tolerance * _norms(V).max())
+    heads, merged = _merged(
+        W, V, tolerance * max(1.0, _norms(W).max()), tolerance * _norms(V).max()
+    )
     if len(heads) == 0:
         heads, merged = np.array([0]), np.zeros_like(V[:1])
     return Layer(W[heads], merged)

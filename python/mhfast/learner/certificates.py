@@ -22,6 +22,9 @@ GAP = 2.0
 NET_RESIDUAL = 0.3
 """Residual above which the best point of the net explains the outputs badly."""
 
+SIGNAL = 0.5
+"""Size of the outputs without their noise, relative, below which nothing can be told."""
+
 
 def certificates(
     phases: Sequence[Phase], examples: Examples, held_out: Examples, residual: float | None
@@ -59,6 +62,9 @@ def certificates(
     if residual is not None:
         condition = phases[-1].parts[0].condition
         limit = _held_out_limit(held_out)
+        if held_out.noise > 0.0:
+            beyond = float(np.sqrt(max(0.0, 1.0 - held_out.noise_floor**2)))
+            found.append(Certificate("outputs beyond noise", beyond, SIGNAL, True, decisive=True))
         found += [
             Certificate("identified", condition, IDENTIFIED, above=True, decisive=True),
             Certificate("held-out residual", residual, limit, decisive=True),

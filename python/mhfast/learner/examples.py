@@ -21,6 +21,9 @@ PORTION = 1 << 22
 ROUNDING = 1e-14
 """Share of the largest second moment of the outputs below which a direction is that of rounding."""
 
+LARGEST = 1e100
+"""Size of an output row, and of its inverse, beyond which squares might overflow."""
+
 
 @dataclass(frozen=True, eq=False)
 class Examples:
@@ -132,16 +135,21 @@ def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examp
     noise = _checks.finite(noise, "noise")
     if noise < 0.0:
         raise ValueError(f"noise: expected a standard deviation of at least 0, got {noise}")
+    if not Y.any():
+        raise ValueError("Y: expected outputs of a layer, got only zeros")
     moment = np.zeros((Y.shape[2], Y.shape[2]))
     for _, x, y in _portions(X, Y):
         for name, part in (("X", x), ("Y", y)):
             if not np.isfinite(part).all():
                 raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
         y = y.reshape(-1, Y.shape[2])
-        moment += y.T @ y
-    if not moment.any():
-        raise ValueError("Y: expected outputs of a layer, got only zeros")
+        with np.errstate(over="ignore", invalid="ignore"):
+            moment += y.T @ y
     scale = float(np.sqrt(np.trace(moment) / (n * tokens)))
+    if not 1.0 / LARGEST < scale < LARGEST:
+        raise ValueError(
+            f"Y: expected outputs whose squares can be added, got rows of size {scale:.3g}"
+        )
     sizes, axes = np.linalg.eigh(moment)
     taken = sizes > ROUNDING * sizes[-1]
     return Examples(X, Y, scale, None if taken.all() else axes[:, taken], noise)
@@ -149,8 +157,10 @@ def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examp
 
 def _real(value: npt.ArrayLike, name: str) -> Array:
     """Like `_checks.real`, but a large array is not copied for its memory layout."""
-    if isinstance(value, np.ndarray) and value.dtype.type in (np.float32, np.float64):
-        return value
+    if type(value) in (np.ndarray, np.memmap):
+        array = np.asarray(value)
+        if array.dtype.type in (np.float32, np.float64) and array.dtype.isnative:
+            return array
     return _checks.real(value, name)
 
 

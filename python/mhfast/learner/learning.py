@@ -113,9 +113,10 @@ def learn_layer(
     examples = _examples(X, Y, noise)
     if heads is not None:
         heads = _checks.count(heads, "heads")
-    seed = _checks.integer(seed, "seed")
-    training, held_out = examples.split(min(2000, max(1, examples.n // 10)))
-    _enough(training, heads)
+    if _checks.integer(seed, "seed") < 0:
+        raise ValueError(f"seed: expected an integer of at least 0, got {seed}")
+    _enough(examples, heads)
+    training, held_out = examples.split(_held_out(examples.n))
     phases = 6 + int(refinement)
     with progress_bar(0, phases, "learning", "phase") if progress else nullcontext() as tick:
         learner = _Learner(training, held_out, heads, seed, num_threads, tick)
@@ -143,15 +144,20 @@ def _examples(X: npt.ArrayLike | Dataset, Y: npt.ArrayLike | None, noise: float)
     return as_examples(X, Y, noise)
 
 
+def _held_out(n: int) -> int:
+    """Return how many of n examples no phase sees."""
+    return min(2000, n // 10)
+
+
 def _enough(examples: Examples, heads: int | None) -> None:
     """Check that there is more to learn from than there is to learn."""
     T, d, p = examples.tokens, examples.dim, examples.out_dim
-    rows = max(4 * d * d, ((heads or 1) * d * (d + p) + p - 1) // p)
-    if examples.rows < rows:
-        least = -(-rows // T) * 10 // 9 + 1
+    unknown = -(-(heads or 1) * d * (d + p) // p)
+    least = -(-max(4 * d * d, unknown) // T)
+    if examples.n - _held_out(examples.n) < least:
         raise ValueError(
-            f"X: expected at least {least} examples to learn {heads or 'any'} heads of d = {d}, "
-            f"p = {p} from T = {T} tokens each, got {examples.n + min(2000, examples.n // 9)}"
+            f"X: expected at least {max(least * 10 // 9 + 1, 10)} examples for {heads or 1} heads "
+            f"of d = {d} and outputs of rank {p}, got {examples.n}"
         )
 
 

@@ -121,6 +121,8 @@ def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
         That step over the largest later one; below 2 the proposal is a guess.
     """
     steps = eigenvalues[1:] / eigenvalues[:-1]
+    if len(steps) < 2:
+        return 1, 1.0
     later = np.maximum.accumulate(steps[::-1])[::-1]
     sureness = steps[:-1] / later[1:]
     heads = int(np.argmax(sureness[:MOST_HEADS])) + 1
