@@ -56,7 +56,9 @@ def certificates(
         (net,) = parts["net"]
         best = net.candidates[0]
         found += [
-            Certificate("facts at the heads", float(best.stretch.max()), LOOSE * net.least_stretch),
+            Certificate(
+                "facts at the heads", float(best.stretch.max()), LOOSE * max(1.0, net.least_stretch)
+            ),
             Certificate("net residual", best.values.residual, NET_RESIDUAL),
         ]
     if residual is not None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import _checks, _core
 from .._values import frozen
 from ..config import threads
 from .examples import Examples, Float64, Int64
-from .sums import SumEstimate
+from .sums import ROUNDING, SumEstimate
 
 BACKGROUND = 20_000
 """Facts of rows at large that those of certified rows are compared with."""
 
-ROUNDING = 1e-12
-"""The least tolerance of a fact."""
+DEPENDENT = 1e-9
+"""Smallest over largest singular value of the differences of tokens that are dependent."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,9 +161,7 @@ class _Best:
         share = weights[at, key]
         tolerance = residual[at] * (1.0 / weights[at, first] + 1.0 / share)
         near = np.flatnonzero(tolerance < self._limit)
-        # Tokens that are equal share their weight as they like, and tell nothing apart.
-        sample = at[near] // T
-        near = near[(X[sample, first[near]] != X[sample, key[near]]).any(axis=1)]
+        near = self._telling(X, at // T, near[np.argsort(tolerance[near], kind="stable")])
         value = np.log(weights[at[near], first[near]] / share[near])
         self._held.append((first_row + at[near], first[near], key[near], value, tolerance[near]))
         self._size += len(near)
@@ -172,12 +171,39 @@ class _Best:
             self._limit = float(self._held[0][4][-1])
         return len(at)
 
+    def _telling(self, X: Float64, sample: Int64, ordered: Int64) -> Int64:
+        """Return the first of these facts whose samples have affinely independent tokens.
+
+        Tokens that depend on each other share their weights as they like, and tell nothing apart.
+        """
+        told: list[Int64] = []
+        for begin in range(0, len(ordered), 4 * self._count):
+            some = ordered[begin : begin + 4 * self._count]
+            samples, which = np.unique(sample[some], return_inverse=True)
+            told.append(some[_independent(X[samples])[which]])
+            if sum(map(len, told)) >= self._count:
+                break
+        return np.concatenate(told) if told else ordered
+
     def sorted(self) -> tuple[Int64, Int64, Int64, Float64, Float64]:
         """Return rows, first, second, value and tolerance of the best, best first."""
         columns = [np.concatenate(column) for column in zip(*self._held, strict=True)]
         order = np.argsort(columns[4], kind="stable")[: self._count]
         rows, first, second, value, tolerance = (column[order] for column in columns)
         return rows, first, second, value, tolerance
+
+
+def _independent(X: Float64) -> npt.NDArray[np.bool_]:
+    """Return whether the tokens of each sample (n, T, d) are affinely independent.
+
+    Of more than d + 1 tokens, which never are, whether they all differ.
+    """
+    T, d = X.shape[1:]
+    if d + 1 < T:
+        first, second = np.triu_indices(T, 1)
+        return np.asarray((X[:, first] != X[:, second]).any(axis=2).all(axis=1))
+    sizes = np.linalg.svd(X[:, 1:] - X[:, :1], compute_uv=False)
+    return np.asarray(sizes[:, -1] > DEPENDENT * sizes[:, 0])
 
 
 def _background(examples: Examples, seed: int, num_threads: int | None) -> Float64:

@@ -195,10 +195,17 @@ class _Learner:
         (refined,) = self._phase("refined sum", lambda: (self._refine_sum(crude, body),))
         _, facts, body = self._phase("second sculpting", lambda: self._sculpt_again(refined))
         (net,) = self._phase(
-            "net", lambda: (search_net(self.examples, body, facts, seed=self.seed),)
+            "net",
+            lambda: (
+                search_net(
+                    self.examples, body, facts, seed=self.seed, num_threads=self.num_threads
+                ),
+            ),
         )
         W = np.array(net.candidates[0].W)
-        (values,) = self._phase("values", lambda: (solve_values(self.examples, W),))
+        (values,) = self._phase(
+            "values", lambda: (solve_values(self.examples, W, num_threads=self.num_threads),)
+        )
         self.layer = self.unrefined = values.layer(W)
 
     def refine(self, layer: Layer) -> None:
@@ -209,7 +216,9 @@ class _Learner:
     def result(self, missing: str | None = None) -> Learning:
         """Return what was learnt; `missing` tells what ended it early."""
         layer, unrefined = self._whole(self.layer), self._whole(self.unrefined)
-        residual = None if layer is None else relative_residual(self.held_out, layer)
+        residual = (
+            None if layer is None else relative_residual(self.held_out, layer, self.num_threads)
+        )
         found = certificates(self.phases, self.examples, self.held_out, residual)
         return Learning(
             layer=layer,

@@ -77,6 +77,7 @@ def search_net(
     *,
     seed: int = 0,
     samples: int = 1000,
+    num_threads: int | None = None,
 ) -> Net:
     """Phase 5: look for the coordinates of the heads in their affine hull.
 
@@ -94,6 +95,7 @@ def search_net(
     seed : int
     samples : int
         Examples that judge a candidate.
+    num_threads : int, optional
 
     References
     ----------
@@ -104,24 +106,35 @@ def search_net(
     heads = body.heads
     few = examples.first(samples)
     if heads == 1:
-        only = _candidate(few, body, facts, np.zeros((1, 0)))
+        only = _candidate(few, body, facts, np.zeros((1, 0)), num_threads)
         return Net((only,), np.zeros((0, 2)), float(_stretches(body.point, facts).max()), 1)
     box, least = _bounds(body, facts)
     points = _points(box, heads, np.random.default_rng(seed))
     quick = examples.first(min(samples, 200))
-    left = [solve_values(quick, body.at(point)).residual for point in points]
+    left = [
+        solve_values(quick, body.at(point), num_threads=num_threads).residual for point in points
+    ]
     best = [points[i] for i in np.argsort(left)[:POLISHED]]
-    found = [_candidate(few, body, facts, _polish(few, body, point)) for point in best]
+    found = [
+        _candidate(few, body, facts, _polish(few, body, point, num_threads), num_threads)
+        for point in best
+    ]
     found.sort(key=lambda candidate: candidate.values.residual)
     return Net(tuple(found), frozen(box), least, len(points))
 
 
-def _candidate(examples: Examples, body: Body, facts: Facts, coordinates: Float64) -> Candidate:
+def _candidate(
+    examples: Examples,
+    body: Body,
+    facts: Facts,
+    coordinates: Float64,
+    num_threads: int | None,
+) -> Candidate:
     W = np.ascontiguousarray(body.at(coordinates))
     return Candidate(
         frozen(coordinates),
         frozen(W),
-        solve_values(examples, W),
+        solve_values(examples, W, num_threads=num_threads),
         frozen(np.quantile(_stretches(W, facts), 0.95, axis=-1)),
     )
 
@@ -175,7 +188,13 @@ def _points(box: Float64, heads: int, rng: np.random.Generator) -> list[Float64]
     ]
 
 
-def _polish(examples: Examples, body: Body, coordinates: Float64, steps: int = 30) -> Float64:
+def _polish(
+    examples: Examples,
+    body: Body,
+    coordinates: Float64,
+    num_threads: int | None,
+    steps: int = 30,
+) -> Float64:
     """Levenberg-Marquardt in the coordinates; the value matrices follow by least squares.
 
     The derivative is Kaufman's: that of the prediction with the value matrices kept, less what new
@@ -186,11 +205,11 @@ def _polish(examples: Examples, body: Body, coordinates: Float64, steps: int = 3
     X, Y = examples.part(slice(None))
     Y = Y.reshape(-1, Y.shape[2])
     damping = 1e-2
-    here = _linearized(X, Y, body, coordinates)
+    here = _linearized(X, Y, body, coordinates, num_threads)
     for _ in range(steps):
         damped = here.curvature + damping * np.diag(np.diag(here.curvature))
         step = lstsq(damped, -here.slope, cond=1e-14)[0]
-        there = _linearized(X, Y, body, coordinates + step.reshape(coordinates.shape))
+        there = _linearized(X, Y, body, coordinates + step.reshape(coordinates.shape), num_threads)
         if there.square < here.square:
             gained = 1.0 - there.square / here.square
             coordinates, here = coordinates + step.reshape(coordinates.shape), there
@@ -213,12 +232,14 @@ class _Linearized:
     slope: Float64
 
 
-def _linearized(X: Float64, Y: Float64, body: Body, coordinates: Float64) -> _Linearized:
+def _linearized(
+    X: Float64, Y: Float64, body: Body, coordinates: Float64, num_threads: int | None
+) -> _Linearized:
     from scipy.linalg import lstsq, qr  # slow to import
 
     W = np.ascontiguousarray(body.at(coordinates))
     heads, d = len(W), X.shape[2]
-    weights = attention(W, X)
+    weights = attention(W, X, num_threads)
     basis, triangle = qr(attended(weights, X), mode="economic")
     target = basis.T @ Y
     V = lstsq(triangle, target, cond=1e-12)[0].reshape(heads, d, -1)

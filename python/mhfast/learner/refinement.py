@@ -130,6 +130,7 @@ def refine(
     """
     point = _numbers(layer)
     fit = _fit(layer, X, Y, examples, seed, num_threads)
+    point = fit.start(point)
     if _checks.integer(steps, "steps") < 0:
         raise ValueError(f"steps: expected an integer of at least 0, got {steps}")
     if not tolerance >= 0.0:
@@ -193,20 +194,33 @@ class _Equations:
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    """A least-squares problem in all numbers of a layer of H heads: W, then V, flat (P,)."""
+    """A least-squares problem in all numbers of a layer of H heads: W, then V, flat (P,).
+
+    Y and V are in a unit, a power of two, in which Y is of order one.
+    """
 
     X: Float64
     Y: Float64
     heads: int
+    unit: float
     threads: int | None
 
     def layer(self, point: Float64) -> Layer:
+        """Return the layer of these numbers."""
+        return self._layer(point, self.unit)
+
+    def _layer(self, point: Float64, unit: float) -> Layer:
         H, d = self.heads, self.X.shape[2]
         W, V = np.split(point, [H * d * d])
-        return Layer(W.reshape(H, d, d), V.reshape(H, d, -1))
+        return Layer(W.reshape(H, d, d), unit * V.reshape(H, d, -1))
+
+    def start(self, point: Float64) -> Float64:
+        """Return W and V of a layer, flat, in the unit of this problem."""
+        W, V = np.split(point, [self.heads * self.X.shape[2] ** 2])
+        return np.concatenate([W, V / self.unit])
 
     def residual(self, point: Float64) -> float:
-        F = self.layer(point)(self.X, num_threads=self.threads)
+        F = self._layer(point, 1.0)(self.X, num_threads=self.threads)
         return float(np.linalg.norm(F - self.Y) / np.linalg.norm(self.Y))
 
     def equations(self, point: Float64) -> _Equations:
@@ -275,7 +289,8 @@ def _fit(
     X, Y = X[chosen].astype(double, copy=False), Y[chosen].astype(double, copy=False)
     if not Y.any():
         raise ValueError("Y: expected outputs other than zero")
-    return _Fit(X, Y, layer.heads, num_threads)
+    unit = 2.0 ** round(math.log2(np.abs(Y).max()))
+    return _Fit(X, Y / unit, layer.heads, unit, num_threads)
 
 
 def _numbers(layer: Layer) -> Float64:

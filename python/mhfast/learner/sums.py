@@ -24,6 +24,9 @@ POPULATION = 30_000
 ACTIVE = 20_000
 """Rows of a robust regression."""
 
+ROUNDING = 1e-12
+"""Residual of a row, relative to the outputs, that is as good as none."""
+
 COARSE = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
 """Shares of the rows that phase 3 trusts, one after the other."""
 
@@ -113,9 +116,10 @@ def one_hot_sum(
     sample, query = np.nonzero(margin >= np.quantile(margin, 0.9))
     x, y = X[sample, winner[sample, query]], Y[sample, query]
     V_sum = _solve(x.T @ x, x.T @ y)
+    least = ROUNDING * examples.scale
     for _ in range(20):
         residual = np.linalg.norm(y - x @ V_sum, axis=1)
-        weight = 1.0 / (1.0 + (residual / _positive(np.median(residual))) ** 2) ** 2
+        weight = 1.0 / (1.0 + (residual / max(float(np.median(residual)), least)) ** 2) ** 2
         xw = (x * weight[:, None]).T
         V_sum = _solve(xw @ x, xw @ y)
     return _judged(examples, V_sum, support, num_threads)
@@ -218,9 +222,9 @@ def _regress(
         rows = np.sort(rng.choice(rows, ACTIVE, replace=False))
     X, Y, listed = gather(examples, rows)
     left, d = found[rows] * examples.scale, examples.dim
-    floor = examples.noise_floor * examples.scale
+    floor = max(examples.noise_floor, ROUNDING) * examples.scale
     for _ in range(100):
-        scale = max(_positive(np.quantile(left, share / kept)), floor)
+        scale = max(float(np.quantile(left, share / kept)), floor)
         moment, left = _core.sum_equations(
             X, Y, listed, V_sum, support, scale, threads(num_threads)
         )
@@ -243,7 +247,3 @@ def _solve(A: Float64, B: Float64) -> Float64:
     from scipy.linalg import lstsq  # slow to import
 
     return np.ascontiguousarray(lstsq(A, B, cond=1e-12)[0])
-
-
-def _positive(scale: float | np.floating) -> float:
-    return max(float(scale), 1e-300)

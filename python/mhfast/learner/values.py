@@ -36,10 +36,11 @@ class Values:
         return Layer(W, self.V)
 
 
-def attention(W: Float64, X: Float64) -> Float64:
+def attention(W: Float64, X: Float64, num_threads: int | None = None) -> Float64:
     """Return softmax(X W_h Xᵀ) for every head h: array (n, H, T, T)."""
     heads, d, _ = W.shape
-    return np.asarray(Layer(W, np.zeros((heads, d, 1))).attention(X), dtype=np.float64)
+    layer = Layer(W, np.zeros((heads, d, 1)))
+    return np.asarray(layer.attention(X, num_threads=num_threads), dtype=np.float64)
 
 
 def attended(weights: Float64, X: Float64) -> Float64:
@@ -49,7 +50,13 @@ def attended(weights: Float64, X: Float64) -> Float64:
     return seen.reshape(n, heads, T, -1).transpose(0, 2, 1, 3).reshape(n * T, -1)
 
 
-def solve_values(examples: Examples, W: Float64, *, samples: int | None = None) -> Values:
+def solve_values(
+    examples: Examples,
+    W: Float64,
+    *,
+    samples: int | None = None,
+    num_threads: int | None = None,
+) -> Values:
     """Phase 6: with the attention known, the outputs are linear in the value matrices.
 
     Parameters
@@ -59,6 +66,7 @@ def solve_values(examples: Examples, W: Float64, *, samples: int | None = None) 
         Key-query matrices.
     samples : int, optional
         How many samples to use, from the first on; None means up to 4000, and with noise all.
+    num_threads : int, optional
 
     References
     ----------
@@ -72,7 +80,7 @@ def solve_values(examples: Examples, W: Float64, *, samples: int | None = None) 
         samples = examples.n if examples.noise > 0.0 else SAMPLES
     moment = np.zeros((heads * d + p, heads * d + p))
     for _, X, Y in examples.first(samples).portions():
-        rows = np.concatenate([attended(attention(W, X), X), Y.reshape(-1, p)], axis=1)
+        rows = np.concatenate([attended(attention(W, X, num_threads), X), Y.reshape(-1, p)], axis=1)
         moment += rows.T @ rows
     A, B, C = moment[:-p, :-p], moment[:-p, -p:], moment[-p:, -p:]
     V, _, _, singular = lstsq(A, B, cond=1e-14)
@@ -84,10 +92,13 @@ def solve_values(examples: Examples, W: Float64, *, samples: int | None = None) 
     )
 
 
-def relative_residual(examples: Examples, layer: Layer) -> float:
-    """Return ‖F(X) - Y‖ / ‖Y‖ of a layer of all outputs over all examples, noise included."""
-    left = whole = 0.0
-    for _, X, Y in examples.portions(whole=True):
-        left += float(np.sum((layer(X) - Y) ** 2))
-        whole += float(np.sum(Y**2))
-    return float(np.sqrt(left / whole))
+def relative_residual(examples: Examples, layer: Layer, num_threads: int | None = None) -> float:
+    """Return the root mean square of F(X) - Y for a layer of all outputs, relative to `scale`.
+
+    Over the examples that the scale is of that is ‖F(X) - Y‖ / ‖Y‖, noise included.
+    """
+    squares = sum(
+        float(np.sum((layer(X, num_threads=num_threads) - Y) ** 2))
+        for _, X, Y in examples.portions(whole=True)
+    )
+    return float(np.sqrt(squares / examples.rows)) / examples.scale
