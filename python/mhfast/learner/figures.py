@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .examples import Float64
 from .facts import Facts
 from .net import LOOSE, Net
 from .result import Learning
@@ -21,6 +20,9 @@ if TYPE_CHECKING:
 
 FIRST, SECOND = "C0", "C1"
 """Colours of the first and the second sculpting, and of certificates and residuals."""
+
+LEAST = 1e-18
+"""Where what is exactly 0 is drawn on a logarithmic axis."""
 
 
 def draw(learning: Learning) -> Figure:
@@ -79,9 +81,9 @@ def _certificates(ax: Axes, found: dict[str, Any]) -> None:
         estimates.append(found["second sculpting"][0])
     share = np.linspace(0.0, 1.0, 101)[1:]
     for (name, facts), colour in zip(every.items(), (FIRST, SECOND), strict=False):
-        ax.plot(share, _drawable(facts.residual_quantiles[1:]), color=colour, label=name)
+        ax.plot(share, np.maximum(facts.residual_quantiles[1:], LEAST), color=colour, label=name)
     for estimate, colour in zip(estimates, (FIRST, SECOND), strict=False):
-        ax.plot(estimate.level, _drawable(np.array(estimate.certificate)), "o", color=colour)
+        ax.plot(estimate.level, max(estimate.certificate, LEAST), "o", color=colour)
     level = estimates[0].level
     ax.axvline(level, color="black", linestyle=":", linewidth=0.8)
     label = f" certificates: best {100 * level:.2g} %"
@@ -101,7 +103,7 @@ def _candidates(ax: Axes, found: dict[str, Any]) -> None:
     net: Net = found["net"][0]
     residuals = [candidate.values.residual for candidate in net.candidates]
     if len(net.box) == 1:
-        ax.axvspan(*net.box[0], color="0.92", label="facts allow")
+        ax.axvspan(*net.box[0], color="0.92", label="box of the linear programs")
         for k, (candidate, residual) in enumerate(zip(net.candidates, residuals, strict=True)):
             ends = np.sort(candidate.coordinates[:, 0])
             label = "both heads of a candidate" if k == 0 else None
@@ -112,8 +114,8 @@ def _candidates(ax: Axes, found: dict[str, Any]) -> None:
         shown = list(largest)
         ax.plot(largest, residuals, "o", color=SECOND, alpha=0.5, label="candidate")
         if len(net.box) > 1:
-            shown.append(LOOSE * net.least_stretch)
-            ax.axvline(shown[-1], color="black", linestyle=":", label="facts allow")
+            shown.append(LOOSE * max(1.0, net.least_stretch))
+            ax.axvline(shown[-1], color="black", linestyle=":", label="allowed")
         ax.set(xlabel="stretch of the tolerances, largest of the heads", xscale="log")
         ax.set_xlim(*_room(shown))
     ax.set(ylabel="relative residual of the outputs", yscale="log")
@@ -143,7 +145,7 @@ def _residuals(ax: Axes, found: dict[str, Any], learning: Learning) -> None:
             told = "not reached" if value is None else "not finite"
             ax.text(0.02, place, told, transform=ax.get_yaxis_transform(), va="center", color="0.5")
         else:
-            ax.plot(max(value, np.finfo(float).tiny), place, "o", color=colour)
+            ax.plot(max(value, LEAST), place, "o", color=colour)
     ax.set_xscale("log")
     ax.set_yticks(range(len(rows)), [name for name, _, _ in rows])
     ax.set_ylim(len(rows) - 0.5, -0.5)
@@ -165,14 +167,9 @@ def _of(found: dict[str, Any], phase: str, attribute: str) -> float | None:
     return float(getattr(found[phase][0], attribute)) if phase in found else None
 
 
-def _drawable(values: Float64) -> Float64:
-    """Leave out what has no place on a logarithmic axis."""
-    return np.where(values > 0.0, values, np.nan)
-
-
 def _room(values: list[float]) -> tuple[float, float]:
     """Return limits around values, a decade apart at least: rounding should not look like much."""
-    low = max(min(values), np.finfo(float).tiny)
+    low = max(min(values), LEAST)
     return low / 3.0, max(max(values), low) * 3.0
 
 

@@ -1,0 +1,92 @@
+"""How often the phases, refinement after them and refinement alone succeed; table and one figure.
+
+Random layers on Boolean tokens (`mh.data.boolean_layer`), p = d. The phases succeed with a hull
+cosine of at least .95; refinement, after them or alone, with a parameter error below 1e-10. Alone
+it starts from Gaussian layers of the true standard deviations, 2/d for W and d^(-1/2) for V.
+"""
+
+import argparse
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+import mhfast as mh
+from mhfast.demo.figure import BLUE, ORANGE, STYLE
+
+parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+parser.add_argument(
+    "--sizes", nargs="+", default=["2,8,3,100000", "3,8,2,100000", "3,8,3,200000"],
+    help="H,d,T,examples",
+)  # fmt: skip
+parser.add_argument("--seeds", type=int, default=20)
+parser.add_argument("--starts", type=int, default=4, help="random starts of refinement alone")
+parser.add_argument("--quick", action="store_true", help="one small size, two seeds")
+parser.add_argument("--output", default="learner_refinement.png", help="the figure")
+arguments = parser.parse_args()
+if arguments.quick:
+    arguments.sizes, arguments.seeds, arguments.starts = ["2,5,2,2000"], 2, 2
+
+BARS = (
+    "the phases",
+    "refinement after them",
+    "alone, one start",
+    f"alone, best of {arguments.starts}",
+)
+COLOURS = (BLUE, "#56B4E9", "#F0C9A8", ORANGE)
+
+
+def right(layer, truth):
+    """Whether a layer is the true one."""
+    return mh.learner.align(layer, truth).error < 1e-10
+
+
+def alone(data, heads, seed):
+    """Whether refinement alone finds the layer from the first start, and from the best of all."""
+    truth, dim = data.truth["layer"], data.dim
+    found = []
+    for start in range(arguments.starts):
+        unit = mh.Layer.gaussian(heads, dim, dim, std=1.0, seed=1000 * seed + start)
+        scaled = mh.Layer(unit.W * (2 / dim), unit.V / np.sqrt(dim))
+        found.append(mh.learner.refine(scaled, data.X, data.y, seed=seed))
+        if found[-1].residual < 1e-10:
+            break  # nothing can be better
+    best = min(found, key=lambda one: one.residual)
+    return right(found[0].layer, truth), right(best.layer, truth)
+
+
+def successes(size, seed):
+    """Whether each of the bars succeeds, and whether the layer is called learnt, and wrongly so."""
+    heads, dim, tokens, n = size
+    data = mh.data.boolean_layer(n, tokens, dim, heads, seed=seed)
+    truth = data.truth["layer"]
+    result = mh.learn_layer(data, heads=heads, seed=seed)
+    near = exact = False
+    if result.layer is not None:
+        directions = result["second sculpting"].parts[2].directions
+        near = mh.learner.hull_cosine(directions, truth.W) >= 0.95
+        exact = right(result.layer, truth)
+    return near, exact, *alone(data, heads, seed), result.learnt, result.learnt and not exact
+
+
+sizes = [tuple(map(int, size.split(","))) for size in arguments.sizes]
+counts = []
+print(f"successes of {arguments.seeds} seeds")
+print(f"{'H,d,T':>7} {'examples':>9}  " + "  ".join(BARS) + "  learnt  learnt and wrong")
+for size in sizes:
+    found = np.array([successes(size, seed) for seed in range(arguments.seeds)])
+    counts.append(found.sum(axis=0))
+    columns = (*BARS, "learnt", "learnt and wrong")
+    row = "  ".join(f"{k:{len(b)}d}" for b, k in zip(columns, counts[-1], strict=True))
+    print("{},{},{}".format(*size[:3]).rjust(7), f"{size[3]:9,d} ", row, flush=True)
+with rc_context(STYLE):
+    figure = Figure(figsize=(2.0 + 1.7 * len(sizes), 3.0), layout="constrained", dpi=120)
+    ax = figure.subplots()
+    x = np.arange(len(sizes))
+    for k, (bar, colour) in enumerate(zip(BARS, COLOURS, strict=True)):
+        share = 100 * np.array([count[k] for count in counts]) / arguments.seeds
+        ax.bar(x + 0.2 * (k - 1.5), share, 0.18, color=colour, label=bar)
+    ax.set_xticks(x, ["({},{},{})".format(*size) for size in sizes])
+    ax.set(xlabel="(H,d,T)", ylabel=f"of {arguments.seeds} seeds (%)", ylim=(0, 105))
+    figure.legend(loc="outside upper center", ncols=4)
+    figure.savefig(arguments.output)
