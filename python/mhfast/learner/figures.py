@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FIRST, SECOND = "C0", "C1"
 """Colours of the first and the second sculpting, and of certificates and residuals."""
 
-LEAST = 1e-18
+LEAST = 1e-17
 """Where what is exactly 0 is drawn on a logarithmic axis."""
 
 
@@ -147,6 +147,7 @@ def _residuals(ax: Axes, found: dict[str, Any], learning: Learning) -> None:
         else:
             ax.plot(max(value, LEAST), place, "o", color=colour)
     ax.set_xscale("log")
+    ax.set_xlim(LEAST / 3.0, 30.0)
     ax.set_yticks(range(len(rows)), [name for name, _, _ in rows])
     ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.grid(axis="y", color="0.9")
