@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -117,7 +118,7 @@ def certify(
     if count is None:
         count = min(16 * d * d, max(d * d, examples.rows * (T - 1) // 10))
     count = _checks.count(count, "count")
-    kept, seen = _Best(count), 0
+    kept, seen = _Best(count, d), 0
     residuals = []
     for begin, X, Y in examples.portions():
         weights, residual = _core.fit_rows(
@@ -141,17 +142,20 @@ def certify(
 
 
 class _Best:
-    """The facts of smallest tolerance among those that come by."""
+    """The facts of smallest tolerance among those that come by, each matrix x ⊗ (x_b - x_c) once.
 
-    def __init__(self, count: int) -> None:
+    Repeated inputs would else fill the place with the same few facts.
+    """
+
+    def __init__(self, count: int, dim: int) -> None:
         self._count = count
-        self._held: list[tuple[Int64, Int64, Int64, Float64, Float64]] = []
+        self._held: list[tuple[npt.NDArray[Any], ...]] = []
         self._size = 0
         self._limit = np.inf
+        self._probe = np.random.default_rng(0).standard_normal((2, dim))
 
     def take(self, X: Float64, weights: Float64, residual: Float64, first_row: int) -> int:
         """Look at the facts of some rows; return how many there are."""
-        T = X.shape[1]
         row = np.arange(len(weights))
         top = weights.argmax(axis=1)
         taking_part = weights > 0.0
@@ -161,36 +165,54 @@ class _Best:
         share = weights[at, key]
         tolerance = residual[at] * (1.0 / weights[at, first] + 1.0 / share)
         near = np.flatnonzero(tolerance < self._limit)
-        near = self._telling(X, at // T, near[np.argsort(tolerance[near], kind="stable")])
+        near, mark = self._telling(X, at, first, key, near[np.argsort(tolerance[near])])
         value = np.log(weights[at[near], first[near]] / share[near])
-        self._held.append((first_row + at[near], first[near], key[near], value, tolerance[near]))
+        self._held.append(
+            (first_row + at[near], first[near], key[near], value, tolerance[near], mark)
+        )
         self._size += len(near)
         if self._size > 4 * self._count:
-            self._held = [self.sorted()]
-            self._size = self._count
-            self._limit = float(self._held[0][4][-1])
+            self._held = [self._distinct()]
+            self._size = len(self._held[0][0])
+            if self._size == self._count:
+                self._limit = float(self._held[0][4][-1])
         return len(at)
-
-    def _telling(self, X: Float64, sample: Int64, ordered: Int64) -> Int64:
-        """Return the first of these facts whose samples have affinely independent tokens.
-
-        Tokens that depend on each other share their weights as they like, and tell nothing apart.
-        """
-        told: list[Int64] = []
-        for begin in range(0, len(ordered), 4 * self._count):
-            some = ordered[begin : begin + 4 * self._count]
-            samples, which = np.unique(sample[some], return_inverse=True)
-            told.append(some[_independent(X[samples])[which]])
-            if sum(map(len, told)) >= self._count:
-                break
-        return np.concatenate(told) if told else ordered
 
     def sorted(self) -> tuple[Int64, Int64, Int64, Float64, Float64]:
         """Return rows, first, second, value and tolerance of the best, best first."""
-        columns = [np.concatenate(column) for column in zip(*self._held, strict=True)]
-        order = np.argsort(columns[4], kind="stable")[: self._count]
-        rows, first, second, value, tolerance = (column[order] for column in columns)
+        rows, first, second, value, tolerance, _ = self._distinct()
         return rows, first, second, value, tolerance
+
+    def _telling(
+        self, X: Float64, at: Int64, first: Int64, key: Int64, ordered: Int64
+    ) -> tuple[Int64, npt.NDArray[np.float32]]:
+        """Return the first of these facts whose samples have affinely independent tokens.
+
+        Tokens that depend on each other share their weights as they like, and tell nothing apart.
+        With them comes a mark for each, the same for equal matrices up to sign.
+        """
+        told, marks = [ordered[:0]], [np.zeros(0, np.float32)]
+        for begin in range(0, len(ordered), 4 * self._count):
+            some = ordered[begin : begin + 4 * self._count]
+            sample, query = np.divmod(at[some], X.shape[1])
+            samples, which = np.unique(sample, return_inverse=True)
+            ok = _independent(X[samples])[which]
+            some, sample, query = some[ok], sample[ok], query[ok]
+            x, difference = X[sample, query], X[sample, first[some]] - X[sample, key[some]]
+            told.append(some)
+            marks.append(
+                np.abs((x @ self._probe[0]) * (difference @ self._probe[1])).astype(np.float32)
+            )
+            if len(np.unique(np.concatenate(marks))) >= self._count:
+                break
+        return np.concatenate(told), np.concatenate(marks)
+
+    def _distinct(self) -> tuple[npt.NDArray[Any], ...]:
+        columns = [np.concatenate(column) for column in zip(*self._held, strict=True)]
+        order = np.argsort(columns[4], kind="stable")
+        earliest = np.sort(np.unique(columns[5][order], return_index=True)[1])
+        order = order[earliest[: self._count]]
+        return tuple(column[order] for column in columns)
 
 
 def _independent(X: Float64) -> npt.NDArray[np.bool_]:
