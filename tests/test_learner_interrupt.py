@@ -86,14 +86,14 @@ def test_mistakes_pass_through(monkeypatch):
 
 
 # SciPy is imported before: CPython ends with SIGINT, even if the exception is caught, where a
-# module that is being imported runs code from strings.
+# module that is being imported runs code from strings.  Learning takes several seconds.
 CHILD = """
 import time
 import scipy.linalg, scipy.optimize
 import mhfast as mh
 from mhfast.learner import LearningInterrupted
 
-data = mh.data.boolean_layer(200_000, 3, 8, 3, seed=0)
+data = mh.data.boolean_layer(800_000, 3, 8, 3, seed=0)
 print("ready", flush=True)
 try:
     mh.learn_layer(data, heads=3, num_threads=2)
@@ -103,9 +103,7 @@ except LearningInterrupted as error:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is for POSIX")
-@pytest.mark.parametrize(
-    "after", [1.0, 2.5, pytest.param(6.0, marks=pytest.mark.slow)], ids="after {} s".format
-)
+@pytest.mark.parametrize("after", [0.8, 1.6], ids="after {} s".format)
 def test_ctrl_c_ends_learning_soon(after):
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
