@@ -1,10 +1,8 @@
 """Ctrl-C and exceptions end training soon, lose nothing and leave everything usable."""
 
-import signal
-import subprocess
 import sys
-import time
 
+import interruption
 import numpy as np
 import pytest
 
@@ -45,23 +43,8 @@ print(caught, run.step, flush=True)
 
 def interrupted(n, options="", *, after, lr=0.01):
     """Seconds from SIGINT to the exception in a child that trains on n samples; step reached."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD.format(n=n, options=options, lr=lr)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert child.stdout.readline() == "ready\n", child.stderr.read()
-        time.sleep(after)
-        sent = time.time()
-        child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=60)
-    finally:
-        child.kill()
-    assert child.returncode == 0, err
-    caught, step = out.split()
-    return float(caught) - sent, int(step)
+    seconds, step = interruption.interrupted(CHILD.format(n=n, options=options, lr=lr), after)
+    return seconds, int(step)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is for POSIX")

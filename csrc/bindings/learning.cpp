@@ -1,7 +1,5 @@
 #include "../ops/learning.hpp"
 
-#include <pybind11/stl.h>
-
 #include "arrays.hpp"
 #include "register.hpp"
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from .examples import Examples
-from .net import LOOSE
 from .result import Certificate, Phase
 
 EXACT = 1e-8
@@ -56,9 +55,7 @@ def certificates(
         (net,) = parts["net"]
         best = net.candidates[0]
         found += [
-            Certificate(
-                "facts at the heads", float(best.stretch.max()), LOOSE * max(1.0, net.least_stretch)
-            ),
+            Certificate("facts at the heads", float(best.stretch.max()), net.allowed_stretch),
             Certificate("net residual", best.values.residual, NET_RESIDUAL),
         ]
     if residual is not None:

@@ -95,6 +95,12 @@ class Examples:
         """Return X and Y of some samples as the core reads them."""
         return _float64(self.X[samples]), self._outputs(_float64(self.Y[samples]))
 
+    def gather(self, rows: Int64) -> tuple[Float64, Float64, Int64]:
+        """Return X and Y of the samples of some rows, and the rows' numbers among them."""
+        samples, which = np.unique(rows // self.tokens, return_inverse=True)
+        X, Y = self.part(samples)
+        return X, Y, which * self.tokens + rows % self.tokens
+
     def portions(self, *, whole: bool = False) -> Iterator[tuple[int, Float64, Float64]]:
         """Yield (number of the first sample, X, Y) of all samples, a portion at a time.
 
@@ -135,16 +141,18 @@ def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examp
     noise = _checks.finite(noise, "noise")
     if noise < 0.0:
         raise ValueError(f"noise: expected a standard deviation of at least 0, got {noise}")
-    if not Y.any():
-        raise ValueError("Y: expected outputs of a layer, got only zeros")
+    only_zeros = True
     moment = np.zeros((Y.shape[2], Y.shape[2]))
     for _, x, y in _portions(X, Y):
         for name, part in (("X", x), ("Y", y)):
             if not np.isfinite(part).all():
                 raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
+        only_zeros = only_zeros and not y.any()
         y = y.reshape(-1, Y.shape[2])
         with np.errstate(over="ignore", invalid="ignore"):
             moment += y.T @ y
+    if only_zeros:
+        raise ValueError("Y: expected outputs of a layer, got only zeros")
     scale = float(np.sqrt(np.trace(moment) / (n * tokens)))
     if not 1.0 / LARGEST < scale < LARGEST:
         raise ValueError(

@@ -127,10 +127,10 @@ def certify(
         residuals.append(residual / examples.scale)
         seen += kept.take(X, weights, residuals[-1], begin * T)
     rows, first, second, value, tolerance = kept.sorted()
-    samples, which = np.unique(rows // T, return_inverse=True)
+    certified_X, _, listed = examples.gather(rows)
     return Facts(
-        X=frozen(examples.part(samples)[0]),
-        rows=frozen(which * T + rows % T),
+        X=frozen(certified_X),
+        rows=frozen(listed),
         first=frozen(first),
         second=frozen(second),
         value=frozen(value),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .facts import Facts
-from .net import LOOSE, Net
+from .net import Net
 from .result import Learning
 from .sculpting import Body
 from .sums import SumEstimate
@@ -114,7 +114,7 @@ def _candidates(ax: Axes, found: dict[str, Any]) -> None:
         shown = list(largest)
         ax.plot(largest, residuals, "o", color=SECOND, alpha=0.5, label="candidate")
         if len(net.box) > 1:
-            shown.append(LOOSE * max(1.0, net.least_stretch))
+            shown.append(net.allowed_stretch)
             ax.axvline(shown[-1], color="black", linestyle=":", label="allowed")
         ax.set(xlabel="stretch of the tolerances, largest of the heads", xscale="log")
         ax.set_xlim(*_room(shown))

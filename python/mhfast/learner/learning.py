@@ -20,7 +20,7 @@ from .certificates import IDENTIFIED, certificates
 from .examples import Examples, as_examples
 from .facts import Facts, certify
 from .net import search_net
-from .refinement import OUTPUTS_PER_PARAMETER, Refinement, refine
+from .refinement import LEAST_EXAMPLES, OUTPUTS_PER_PARAMETER, Refinement, refine
 from .result import Learning, LearningInterrupted, Phase
 from .sculpting import Body, propose_heads, sculpt
 from .sums import (
@@ -289,7 +289,7 @@ class _Learner:
         """Refine; heads too many end as copies of others or without values, and then must go."""
         d, p, T = layer.dim, layer.out_dim, self.examples.tokens
         most = AGAINST_NOISE if self.examples.noise > 0.0 else OUTPUTS_PER_PARAMETER
-        count = max(64, -(-most * layer.heads * d * (d + p) // (T * p)))
+        count = max(LEAST_EXAMPLES, -(-most * layer.heads * d * (d + p) // (T * p)))
         X, Y = self.examples.first(4 * count).part(slice(None))
         while True:
             found = refine(

@@ -69,6 +69,11 @@ class Net:
     least_stretch: float
     tried: int
 
+    @property
+    def allowed_stretch(self) -> float:
+        """How much the heads may stretch the tolerances."""
+        return LOOSE * max(1.0, self.least_stretch)
+
 
 def search_net(
     examples: Examples,
@@ -205,14 +210,21 @@ def _polish(
     X, Y = examples.part(slice(None))
     Y = Y.reshape(-1, Y.shape[2])
     damping = 1e-2
-    here = _linearized(X, Y, body, coordinates, num_threads)
+    moves = np.einsum("naf,kfg,nbg->knab", X, body.directions, X, optimize=True)
+
+    def at(coordinates: Float64) -> _Linearized:
+        W = np.ascontiguousarray(body.at(coordinates))
+        return _linearized(X, Y, W, moves, num_threads)
+
+    here = at(coordinates)
     for _ in range(steps):
         damped = here.curvature + damping * np.diag(np.diag(here.curvature))
         step = lstsq(damped, -here.slope, cond=1e-14)[0]
-        there = _linearized(X, Y, body, coordinates + step.reshape(coordinates.shape), num_threads)
+        moved = coordinates + step.reshape(coordinates.shape)
+        there = at(moved)
         if there.square < here.square:
             gained = 1.0 - there.square / here.square
-            coordinates, here = coordinates + step.reshape(coordinates.shape), there
+            coordinates, here = moved, there
             damping = max(damping / 5.0, 1e-12)
             if gained < 1e-6:
                 break
@@ -233,11 +245,11 @@ class _Linearized:
 
 
 def _linearized(
-    X: Float64, Y: Float64, body: Body, coordinates: Float64, num_threads: int | None
+    X: Float64, Y: Float64, W: Float64, moves: Float64, num_threads: int | None
 ) -> _Linearized:
+    """Linearize at W; `moves` (H - 1, n, T, T) is how logits move with each coordinate."""
     from scipy.linalg import lstsq, qr  # slow to import
 
-    W = np.ascontiguousarray(body.at(coordinates))
     heads, d = len(W), X.shape[2]
     weights = attention(W, X, num_threads)
     basis, triangle = qr(attended(weights, X), mode="economic")
@@ -245,11 +257,10 @@ def _linearized(
     V = lstsq(triangle, target, cond=1e-12)[0].reshape(heads, d, -1)
     residual = basis @ target - Y
     columns = []
-    logits = np.einsum("naf,kfg,nbg->knab", X, body.directions, X, optimize=True)
     for h in range(heads):
         A = weights[:, h]
-        for moved in logits:
-            change = A * (moved - np.sum(A * moved, axis=2, keepdims=True))
+        for move in moves:
+            change = A * (move - np.sum(A * move, axis=2, keepdims=True))
             column = (change @ X).reshape(-1, d) @ V[h]
             columns.append((column - basis @ (basis.T @ column)).ravel())
     J = np.array(columns)

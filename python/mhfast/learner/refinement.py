@@ -210,23 +210,26 @@ class _Fit:
         return self._layer(point, self.unit)
 
     def _layer(self, point: Float64, unit: float) -> Layer:
+        W, V = self._parts(point)
+        return Layer(W, unit * V)
+
+    def _parts(self, point: Float64) -> tuple[Float64, Float64]:
         H, d = self.heads, self.X.shape[2]
         W, V = np.split(point, [H * d * d])
-        return Layer(W.reshape(H, d, d), unit * V.reshape(H, d, -1))
+        return W.reshape(H, d, d), V.reshape(H, d, -1)
 
     def start(self, point: Float64) -> Float64:
         """Return W and V of a layer, flat, in the unit of this problem."""
-        W, V = np.split(point, [self.heads * self.X.shape[2] ** 2])
-        return np.concatenate([W, V / self.unit])
+        W, V = self._parts(point)
+        return np.concatenate([W.ravel(), V.ravel() / self.unit])
 
     def residual(self, point: Float64) -> float:
         F = self._layer(point, 1.0)(self.X, num_threads=self.threads)
         return float(np.linalg.norm(F - self.Y) / np.linalg.norm(self.Y))
 
     def equations(self, point: Float64) -> _Equations:
-        H, d = self.heads, self.X.shape[2]
-        W, V = (part.reshape(H, d, -1) for part in np.split(point, [H * d * d]))
-        moment = _core.layer_equations(self.X, self.Y, W, V, config.threads(self.threads))
+        threads = config.threads(self.threads)
+        moment = _core.layer_equations(self.X, self.Y, *self._parts(point), threads)
         moment /= np.linalg.norm(self.Y) ** 2
         scale = np.sqrt(moment.diagonal()[:-1])
         scale = np.maximum(scale, LEAST_SCALE * (scale.max() or 1.0))

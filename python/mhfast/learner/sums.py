@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import _checks, _core
 from ..config import threads
-from .examples import Examples, Float64, Int64
+from .examples import Examples, Float64
 
 POPULATION = 30_000
 """Samples whose rows judge every guess."""
@@ -110,9 +110,10 @@ def one_hot_sum(
     support, num_threads : int, optional
     """
     X, Y = examples.first(POPULATION).part(slice(None))
-    scores = np.sort(X @ point @ X.transpose(0, 2, 1), axis=2)
+    scores = X @ point @ X.transpose(0, 2, 1)
+    winner = scores.argmax(axis=2)
+    scores.sort(axis=2)
     margin = scores[..., -1] - scores[..., -2]
-    winner = (X @ point @ X.transpose(0, 2, 1)).argmax(axis=2)
     sample, query = np.nonzero(margin >= np.quantile(margin, 0.9))
     x, y = X[sample, winner[sample, query]], Y[sample, query]
     V_sum = _solve(x.T @ x, x.T @ y)
@@ -220,7 +221,7 @@ def _regress(
     rows = np.flatnonzero(found <= np.quantile(found, kept))
     if len(rows) > ACTIVE:
         rows = np.sort(rng.choice(rows, ACTIVE, replace=False))
-    X, Y, listed = gather(examples, rows)
+    X, Y, listed = examples.gather(rows)
     left, d = found[rows] * examples.scale, examples.dim
     floor = max(examples.noise_floor, ROUNDING) * examples.scale
     for _ in range(100):
@@ -233,13 +234,6 @@ def _regress(
         if np.linalg.norm(moved) <= 1e-4 * np.linalg.norm(V_sum):
             break
     return V_sum
-
-
-def gather(examples: Examples, rows: Int64) -> tuple[Float64, Float64, Int64]:
-    """Return X and Y of the samples of some rows, and the rows' numbers among them."""
-    samples, which = np.unique(rows // examples.tokens, return_inverse=True)
-    X, Y = examples.part(samples)
-    return X, Y, which * examples.tokens + rows % examples.tokens
 
 
 def _solve(A: Float64, B: Float64) -> Float64:
