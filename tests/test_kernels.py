@@ -103,6 +103,19 @@ def test_thread_count_changes_nothing(plan, dtype, outputs, use_plan):
             np.testing.assert_array_equal(gradients[name], array)
 
 
+def test_threads_may_be_at_different_slabs(use_plan):
+    """Of heads so many that tiles take several slabs a pass, one thread always ends first."""
+    use_plan("tiles")
+    the = problem(13, 12, None, 21, 601)
+    expected, exact = the.value_and_grad(1)
+    for _ in range(10):
+        for threads in (2, 3):
+            value, gradients = the.value_and_grad(threads)
+            assert value == expected
+            for name, array in exact.items():
+                np.testing.assert_array_equal(gradients[name], array)
+
+
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("outputs", [0, 2])

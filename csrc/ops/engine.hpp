@@ -118,9 +118,7 @@ class Engine {
     std::ptrdiff_t packed_sample;      // tiles: whose keys are in x and x_rows
   };
   /// What the threads of a team share for one slab of long sequences.
-  struct TileSlab {
-    std::ptrdiff_t first;
-    int samples;
+  struct TileScratch {
     real* gradients;  // (samples, heads, parts) units: W (d, dL), then U (rows of the part, dL)
     real* readouts;   // (samples, heads, q)
     real* gaps;       // (samples, heads, parts)
@@ -157,9 +155,9 @@ class Engine {
   void lay_out_tiles(Layout& layout);
   void run_chunk(Pass pass, int chunk, Room& room);
   void run_tiles(Pass pass, const Member& member);
-  void run_tile_unit(Pass pass, int unit, Room& room);
-  void finish_tile_slab(Pass pass);
-  void combine_tiles(Pass pass, int head);
+  void run_tile_unit(Pass pass, const Slab& slab, int unit, Room& room);
+  void finish_tile_slab(Pass pass, const Slab& slab);
+  void combine_tiles(Pass pass, const Slab& slab, int head);
   std::ptrdiff_t part_begin(int part) const {
     return std::ptrdiff_t(data_.shape.q) * part / plan_.parts;
   }
@@ -221,7 +219,7 @@ class Engine {
   std::shared_ptr<Packed<real>> packed_;
   real* partial_ = nullptr;
   std::vector<Room> rooms_;
-  TileSlab tile_slab_{};
+  TileScratch tile_scratch_{};
   std::ptrdiff_t tile_gradient_size_ = 0;  // of one unit
   std::vector<Totals> chunk_totals_;       // (chunks, width)
   std::vector<double> chunk_scales_;       // (chunks, H + 1, width)

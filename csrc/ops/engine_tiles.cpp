@@ -17,12 +17,12 @@ void Engine<real>::lay_out_tiles(Layout& layout) {
   const std::size_t qL = round_up(s.q, L), slab = plan_.slab, units = slab * s.H * plan_.parts;
   const std::size_t part_rows = (s.q + plan_.parts - 1) / plan_.parts;
   tile_gradient_size_ = (s.d + part_rows) * dL;
-  tile_slab_.gradients = layout.take<real>(options_.gradient ? units * tile_gradient_size_ : 0);
-  tile_slab_.readouts = layout.take<real>(slab * s.H * s.q);
-  tile_slab_.gaps = layout.take<real>(units);
-  tile_slab_.phi = layout.take<double>(slab);
-  tile_slab_.slope = layout.take<double>(slab);
-  tile_slab_.log_slope = layout.take<double>(slab);
+  tile_scratch_.gradients = layout.take<real>(options_.gradient ? units * tile_gradient_size_ : 0);
+  tile_scratch_.readouts = layout.take<real>(slab * s.H * s.q);
+  tile_scratch_.gaps = layout.take<real>(units);
+  tile_scratch_.phi = layout.take<double>(slab);
+  tile_scratch_.slope = layout.take<double>(slab);
+  tile_scratch_.log_slope = layout.take<double>(slab);
   for (Room& room : rooms_) {
     room.x = layout.take<real>(s.d * TL);
     room.z = data_.self ? room.x : layout.take<real>(s.d * qL);
@@ -43,15 +43,13 @@ void Engine<real>::run_tiles(Pass pass, const Member& member) {
   const bool gradient = pass == Pass::kGradient || pass == Pass::kScaledGradient;
   for (std::ptrdiff_t first = 0; first < s.n; first += plan_.slab) {
     const int samples = int(std::min<std::ptrdiff_t>(plan_.slab, s.n - first));
-    if (member.index == 0) {
-      tile_slab_.first = first;
-      tile_slab_.samples = samples;
-      next_chunk_.store(0, std::memory_order_relaxed);
-    }
+    // Every member has its own: one may still combine a slab when another is at the next.
+    const Slab slab{first, samples, samples, nullptr, nullptr, nullptr, 0, s.q, first == 0};
+    if (member.index == 0) next_chunk_.store(0, std::memory_order_relaxed);
     member.wait();
     const int units = samples * s.H * plan_.parts;
     for (int unit; (unit = next_chunk_.fetch_add(1, std::memory_order_relaxed)) < units;) {
-      run_tile_unit(pass, unit, rooms_[member.index]);
+      run_tile_unit(pass, slab, unit, rooms_[member.index]);
       if (member.index == 0 && interrupted_ && interrupted_()) {
         next_chunk_.store(units, std::memory_order_relaxed);
         stopped_ = true;
@@ -59,23 +57,23 @@ void Engine<real>::run_tiles(Pass pass, const Member& member) {
     }
     member.wait();
     if (stopped_) return;
-    if (member.index == 0) finish_tile_slab(pass);
+    if (member.index == 0) finish_tile_slab(pass, slab);
     if (!gradient) continue;
     member.wait();
-    for (int h = member.index; h < s.H; h += member.count) combine_tiles(pass, h);
+    for (int h = member.index; h < s.H; h += member.count) combine_tiles(pass, slab, h);
   }
   member.wait();
 }
 
 /// Readout of one sample, head and part, and its gradient.
 template <class real>
-void Engine<real>::run_tile_unit(Pass pass, int unit, Room& room) {
+void Engine<real>::run_tile_unit(Pass pass, const Slab& slab, int unit, Room& room) {
   const Shape& s = data_.shape;
   const int L = kernels_.lanes, dL = int(round_up(s.d, L));
   const int TL = int(round_up(s.T, L)), qL = int(round_up(s.q, L));
   const int part = unit % plan_.parts, h = unit / plan_.parts % s.H;
   const int i = unit / plan_.parts / s.H;
-  const std::ptrdiff_t sample = tile_slab_.first + i;
+  const std::ptrdiff_t sample = slab.first_sample + i;
   const bool gradient = pass == Pass::kGradient || pass == Pass::kScaledGradient;
   if (room.packed_sample != sample) {
     const real* x = data_.x + sample * s.T * s.d;
@@ -85,8 +83,8 @@ void Engine<real>::run_tile_unit(Pass pass, int unit, Room& room) {
     if (data_.is_limited()) data_.write_limits(sample, 0, s.q, qL + L, room.limits);
     room.packed_sample = gradient ? sample : -1;
   }
-  real* gW = gradient ? tile_slab_.gradients + unit * tile_gradient_size_ : nullptr;
-  real* gap = options_.gaps && gradient ? tile_slab_.gaps + unit : nullptr;
+  real* gW = gradient ? tile_scratch_.gradients + unit * tile_gradient_size_ : nullptr;
+  real* gap = options_.gaps && gradient ? tile_scratch_.gaps + unit : nullptr;
   const std::ptrdiff_t begin = part_begin(part), end = part_begin(part + 1);
   // Calls `body` with the arguments of each tile of the part.
   const auto for_tiles = [&](TileMode mode, const auto& body) {
@@ -130,7 +128,7 @@ void Engine<real>::run_tile_unit(Pass pass, int unit, Room& room) {
   const TileMode mode = !gradient                       ? TileMode::kReadout
                         : pass == Pass::kScaledGradient ? TileMode::kScaled
                                                         : TileMode::kDerivative;
-  real* readouts = tile_slab_.readouts + (std::ptrdiff_t(i) * s.H + h) * s.q;
+  real* readouts = tile_scratch_.readouts + (std::ptrdiff_t(i) * s.H + h) * s.q;
   for_tiles(mode, [&](TileArguments<real>& tile) {
     real shared_gap = largest;  // in, when scaled; out, when gaps are gathered
     tile.gap = gap ? &shared_gap : nullptr;
@@ -144,64 +142,62 @@ void Engine<real>::run_tile_unit(Pass pass, int unit, Room& room) {
 
 /// Outputs, loss and slopes of the slab's samples, once all units are done.
 template <class real>
-void Engine<real>::finish_tile_slab(Pass pass) {
+void Engine<real>::finish_tile_slab(Pass pass, const Slab& slab) {
   const Shape& s = data_.shape;
-  const TileSlab& slab = tile_slab_;
+  const TileScratch& shared = tile_scratch_;
   const double scale = 1.0 / std::sqrt(double(s.H));
-  if (slab.first == 0) chunk_totals_[0] = Totals{0, 0, std::numeric_limits<double>::infinity()};
+  if (slab.first) chunk_totals_[0] = Totals{0, 0, std::numeric_limits<double>::infinity()};
   for (int i = 0; i < slab.samples; ++i) {
     double phi = 0;
     for (int h = 0; h < s.H; ++h) {
-      const real* row = slab.readouts + (std::ptrdiff_t(i) * s.H + h) * s.q;
+      const real* row = shared.readouts + (std::ptrdiff_t(i) * s.H + h) * s.q;
       real readout = row[0];
       for (int t = 1; t < s.q; ++t) readout += row[t];
       phi += double(readout);
     }
-    slab.phi[i] = phi * scale;
-    if (outputs_) outputs_[slab.first + i] = real(slab.phi[i]);
+    shared.phi[i] = phi * scale;
+    if (outputs_) outputs_[slab.first_sample + i] = real(shared.phi[i]);
   }
   if (pass == Pass::kOutputs) return;
-  measure_loss(pass, chunk_totals_.data(),
-               {slab.first, slab.samples, slab.samples, nullptr, nullptr, nullptr, 0, s.q, true},
-               slab.phi, slab.slope, slab.log_slope);
+  measure_loss(pass, chunk_totals_.data(), slab, shared.phi, shared.slope, shared.log_slope);
   if (!options_.gaps || pass != Pass::kGradient) return;
-  if (slab.first == 0)
+  if (slab.first)
     std::fill(chunk_scales_.begin(), chunk_scales_.end(), -std::numeric_limits<double>::infinity());
   for (int i = 0; i < slab.samples; ++i) {
-    chunk_scales_[s.H] = std::max(chunk_scales_[s.H], slab.log_slope[i]);
+    chunk_scales_[s.H] = std::max(chunk_scales_[s.H], shared.log_slope[i]);
     for (int h = 0; h < s.H; ++h)
       for (int part = 0; part < plan_.parts; ++part)
         chunk_scales_[h] =
             std::max(chunk_scales_[h],
-                     slab.log_slope[i] + double(slab.gaps[(i * s.H + h) * plan_.parts + part]));
+                     shared.log_slope[i] + double(shared.gaps[(i * s.H + h) * plan_.parts + part]));
   }
 }
 
 /// One head's gradient of the slab: the units' gradients times the samples' slopes.
 template <class real>
-void Engine<real>::combine_tiles(Pass pass, int head) {
+void Engine<real>::combine_tiles(Pass pass, const Slab& slab, int head) {
   const Shape& s = data_.shape;
-  const TileSlab& slab = tile_slab_;
+  const TileScratch& shared = tile_scratch_;
   const std::ptrdiff_t dL = round_up(s.d, kernels_.lanes);
   const std::ptrdiff_t stride = std::ptrdiff_t(s.H) * plan_.parts * tile_gradient_size_;
-  const bool add = slab.first > 0, scaled = pass == Pass::kScaledGradient;
+  const bool add = !slab.first, scaled = pass == Pass::kScaledGradient;
   std::vector<real> factors(slab.samples);
   real* gW = partial_ + head * (s.d * dL);
   real* gU = partial_ + s.H * (s.d * dL) + head * (s.q * dL);
   for (int part = 0; part < plan_.parts; ++part) {
     const int unit = head * plan_.parts + part;
-    const real* from = slab.gradients + unit * tile_gradient_size_;
+    const real* from = shared.gradients + unit * tile_gradient_size_;
     const auto combine = [&](const real* x, std::ptrdiff_t size, real* out, bool more,
                              const auto& gap, double log_scale) {
       for (int i = 0; i < slab.samples; ++i) {
-        const double size_of_i = relative(gap(i), log_scale, slab.log_slope[i]);
-        factors[i] = real(scaled ? std::copysign(size_of_i, slab.slope[i]) : slab.slope[i]);
+        const double size_of_i = relative(gap(i), log_scale, shared.log_slope[i]);
+        factors[i] = real(scaled ? std::copysign(size_of_i, shared.slope[i]) : shared.slope[i]);
       }
       kernels_.combine(x, stride, factors.data(), slab.samples, size, out, more);
     };
     combine(
         from, s.d * dL, gW, add || part > 0,
-        [&](int i) { return double(slab.gaps[i * s.H * plan_.parts + unit]); },
+        [&](int i) { return double(shared.gaps[i * s.H * plan_.parts + unit]); },
         scaled ? log_scale_W(head) : 0.0);
     combine(
         from + s.d * dL, (part_begin(part + 1) - part_begin(part)) * dL, gU + part_begin(part) * dL,

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <string>
 #include <thread>
+#include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
@@ -169,6 +170,16 @@ void TeamOrAlone::report(double seconds) {
   windows_left_ = patience_;
 }
 
+#if defined(MHFAST_STD_THREADS)  // the thread sanitizer does not know how OpenMP synchronizes
+void run_team(int threads, const std::function<void(const Member&)>& body) {
+  Barrier everyone(threads);
+  std::vector<std::thread> others;
+  for (int i = 1; i < threads; ++i)
+    others.emplace_back([&, i] { body(Member{i, threads, &everyone}); });
+  body(Member{0, threads, &everyone});
+  for (std::thread& other : others) other.join();
+}
+#else
 void run_team(int threads, const std::function<void(const Member&)>& body) {
   if (threads <= 1) return body(Member{0, 1, nullptr});
   Barrier* everyone = nullptr;
@@ -181,6 +192,7 @@ void run_team(int threads, const std::function<void(const Member&)>& body) {
     body(Member{omp_get_thread_num(), omp_get_num_threads(), everyone});
   }
 }
+#endif
 
 void run_short_team(int threads, double leisurely_seconds,
                     const std::function<void(const Member&)>& body) {
