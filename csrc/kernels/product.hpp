@@ -1,6 +1,7 @@
 // The one micro-kernel: C (+)= A B, where every entry of B and C is a register.
 //
 //   C[m][n] (+)= sum over k2, k1 of A(m, k2, k1) B(k2, k1, n),   m < M, n < N, k2 < K2, k1 < K1
+//   (K1, K2 > 0)
 //
 // for each of a batch of problems of equal sizes.
 //
@@ -52,44 +53,42 @@ inline Vec<real> left_entry(const real* a, int m) {
   if constexpr (left == Left::kLaned) return load<real>(a + m * kLanes<real>);
 }
 
+/// One tile: `p` gives sizes and strides, the pointers where the tile begins, `depth` is K1 a.k1.
+/// What short depths feel is kept small: the loop ends by its pointer, and what is added to is read
+/// at the end, when its addresses are needed anyway.
 template <class real, Left left, int MR, int NR>
-inline void tile(const Product<real>& p, const real* a2, const real* b2, real* c) {
-  // Copies, since a store to C could change `p` for all the compiler knows.
-  const Index a_k1 = p.a.k1, a_k2 = p.a.k2, b_k1 = p.b.k1, b_k2 = p.b.k2, b_n = p.b.n;
-  const Index c_m = p.c.m, c_n = p.c.n;
-  const int K1 = p.size.K1;
-  Vec<real> sum[MR][NR];
-  if (p.add) {
-#pragma GCC unroll 12
-    for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 8
-      for (int n = 0; n < NR; ++n) sum[m][n] = load<real>(c + m * c_m + n * c_n);
-  } else {
-#pragma GCC unroll 12
-    for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 8
-      for (int n = 0; n < NR; ++n) sum[m][n] = Vec<real>{};
-  }
-  for (int k2 = p.size.K2; k2 > 0; --k2, a2 += a_k2, b2 += b_k2) {
-    const real* a = a2;
-    const real* b = b2;
-#pragma GCC unroll 2
-    for (int k1 = K1; k1 > 0; --k1, a += a_k1, b += b_k1) {
+__attribute__((always_inline)) inline void tile(const Product<real>& p, Index depth, const real* a2,
+                                                const real* b2, real* c) {
+  Vec<real> sum[MR][NR] = {};
+  for (int k2 = p.size.K2;;) {
+    const real *a = a2, *b = b2, *const end = a + depth;
+    do {
       Vec<real> right[NR];
 #pragma GCC unroll 8
-      for (int n = 0; n < NR; ++n) right[n] = load<real>(b + n * b_n);
+      for (int n = 0; n < NR; ++n) right[n] = load<real>(b + n * p.b.n);
 #pragma GCC unroll 12
       for (int m = 0; m < MR; ++m) {
         const Vec<real> entry = left_entry<real, left>(a, m);
 #pragma GCC unroll 8
         for (int n = 0; n < NR; ++n) sum[m][n] += entry * right[n];
       }
-    }
+      a += p.a.k1;
+      b += p.b.k1;
+    } while (a != end);
+    if (--k2 == 0) break;
+    a2 += p.a.k2;
+    b2 += p.b.k2;
   }
+  const auto write = [&](const auto& value) {
 #pragma GCC unroll 12
-  for (int m = 0; m < MR; ++m)
+    for (int m = 0; m < MR; ++m, c += p.c.m)
 #pragma GCC unroll 8
-    for (int n = 0; n < NR; ++n) store<real>(c + m * c_m + n * c_n, sum[m][n]);
+      for (int n = 0; n < NR; ++n) store<real>(c + n * p.c.n, value(c + n * p.c.n, sum[m][n]));
+  };
+  if (p.add)
+    write([](const real* old, Vec<real> x) { return load<real>(old) + x; });
+  else
+    write([](const real*, Vec<real> x) { return x; });
 }
 
 /// A range of `tiles` tiles of equal size along one axis.
@@ -107,16 +106,31 @@ inline void cut(int length, int most, Cut (&cuts)[2]) {
 }
 
 template <class real, Left left, int MR, int NR>
-void tiles(const Product<real>& p, const Cut& rows, const Cut& columns) {
+void tiles(const Product<real>& product, const Cut& rows, const Cut& columns) {
   constexpr int kStep = left == Left::kShared ? 1 : kLanes<real>;
-  const real* a = p.a.at + rows.first * kStep;
-  const real* b = p.b.at + columns.first * p.b.n;
-  real* c = p.c.at + rows.first * p.c.m + columns.first * p.c.n;
-  for (int u = 0; u < p.size.batch; ++u, a += p.a.batch, b += p.b.batch, c += p.c.batch)
-    for (int j = 0; j < columns.tiles; ++j)
-      for (int i = 0; i < rows.tiles; ++i)
-        tile<real, left, MR, NR>(p, a + i * (MR * kStep), b + j * (NR * p.b.n),
-                                 c + i * (MR * p.c.m) + j * (NR * p.c.n));
+  const Product<real> p = product;  // which no store to C can change
+  const Index depth = p.size.K1 * p.a.k1;
+  const real* a_batch = p.a.at + rows.first * kStep;
+  const real* b_batch = p.b.at + columns.first * p.b.n;
+  real* c_batch = p.c.at + rows.first * p.c.m + columns.first * p.c.n;
+  for (int u = p.size.batch; u > 0; --u) {
+    const real* b = b_batch;
+    real* c_columns = c_batch;
+    for (int j = columns.tiles; j > 0; --j) {
+      const real* a = a_batch;
+      real* c = c_columns;
+      for (int i = rows.tiles; i > 0; --i) {
+        tile<real, left, MR, NR>(p, depth, a, b, c);
+        a += MR * kStep;
+        c += MR * p.c.m;
+      }
+      b += NR * p.b.n;
+      c_columns += NR * p.c.n;
+    }
+    a_batch += p.a.batch;
+    b_batch += p.b.batch;
+    c_batch += p.c.batch;
+  }
 }
 
 template <class real, Left left, int NR, int MR = max_rows(NR)>

@@ -234,8 +234,11 @@ void Engine<real>::run_chunks(Pass pass, const Member& member) {
 template <class real>
 void Engine<real>::run_chunk(Pass pass, int chunk, Room& room) {
   const Shape& s = data_.shape;
-  const std::ptrdiff_t first = plan_.units * chunk / plan_.chunks,
-                       last = plan_.units * (chunk + 1) / plan_.chunks;
+  // The larger chunks first: what is left at the end is shared better.
+  const auto begin = [&](std::ptrdiff_t c) {
+    return plan_.units / plan_.chunks * c + std::min(c, plan_.units % plan_.chunks);
+  };
+  const std::ptrdiff_t first = begin(chunk), last = begin(chunk + 1);
   std::fill_n(chunk_totals_.begin() + std::ptrdiff_t(chunk) * width_, width_,
               Totals{0, 0, kInfinity});
   const std::ptrdiff_t scales = std::ptrdiff_t(s.H + 1) * width_;

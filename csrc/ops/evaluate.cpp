@@ -75,10 +75,11 @@ template <class real>
 bool is_faint(const real* gradient, const Extent& e) {
   constexpr real kFaint = sizeof(real) == 4 ? real(1e-18) : real(1e-240);
   for (int h = 0; gradient && h < e.heads; ++h, gradient += e.size()) {
-    real largest = 0;
-    for (std::ptrdiff_t i = 0; i < e.size(); ++i)
-      largest = std::max(largest, std::fabs(gradient[i]));
-    if (largest > 0 && largest < kFaint) return true;
+    const real* const end = gradient + e.size();
+    // As a rule the first entry answers.
+    const auto is_large = [](real x) { return !(std::fabs(x) < kFaint); };
+    if (std::any_of(gradient, end, is_large)) continue;
+    if (std::any_of(gradient, end, [](real x) { return x != 0; })) return true;
   }
   return false;
 }
