@@ -91,6 +91,18 @@ void scores_lanes(const ScoreArguments<real>& in) {
   };
   const bool together = in.units * T * row * Index(sizeof(real)) <= kTogetherBytes;
   if (together) score_units(0, in.units);
+  if (q == 1 && in.mode != RowMode::kScaled) {
+    // A unit is one column: side by side, their chains of operations overlap.
+    for (int u = 0; u < in.units && !together; ++u) score_units(u, 1);
+    ScoreArguments<real> results = in;
+    results.row_readouts = in.readout;
+    results.row_gaps = in.gap;
+    process_rows(
+        results,
+        Rows<real>{T, in.units, L, in.s, readouts ? in.c : in.s, in.limits, in.unit_stride},
+        [] { return Vec<real>{}; });
+    return;
+  }
   for (int u = 0; u < in.units; ++u) {
     if (!together) score_units(u, 1);
     const Rows<real> rows{T,

@@ -5,7 +5,7 @@
 //   r    = sum over s of A[s] C[s]        the row's readout
 //   D[s] = A[s] (C[s] - r)                derivative of r by S[s]
 //
-// Layout: key s of column n is the vector at s * stride + n * lanes. A column is a set of query
+// Layout: key s of column n is the vector at s * stride + n * step. A column is a set of query
 // rows, one a lane; nothing crosses lanes.
 //
 // Numeric method: D is a difference of nearly equal numbers once the attention saturates, so it is
@@ -33,6 +33,7 @@ struct Rows {
   real* s;  // logits; overwritten with A where a function says so
   real* c;  // readout coefficients; overwritten with D where a function says so
   const real* limits = nullptr;  // keys that a row sees, `columns` vectors; null: all
+  Index step = kLanes<real>;     // from column to column; limits and results are side by side
 };
 
 /// The largest logit of a row and what belongs to it.
@@ -47,16 +48,17 @@ template <class real, int W, bool kLimited>
 struct Columns {
   static constexpr int kWidth = W;
   int keys;
-  Index stride;
+  Index stride, step;
   real *s, *c;  // of the first key
-  int at;       // numbers before the first column
+  int at;       // numbers before the first column in limits and results
   Vec<real> limits[W];
 
   Columns(const Rows<real>& rows, int column)
       : keys(rows.keys),
         stride(rows.stride),
-        s(rows.s + Index(column) * kLanes<real>),
-        c(rows.c + Index(column) * kLanes<real>),
+        step(rows.step),
+        s(rows.s + column * rows.step),
+        c(rows.c + column * rows.step),
         at(column * kLanes<real>) {
     if constexpr (kLimited)
       for (int w = 0; w < W; ++w) limits[w] = load<real>(rows.limits + at + w * kLanes<real>);
@@ -79,21 +81,21 @@ struct Columns {
   template <class Body>
   void for_keys(const Body& body, int first = 0) const {
     real *s_at = s + first * stride, *c_at = c + first * stride;
-    const Index step = stride;
-    for (int key = first, end = keys; key < end; ++key, s_at += step, c_at += step) {
+    const Index to_key = stride, to_column = step;
+    for (int key = first, end = keys; key < end; ++key, s_at += to_key, c_at += to_key) {
 #pragma GCC unroll 2
       for (int w = 0; w < W; ++w) {
-        real* s_w = s_at + w * kLanes<real>;
-        body(w, key, logit(w, key, s_w), s_w, c_at + w * kLanes<real>);
+        real* s_w = s_at + w * to_column;
+        body(w, key, logit(w, key, s_w), s_w, c_at + w * to_column);
       }
     }
   }
 
   void find_peaks(Peak<real> (&peaks)[W]) const {
     for (int w = 0; w < W; ++w)
-      peaks[w] = {logit(w, 0, s + w * kLanes<real>),
-                  broadcast<real>(-std::numeric_limits<real>::infinity()),
-                  load<real>(c + w * kLanes<real>), IntVec<real>{}};
+      peaks[w] = {logit(w, 0, s + w * step),
+                  broadcast<real>(-std::numeric_limits<real>::infinity()), load<real>(c + w * step),
+                  IntVec<real>{}};
     for_keys(
         [&](int w, int key, Vec<real> logit, const real*, const real* c) {
           const Vec<real> coefficient = load<real>(c);

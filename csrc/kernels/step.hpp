@@ -132,10 +132,16 @@ void measure(const MeasureArguments<real>& in) {
   using Wide = typename DoubleRegister<real>::Type;
   constexpr int L = kLanes<real>;
   Vec<real> largest{}, spoilt{};  // NaN and infinite entries make `spoilt` NaN
+  Wide squares{};
+  const bool euclidean = in.power == 2;
   for_vectors<real>(in.size, [&](Index i, int count) {
     const Vec<real> x = load_part(in.x + i, count);
     largest = maximum<real>(absolute<real>(x), largest);
     spoilt += x * real(0);
+    if (euclidean) {
+      const Wide wide = __builtin_convertvector(x, Wide);
+      squares += wide * wide;
+    }
   });
   for (int l = 0; l < L; ++l) in.largest[l] = double(largest[l]) + double(spoilt[l]);
   if (in.power == 0) {
@@ -144,16 +150,25 @@ void measure(const MeasureArguments<real>& in) {
   }
   const Wide wide = __builtin_convertvector(largest, Wide);
   const Wide inverse = wide > Wide{} ? 1.0 / wide : Wide{};
+  // Squares neither overflow nor lose digits to underflow, as a rule; lanes do not depend on
+  // others.
+  const auto is_safe = [&](int l) {
+    return euclidean && (wide[l] == 0 || (squares[l] > 1e-250 && squares[l] < 1e250));
+  };
+  bool all_safe = true;
+  for (int l = 0; l < L; ++l) all_safe &= is_safe(l);
   Wide sum{};
-  for_vectors<real>(in.size, [&](Index i, int count) {
-    const Wide x = __builtin_convertvector(load_part(in.x + i, count), Wide) * inverse;
-    if (in.power == 2) {
-      sum += x * x;
-    } else {
-      for (int l = 0; l < L; ++l) sum[l] += __builtin_pow(__builtin_fabs(x[l]), in.power);
-    }
-  });
-  for (int l = 0; l < L; ++l) in.sum[l] = sum[l];
+  if (!all_safe)
+    for_vectors<real>(in.size, [&](Index i, int count) {
+      const Wide x = __builtin_convertvector(load_part(in.x + i, count), Wide) * inverse;
+      if (euclidean) {
+        sum += x * x;
+      } else {
+        for (int l = 0; l < L; ++l) sum[l] += __builtin_pow(__builtin_fabs(x[l]), in.power);
+      }
+    });
+  for (int l = 0; l < L; ++l)
+    in.sum[l] = is_safe(l) ? squares[l] * inverse[l] * inverse[l] : sum[l];
 }
 
 /// Rows of B are gathered a block at a time, so that all rows of A meet a block in a row of memory.

@@ -419,11 +419,18 @@ void Engine<real>::gather_scales(int chunk, const Slab& slab, const Room& room) 
   }
 }
 
+/// Factors as numbers of the engine, 0 for lanes without a sample.
+template <class real>
+void Engine<real>::load_factors(const Slab& slab, const double* factors, Room& room) const {
+  const int held = entries_held(slab), count = entries(slab);
+  for (int e = 0; e < held; ++e) room.factors[e] = e < count ? real(factors[e]) : real(0);
+}
+
 /// Keys of the slab times a factor for each entry.
 template <class real>
 const real* Engine<real>::scale_keys(const Slab& slab, const double* factors, Room& room) const {
   const Shape& s = data_.shape;
-  const int L = kernels_.lanes, count = entries(slab);
+  const int L = kernels_.lanes;
   const std::ptrdiff_t size = std::ptrdiff_t(s.T) * s.d;
   if (plan_.features_are_lanes()) {
     const int padded = int(round_up(s.d, L));
@@ -432,11 +439,24 @@ const real* Engine<real>::scale_keys(const Slab& slab, const double* factors, Ro
                           padded, room.gx + std::ptrdiff_t(i) * s.T * padded);
     return room.gx;
   }
-  for (int e = 0; e < slab.units * L; ++e) room.factors[e] = e < count ? real(factors[e]) : real(0);
+  load_factors(slab, factors, room);
   for (int u = 0; u < slab.units; ++u)
     kernels_.scale_samples(slab.x + u * size * L, room.factors + u * L, size,
                            room.gx + u * size * L);
   return room.gx;
+}
+
+/// One head's A or D of the slab times a factor for each entry, in place: of few rows less work
+/// than the keys.
+template <class real>
+void Engine<real>::scale_weights(const Slab& slab, const double* factors, real* weights,
+                                 Room& room) const {
+  const int L = kernels_.lanes;
+  load_factors(slab, factors, room);
+  for (int u = 0; u < slab.units; ++u) {
+    real* of_unit = weights + u * weights_size_;
+    kernels_.scale_samples(of_unit, room.factors + u * L, weights_size_ / L, of_unit);
+  }
 }
 
 /// Adds one head's gradient of the slab to the chunk's; a or dd may be null.
@@ -485,18 +505,26 @@ template <class real>
 void Engine<real>::differentiate(Pass pass, int chunk, const Slab& slab, Room& room) {
   const Shape& s = data_.shape;
   const int held = entries_held(slab), count = entries(slab);
-  const bool scaled = pass == Pass::kScaledGradient;
-  const real* gx = scaled ? nullptr : scale_keys(slab, room.slope, room);
+  const bool scaled = pass == Pass::kScaledGradient, by_weights = scales_weights(scaled);
+  const real* keys = by_weights ? slab.x : scaled ? nullptr : scale_keys(slab, room.slope, room);
   for (int h = 0; h < s.H; ++h) {
     const std::ptrdiff_t at = plan_.keep ? h * (slab.units * weights_size_) : 0;
-    const real *a = options_.wrt_readout ? room.s + at : nullptr,
-               *dd = options_.wrt_W ? room.c + at : nullptr;
+    real *a = options_.wrt_readout ? room.s + at : nullptr,
+         *dd = options_.wrt_W ? room.c + at : nullptr;
     real* gap = options_.gaps ? room.gap + h * held : nullptr;
     if (!plan_.keep)
       run_scores(
           scores(scaled ? RowMode::kScaled : RowMode::kDerivative, h, slab, room, gap, false));
+    // The keys, or else the weights, times factors.
+    const auto scale = [&](const double* factors, real* weights) {
+      if (!by_weights) return scale_keys(slab, factors, room);
+      scale_weights(slab, factors, weights, room);
+      return slab.x;
+    };
     if (!scaled) {
-      accumulate(chunk, h, slab, a, dd, gx, room);
+      if (by_weights && a) scale(room.slope, a);
+      if (by_weights && dd) scale(room.slope, dd);
+      accumulate(chunk, h, slab, a, dd, keys, room);
       continue;
     }
     double* factors = room.phi;  // the outputs are not needed any more
@@ -504,15 +532,24 @@ void Engine<real>::differentiate(Pass pass, int chunk, const Slab& slab, Room& r
       for (int e = 0; e < count; ++e)
         factors[e] = std::copysign(
             relative(double(gap[e]), log_scale_W(h, lane_of(e)), room.log_slope[e]), room.slope[e]);
-      accumulate(chunk, h, slab, nullptr, dd, scale_keys(slab, factors, room), room);
+      accumulate(chunk, h, slab, nullptr, dd, scale(factors, dd), room);
     }
     if (a) {
       for (int e = 0; e < count; ++e)
         factors[e] = std::copysign(relative(0.0, log_scale_readout(lane_of(e)), room.log_slope[e]),
                                    room.slope[e]);
-      accumulate(chunk, h, slab, a, nullptr, scale_keys(slab, factors, room), room);
+      accumulate(chunk, h, slab, a, nullptr, scale(factors, a), room);
     }
   }
+}
+
+/// Whether a slab's gradients take the slopes with A and D of every head, not with the keys.
+template <class real>
+bool Engine<real>::scales_weights(bool scaled) const {
+  const Shape& s = data_.shape;
+  // Scaled, factors are of a head and of A or D, so that the keys are scaled as often as these.
+  const int arrays = scaled ? 1 : s.H * (options_.wrt_W + options_.wrt_readout);
+  return !plan_.features_are_lanes() && arrays * s.q < s.d;
 }
 
 template <class real>

@@ -174,7 +174,10 @@ class Engine {
                     double* log_slope) const;
   void gather_scales(int chunk, const Slab& slab, const Room& room);
   void differentiate(Pass pass, int chunk, const Slab& slab, Room& room);
+  bool scales_weights(bool scaled) const;
+  void load_factors(const Slab& slab, const double* factors, Room& room) const;
   const real* scale_keys(const Slab& slab, const double* factors, Room& room) const;
+  void scale_weights(const Slab& slab, const double* factors, real* weights, Room& room) const;
   void accumulate(int chunk, int head, const Slab& slab, const real* a, const real* dd,
                   const real* gx, Room& room) const;
 
