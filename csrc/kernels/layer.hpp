@@ -64,16 +64,18 @@ template <class real>
 void layer_derivative(const LayerArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const Index row = Index(in.d) * L, weights = Index(in.q) * L, all_rows = in.units * weights;
+  // The weights are only read, but Rows serves functions that write them, too.
+  real* a = const_cast<real*>(in.a);
   for (int u = 0; u < in.units; ++u) {
     real* c = in.c + u * in.unit_stride;
     multiply<Left::kLaned>(Product<real>{{in.q, in.T, in.d},
                                          {in.ut + u * weights, all_rows},
                                          {in.x + u * in.T * row, L, row},
                                          {c, L, weights}});
-    // The weights are only read, but Rows serves functions that write them, too.
-    differentiate_weights(
-        Rows<real>{in.T, in.q, weights, const_cast<real*>(in.a) + u * in.unit_stride, c});
+    if (in.q > 1) differentiate_weights(Rows<real>{in.T, in.q, weights, a + u * in.unit_stride, c});
   }
+  if (in.q == 1)  // a unit is one column, see scores_lanes
+    differentiate_weights(Rows<real>{in.T, in.units, L, a, in.c, nullptr, in.unit_stride});
 }
 
 template <class real>
