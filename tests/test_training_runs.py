@@ -169,6 +169,22 @@ def test_thread_count_changes_nothing():
     assert all(run == runs[0] for run in runs[1:])
 
 
+def test_norms_of_all_sizes_side_by_side():
+    """Squares of some gradients overflow or underflow; with a linear loss all are multiples."""
+    sizes = np.array([1e-170, 1.0, 1e170])
+    U = draw(np.float64, H, T, d, seed=8)
+    model = mh.Classifier(W=np.zeros((3, H, d, d)), U=sizes[:, None, None, None] * U)
+    run = mh.train(
+        model, samples(), steps=3, loss="linear", wrt="W",
+        optimizer=mh.NormalizedGradientDescent(0.1), record=("grad_norm", "W"),
+    )  # fmt: skip
+    norms = run.history["grad_norm"] / sizes[:, None]
+    assert norms[1].min() > 0
+    for r in (0, 2):  # as far as rounding, and the steps that it moves
+        np.testing.assert_allclose(norms[r], norms[1], rtol=1e-12)
+        np.testing.assert_allclose(run.history["W"][r], run.history["W"][1], rtol=1e-9, atol=1e-13)
+
+
 @pytest.mark.parametrize("name", ["loss", "grad_norm", "accuracy", "margin"])
 def test_each_run_stops_at_its_own_threshold_and_is_frozen(name):
     model, data = starts(), samples()
