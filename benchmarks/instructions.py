@@ -25,7 +25,7 @@ import numpy as np
 
 import mhfast as mh
 from mhfast import _core
-from mhfast.bench.shapes import Shape
+from mhfast.bench.shapes import Shape, parse_shape
 
 SHAPES = ("64,8,16,8", "100,10,10,16", "20,10,50,64", "24,16,32,32", "16,32,64,16")
 CALLS = 20  # that the difference is taken over
@@ -39,11 +39,11 @@ def call(shape: Shape, dtype: str, times: int) -> None:
         mh.value_and_grad(model, data, num_threads=1)
 
 
-def count(shape: str, dtype: str, times: int) -> int:
+def count(shape: Shape, dtype: str, times: int) -> int:
     """Return the instructions of a process that makes so many calls."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={Path(folder) / 'out'}"]
-        command += [sys.executable, "-m", "benchmarks.instructions", shape, "--dtype", dtype]
+        command += [sys.executable, "-m", "benchmarks.instructions", str(shape), "--dtype", dtype]
         command += ["--call", str(times)]
         same = {**os.environ, "PYTHONHASHSEED": "0"}  # what Python does before the calls
         done = subprocess.run(command, env=same, capture_output=True, text=True, check=True)
@@ -61,25 +61,25 @@ def collected(report: str) -> int:
 def main() -> None:
     """Print the table, or make calls for callgrind to count."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("shapes", nargs="*", default=SHAPES, metavar="n,T,d,H")
+    default = [parse_shape(text) for text in SHAPES]
+    parser.add_argument("shapes", nargs="*", type=parse_shape, default=default, metavar="n,T,d,H")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument("--call", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.call is not None:
-        call(Shape(*map(int, given.shapes[0].split(","))), given.dtype, given.call)
+        call(given.shapes[0], given.dtype, given.call)
         return
     if shutil.which("valgrind") is None:
         raise SystemExit("valgrind: not found; it counts the instructions")
     print(f"isa {_core.active_isa()}, {given.dtype}")
     print("n,T,d,H        plan     instructions  per multiply-add of a register")
-    for text in given.shapes:
-        shape = Shape(*map(int, text.split(",")))
-        of_calls = (count(text, given.dtype, 1 + CALLS) - count(text, given.dtype, 1)) / CALLS
+    for shape in given.shapes:
+        of_calls = (count(shape, given.dtype, 1 + CALLS) - count(shape, given.dtype, 1)) / CALLS
         X = np.zeros((shape.n, shape.T, shape.d), given.dtype)
         model = mh.Classifier.zeros(shape.H, shape.T, shape.d, dtype=given.dtype)
         plan = mh.explain(model, X)
         multiply_adds = shape.flops / 2 / plan["lanes"]
-        print(f"{text:13}  {plan['plan']:7}  {of_calls:12,.0f}  {of_calls / multiply_adds:.2f}")
+        print(f"{shape!s:13}  {plan['plan']:7}  {of_calls:12,.0f}  {of_calls / multiply_adds:.2f}")
 
 
 if __name__ == "__main__":
