@@ -218,9 +218,9 @@ void Engine<real>::differentiate_layer_scaled(int chunk, const Slab& slab, Room&
   double* factors = room.phi;
   for (int h = 0; h < s.H; ++h) {
     if (options_.wrt_readout) {
-      for (int e = 0; e < held; ++e)
-        room.factors[e] =
-            real(e < count ? relative(0.0, log_scale_readout(lane_of(e)), room.log_slope[e]) : 0.0);
+      for (int e = 0; e < count; ++e)
+        factors[e] = relative(0.0, log_scale_readout(lane_of(e)), room.log_slope[e]);
+      load_factors(slab, factors, room);
       for (int u = 0; u < slab.units; ++u)
         kernels_.scale_samples(room.g + u * rows * s.p, room.factors + u * L,
                                std::ptrdiff_t(slab.rows) * s.p, room.scaled_g + u * rows * s.p);

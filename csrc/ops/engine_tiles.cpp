@@ -40,7 +40,7 @@ void Engine<real>::lay_out_tiles(Layout& layout) {
 template <class real>
 void Engine<real>::run_tiles(Pass pass, const Member& member) {
   const Shape& s = data_.shape;
-  const bool gradient = pass == Pass::kGradient || pass == Pass::kScaledGradient;
+  const bool gradient = is_gradient(pass);
   for (std::ptrdiff_t first = 0; first < s.n; first += plan_.slab) {
     const int samples = int(std::min<std::ptrdiff_t>(plan_.slab, s.n - first));
     // Every member has its own: one may still combine a slab when another is at the next.
@@ -74,7 +74,7 @@ void Engine<real>::run_tile_unit(Pass pass, const Slab& slab, int unit, Room& ro
   const int part = unit % plan_.parts, h = unit / plan_.parts % s.H;
   const int i = unit / plan_.parts / s.H;
   const std::ptrdiff_t sample = slab.first_sample + i;
-  const bool gradient = pass == Pass::kGradient || pass == Pass::kScaledGradient;
+  const bool gradient = is_gradient(pass);
   if (room.packed_sample != sample) {
     const real* x = data_.x + sample * s.T * s.d;
     kernels_.pack_rows(x, s.T, s.d, TL, room.x);
