@@ -41,10 +41,12 @@ py::array call_outputs(const py::tuple& in, const py::tuple& parameters, py::ssi
     Results<real> out(
         s.is_layer() ? std::vector<py::ssize_t>{s.n, s.q, s.p} : std::vector<py::ssize_t>{s.n},
         runs);
-    const py::gil_scoped_release released;
-    for_runs(std::max<py::ssize_t>(runs, 1), threads, flops(s), [&](std::ptrdiff_t r, int k) {
-      outputs(at_run(data, r, 1), model.of(r), real(scale), k, out.of(r));
-    });
+    {
+      const py::gil_scoped_release released;
+      for_runs(std::max<py::ssize_t>(runs, 1), threads, flops(s), [&](std::ptrdiff_t r, int k) {
+        outputs(at_run(data, r, 1), model.of(r), real(scale), k, out.of(r));
+      });
+    }
     return out.array();
   });
 }
@@ -57,10 +59,12 @@ py::array call_attention(const py::tuple& in, const py::tuple& parameters, py::s
     const auto data = read_data<real>(in, model.shape, Loss::kLinear, causal, runs, false).data;
     const Shape& s = data.shape;
     Results<real> out({s.n, py::ssize_t(s.H), py::ssize_t(s.q), py::ssize_t(s.T)}, runs);
-    const py::gil_scoped_release released;
-    for_runs(std::max<py::ssize_t>(runs, 1), threads, flops(s), [&](std::ptrdiff_t r, int k) {
-      attention(at_run(data, r, 1), model.of(r), real(scale), 0, s.n, k, out.of(r));
-    });
+    {
+      const py::gil_scoped_release released;
+      for_runs(std::max<py::ssize_t>(runs, 1), threads, flops(s), [&](std::ptrdiff_t r, int k) {
+        attention(at_run(data, r, 1), model.of(r), real(scale), 0, s.n, k, out.of(r));
+      });
+    }
     return out.array();
   });
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "../dispatch/dispatch.hpp"
 #include "gram.hpp"
 #include "simplex.hpp"
 #include "team.hpp"
@@ -27,28 +28,38 @@ void multiply(const double* a, const double* b, int rows, int inner, int columns
 }
 
 /// Explains one row after another; what belongs to a sample is kept while rows are of that sample.
+/// Tokens and the values they have by `sum` are transposed, with tokens in whole vectors.
 class RowFit {
  public:
   RowFit(const Examples& examples, const double* sum, int support)
       : examples_(examples),
         sum_(sum),
+        kernels_(active_kernels<double>()),
+        vectors_((examples.T + kernels_.lanes - 1) / kernels_.lanes),
+        stride_(std::ptrdiff_t(vectors_) * kernels_.lanes),
         nearest_(examples.T, support),
-        values_(std::size_t(examples.T) * examples.p),
-        gram_(std::size_t(examples.T) * examples.T),
-        inner_(examples.T),
-        average_(examples.p) {}
+        tokens_(examples.d * stride_),
+        values_(examples.p * stride_),
+        gram_(examples.T * stride_),
+        inner_(stride_) {}
 
   /// Writes the weights (T) of a row; returns the norm of what is left.
   double fit(std::int64_t row, double* weights) {
-    const int T = examples_.T, p = examples_.p;
-    prepare(row / T);
+    const int p = examples_.p;
+    prepare(row / examples_.T);
     const double* y = examples_.Y + row * p;
-    for (int b = 0; b < T; ++b) inner_[b] = dot(&values_[b * p], y, p);
-    nearest_.solve(gram_.data(), inner_.data(), weights);
+    multiply(y, 1, 1, p, values_, inner_);
+    nearest_.solve(gram_.data(), stride_, inner_.data(), weights);
     // From the difference itself: from the Gram matrix half of the digits would be lost.
-    multiply(weights, values_.data(), 1, T, p, average_.data());
-    double square = 0;
-    for (int o = 0; o < p; ++o) square += (y[o] - average_[o]) * (y[o] - average_[o]);
+    double square = spoilt_;
+    for (int o = 0; o < p; ++o) {
+      double left = y[o];
+      for (int i = 0; i < nearest_.size(); ++i) {
+        const int b = nearest_.active()[i];
+        left -= weights[b] * values_[o * stride_ + b];
+      }
+      square += left * left;
+    }
     return std::sqrt(square);
   }
 
@@ -57,17 +68,40 @@ class RowFit {
     if (sample == sample_) return;
     sample_ = sample;
     const int T = examples_.T, d = examples_.d, p = examples_.p;
-    multiply(examples_.X + sample * T * d, sum_, T, d, p, values_.data());
-    for (int b = 0; b < T; ++b)
-      for (int c = 0; c <= b; ++c)
-        gram_[b * T + c] = gram_[c * T + b] = dot(&values_[b * p], &values_[c * p], p);
+    const double* X = examples_.X + sample * T * d;
+    for (int f = 0; f < d; ++f)
+      for (int b = 0; b < T; ++b) tokens_[f * stride_ + b] = X[b * d + f];
+    multiply(sum_, p, p, d, tokens_, values_);
+    multiply(values_.data(), stride_, T, p, values_, gram_);
+    spoilt_ = 0;
+    for (int b = 0; b < T; ++b) spoilt_ += 0 * gram_[b * stride_ + b];
+  }
+
+  /// out (M, stride) = aᵀ b for a (depth, M), rows `a_row` apart, and b (depth, stride).
+  void multiply(const double* a, std::ptrdiff_t a_row, int M, int depth,
+                const std::vector<double>& b, std::vector<double>& out) const {
+    Product<double> product{};
+    product.size.M = M;
+    product.size.N = vectors_;
+    product.size.K1 = depth;
+    product.a.at = a;
+    product.a.k1 = a_row;
+    product.b.at = b.data();
+    product.b.k1 = product.c.m = stride_;
+    product.b.n = product.c.n = kernels_.lanes;
+    product.c.at = out.data();
+    kernels_.product(product);
   }
 
   const Examples& examples_;
   const double* sum_;
+  const Kernels<double>& kernels_;
+  const int vectors_;
+  const std::ptrdiff_t stride_;
   NearestInSimplex nearest_;
   std::int64_t sample_ = -1;
-  std::vector<double> values_, gram_, inner_, average_;
+  double spoilt_ = 0;  // NaN where a token of the sample is not finite
+  std::vector<double> tokens_, values_, gram_, inner_;
 };
 
 double fit_flops(const Examples& e) { return 4.0 * e.T * e.T * e.p + 2.0 * e.d * e.p + 200.0; }

@@ -1,6 +1,7 @@
 // The point of a simplex that is nearest to a target, with few corners taking part.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 namespace mhfast {
@@ -14,17 +15,25 @@ class NearestInSimplex {
  public:
   NearestInSimplex(int corners, int support);
 
-  /// `gram` (corners, corners) holds <g_b, g_c>, `inner` (corners) <g_b, y>. Writes p (corners).
-  void solve(const double* gram, const double* inner, double* p);
+  /// `gram` (corners, stride) holds <g_b, g_c>, `inner` (corners) <g_b, y>. Writes p (corners).
+  void solve(const double* gram, std::ptrdiff_t stride, const double* inner, double* p);
+
+  /// The corners that the last solution may have, `size()` of them.
+  const int* active() const { return active_.data(); }
+  int size() const { return size_; }
 
  private:
-  bool enter(const double* gram, const double* inner, const double* p);
-  void minimize(const double* gram, const double* inner);
+  bool enter(const double* gram, std::ptrdiff_t stride, const double* inner, const double* p);
+  void minimize(const double* gram, std::ptrdiff_t stride, const double* inner);
 
   const int corners_, support_;
   int size_ = 0;             // of the active set
   std::vector<int> active_;  // its corners
-  std::vector<double> factor_, best_, slope_;
+  // Of all active corners but the first, which is the origin: rows of the Cholesky factor with
+  // inverse diagonals, the right side behind it, the weights. `factored_` rows are up to date.
+  int factored_ = 0;
+  std::vector<double> factor_, forward_, best_;
+  std::vector<double> slope_;
 };
 
 }  // namespace mhfast
