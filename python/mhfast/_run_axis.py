@@ -6,6 +6,7 @@ that stopped before the others ends there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from . import _checks
 from ._core_arguments import AXES, with_arrays
 from ._runs import repeated
+from ._values import Array
 from .models import Model
 from .optimizers import of_runs
 from .run import Run, Stopped
@@ -43,6 +45,7 @@ def selected(run: Run, index: int | slice | npt.ArrayLike) -> Run:
         reason=run.reason[which] if one else [run.reason[r] for r in np.arange(run.runs)[which]],
         stopped=_ended_at(ends) if one else ends,
         optimizer=of_runs(run.optimizer, which),
+        subspace=None if run.subspace is None else run.subspace[which],
     )
 
 
@@ -75,18 +78,33 @@ def spread(run: Run, runs: int) -> Run:
     if isinstance(run.reason, list):
         return replace(run, model=model, start=start)
     ended: Stopped = np.full(runs, -1 if run.stopped is None else run.stopped, np.int64)
+    inside = run.subspace
+    if inside is not None:
+        inside = replace(
+            inside,
+            start=_spread_model(inside.start, run.wrt, runs),
+            model=_spread_model(inside.model, run.wrt, runs),
+            state=_spread_state(inside.state, runs),
+        )
     return replace(
         run,
         model=model,
         start=start,
-        state={
-            name: tuple(repeated(slot, AXES[name], runs) for slot in slots)
-            for name, slots in run.state.items()
-        },
+        state=_spread_state(run.state, runs),
+        subspace=inside,
         history={name: np.repeat(rows[None], runs, axis=0) for name, rows in run.history.items()},
         reason=[run.reason] * runs,
         stopped=ended,
     )
+
+
+def _spread_state(
+    state: Mapping[str, tuple[Array, ...]], runs: int
+) -> dict[str, tuple[Array, ...]]:
+    return {
+        name: tuple(repeated(slot, AXES[name], runs) for slot in slots)
+        for name, slots in state.items()
+    }
 
 
 def _spread_model(model: Model, names: tuple[str, ...], runs: int) -> Model:

@@ -8,6 +8,8 @@
 | stopped                | with a run axis                                      |
 | state.W.j, ...         | what the optimizer carries from step to step         |
 | history.j, steps.j     | rows and steps of the j-th record named in `about`   |
+| subspace.basis, ...    | where training goes on in the span of the tokens:    |
+|                        | its basis, and start, model and state inside         |
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ._checks import PARAMETERS
+from ._subspace import Subspace
+from ._values import frozen
 from .models import Classifier, Layer, LowRank, Model
 from .optimizers import OPTIMIZERS
 from .recording import MissingFunction
@@ -47,6 +51,8 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         arrays |= {f"history.{j}": run["history"][name], f"steps.{j}": run["steps"][name]}
     if isinstance(model.query, np.ndarray):
         arrays["query"] = model.query
+    if run["subspace"] is not None:
+        arrays |= _inside(run["subspace"])
     if isinstance(run["stopped"], np.ndarray):
         arrays["stopped"] = run["stopped"]
     settings = {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}
@@ -67,6 +73,17 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         **{name: run[name] for name in _PLAIN},
     }
     _write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
+
+
+def _inside(subspace: Subspace) -> dict[str, npt.NDArray[Any]]:
+    arrays: dict[str, npt.NDArray[Any]] = {"subspace.basis": subspace.basis}
+    for role, model in (("model", subspace.model), ("start", subspace.start)):
+        arrays |= {f"subspace.{role}.{name}": array for name, array in model.parameters.items()}
+    for name, slots in subspace.state.items():
+        arrays |= {f"subspace.state.{name}.{j}": slot for j, slot in enumerate(slots)}
+    if isinstance(subspace.model.query, np.ndarray):
+        arrays["subspace.query"] = subspace.model.query
+    return arrays
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -106,7 +123,21 @@ def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
         "stopped": arrays.get("stopped", about["stopped"]),
         **{name: about[name] for name in _PLAIN},
         "wrt": tuple(about["wrt"]),
+        "subspace": _subspace(about, arrays),
     }
+
+
+def _subspace(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Subspace | None:
+    head = "subspace."
+    inside = {key.removeprefix(head): a for key, a in arrays.items() if key.startswith(head)}
+    if not inside:
+        return None
+    return Subspace(
+        frozen(inside["basis"]),
+        _model("start", about, inside),
+        _model("model", about, inside),
+        _state(inside),
+    )
 
 
 def _model(role: str, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Model:

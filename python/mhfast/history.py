@@ -5,17 +5,23 @@ A history array is (rows, ...) for one run and (R, rows, ...) for R runs side by
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from ._checks import PARAMETERS
 from ._core_arguments import CoreData
+from ._subspace import Subspace
 from .dataset import Dataset
 from .models import Model
 from .recording import Entry, Metric, check_room, count_due, due_steps, row_of, size_of
+
+OF_WHOLE = (*PARAMETERS, "cosine")
+"""Records of the parameters themselves, which a subspace does not have."""
 
 Rows: TypeAlias = npt.NDArray[Any]
 History: TypeAlias = dict[str, Rows]
@@ -24,17 +30,23 @@ Steps: TypeAlias = dict[str, npt.NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class NamedRows:
-    """Rows of a record of the vocabulary, which the core writes: buffer (rows, ...)."""
+    """Rows of a record of the vocabulary, which the core writes: buffer (rows, ...).
+
+    Of a norm ``beyond``, a number or (R,), is the part that the core does not see.
+    """
 
     entry: Entry
     buffer: Rows
     runs: int = 0  # with R runs the buffer is (R, rows, ...)
     columns: tuple[str, ...] = ()  # the keys of the columns of a cosine record
+    beyond: npt.NDArray[np.float64] | None = None
 
     def so_far(self, first: int, reached: int, written: int) -> tuple[History, Steps]:
         """Return what is recorded from step ``first`` to ``reached``: the rows ``written``."""
         k = due_steps(first, reached, self.entry.every)[:written]
         rows = leading(self.buffer, written, self.runs)
+        if self.beyond is not None:
+            rows = np.hypot(rows, self.beyond[..., None])
         if self.columns:
             columns = {key: rows[..., j].copy() for j, key in enumerate(self.columns)}
             return columns, {key: k.copy() for key in columns}
@@ -155,6 +167,47 @@ def prepare(
         columns = tuple(directions) if entry.name == "cosine" else ()
         named.append(NamedRows(entry, np.empty(shape, dtype), runs, columns))
     return named, functions
+
+
+def of_subspace(
+    named: Sequence[NamedRows],
+    subspace: Subspace,
+    start: Model,
+    earlier: Mapping[str, Rows],
+    trained_whole: Callable[..., Any],
+    sees_tests: bool,
+) -> tuple[list[NamedRows], list[FunctionRows]]:
+    """Leave to the core what it can record inside the span; take the rest from the whole model.
+
+    Parameters
+    ----------
+    named : rows of the vocabulary
+    subspace : the span in which the core trains
+    start : the whole model at step 0
+    earlier : the history of the run that is continued
+    trained_whole : `mhfast.train` of a model by no step, with all but the record given
+    sees_tests : whether the outputs of the test sets are those inside
+    """
+    stay, functions = [], []
+    for rows in named:
+        entry = rows.entry
+        if entry.name == "param_norm":
+            rows = replace(rows, beyond=subspace.rest(start))
+        if entry.name not in OF_WHOLE and (entry.dataset < 0 or sees_tests):
+            stay.append(rows)
+            continue
+        capacity = rows.buffer.shape[1 if rows.runs else 0]
+        for key in rows.columns or (entry.key,):
+            function = partial(_value, trained_whole, entry.key, key)
+            part = Entry(key, key, entry.every, function=function)
+            functions.append(FunctionRows(part, function, capacity, rows.runs, earlier.get(key)))
+    return stay, functions
+
+
+def _value(trained_whole: Callable[..., Any], record: str, key: str, model: Model) -> Rows:
+    run = trained_whole(model, record=record)
+    rows: Rows = run.history[key]
+    return rows[:, 0] if run.runs else rows[0]
 
 
 def joined(

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ._checks import PARAMETERS
 from ._core_arguments import CoreParameters, named, trainable, with_arrays
+from ._subspace import Subspace
 from ._values import Array
 from .history import FunctionRows, NamedRows, joined
 from .models import Model
@@ -38,6 +39,8 @@ class Loop:
     checkpoint : (path, every) or None
     parameters, state : tuples of the core
         Parameters and the optimizer's arrays, which the core overwrites.
+    subspace : Subspace or None
+        The span of the tokens in which the core trains; its parameters and state are of that.
     stopped : int64 array (max(R, 1),)
         The step at which each run was frozen, -1 for those that go on; the core overwrites it.
     reasons : list of str
@@ -51,6 +54,7 @@ class Loop:
     functions: list[FunctionRows]
     callback: Callback | None
     checkpoint: tuple[str | os.PathLike[str], int] | None
+    subspace: Subspace | None
     stopped: npt.NDArray[np.int64]
     parameters: CoreParameters = field(init=False)
     state: tuple[Slots | None, ...] = field(init=False)
@@ -59,12 +63,13 @@ class Loop:
 
     def __post_init__(self) -> None:
         run = self.run
-        self.parameters = trainable(run.model._core.parameters, run.wrt, run.runs or 0)
+        inside = run if self.subspace is None else self.subspace
+        self.parameters = trainable(inside.model._core.parameters, run.wrt, run.runs or 0)
         self.reasons = [
             why if k >= 0 else "" for k, why in zip(self.stopped, _listed(run.reason), strict=True)
         ]
         self.state = tuple(
-            _slots(run.optimizer.slots, run.state.get(name, ()), theta)
+            _slots(run.optimizer.slots, inside.state.get(name, ()) if run.state else (), theta)
             if name in run.wrt and theta is not None
             else None
             for name, theta in zip(PARAMETERS, self.parameters, strict=True)
@@ -101,10 +106,18 @@ class Loop:
 
     def model(self) -> Model:
         """Return the model with the parameters as they are now, in memory of its own."""
+        run = self.run
+        if self.subspace is None:
+            return self._trained(run.model)
+        whole = self.subspace.whole(run.start, run.wrt, self.parameters)
+        return with_arrays(run.model, whole)
+
+    def _trained(self, model: Model) -> Model:
+        """Return ``model`` with what the core has trained."""
         trained = {n: a.copy() for n, a in named(self.parameters).items() if n in self.run.wrt}
         for array in trained.values():
             array.flags.writeable = False
-        return with_arrays(self.run.model, trained)
+        return with_arrays(model, trained)
 
     def so_far(self, reached: int, reason: str, written: Sequence[int]) -> Run:
         """Return the run up to θ_reached.
@@ -124,13 +137,19 @@ class Loop:
         ]
         parts += [rows.so_far() for rows in self.functions]
         history, steps = joined(run.history, run.steps, run.step, reached, parts, run.runs or 0)
+        state = self._state()
+        subspace = run.subspace if reached == run.step else None
+        if self.subspace is not None:
+            subspace = replace(self.subspace, model=self._trained(self.subspace.model), state=state)
+            state = subspace.whole_state(state)
         return replace(
             run,
             model=self.model(),
             history=history,
             steps=steps,
             step=reached,
-            state=self._state(),
+            state=state,
+            subspace=subspace,
             **self._ends(reached, reason),
         )
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _run_file
+from ._subspace import Subspace
 from ._values import Array, same_fields
 from .models import Model
 from .optimizers import Optimizer
@@ -63,6 +64,9 @@ class Run:
         What `Momentum` and `Adam` carry from step to step, for each parameter in ``wrt``.
     since : int
         The step at which ``state`` was zero: 0 unless the optimizer was changed on the way.
+    subspace : Subspace or None
+        Where tokens have many more dimensions than their span, the run inside the span, where it
+        goes on bitwise; see `train`.
 
     Notes
     -----
@@ -84,6 +88,7 @@ class Run:
     start: Model
     state: dict[str, tuple[Array, ...]] = field(default_factory=dict)
     since: int = 0
+    subspace: Subspace | None = None
 
     @property
     def runs(self) -> int | None:

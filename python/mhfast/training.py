@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -13,12 +14,13 @@ from . import _core, _core_arguments, config, recording
 from . import _training_arguments as arguments
 from ._checks import Wrt
 from ._run_axis import spread
+from ._subspace import enter
 from ._training_arguments import Directions, Tests
 from .dataset import Dataset
-from .history import prepare
+from .history import of_subspace, prepare
 from .loop import Callback, Loop
 from .models import Model
-from .optimizers import Optimizer, core_settings
+from .optimizers import GradientDescent, Optimizer, core_settings
 from .progress import progress_bar
 from .recording import Record
 from .run import Interrupted, Run, Stop
@@ -138,8 +140,20 @@ def train(
     named, functions = prepare(
         entries, run.model, data, problem.data, tuple(sides), run.history, first, last
     )
+    inside = enter(run, problem) if last > first else None
+    start = run.start
+    if inside is not None:
+        sees_tests = bool(tests) and inside.holds(start)
+        test_problems = [inside.problem(test) for test in test_problems] if sees_tests else []
+        whole = partial(
+            train, X=data, steps=0, optimizer=GradientDescent(0.0), loss=run.loss, wrt=run.wrt,
+            test=tests, directions=directions, num_threads=num_threads,
+        )  # fmt: skip
+        named, others = of_subspace(named, inside, start, run.history, whole, sees_tests)
+        functions += others
+        start, problem, sides = inside.start, inside.problem(problem), {}
     loop = Loop(
-        run, named, functions, callback, arguments.checkpoint(checkpoint),
+        run, named, functions, callback, arguments.checkpoint(checkpoint), inside,
         arguments.frozen(run, released=stop is not None),
     )  # fmt: skip
     settings["reasons"] = loop.reasons
@@ -147,7 +161,7 @@ def train(
     with progress_bar(first, last) if progress else nullcontext() as tick:
         try:
             reached, reasons = _core.train(
-                problem.data, loop.parameters, run.start._core.parameters,
+                problem.data, loop.parameters, start._core.parameters,
                 run.runs or 0, run.model.scale, problem.causal, run.loss,
                 _core_arguments.bits(run.wrt),
                 settings, loop.state, first, last,
