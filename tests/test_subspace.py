@@ -10,7 +10,7 @@ import mhfast as mh
 from mhfast import _subspace
 
 # Rounding of the basis and of both ways, times ten for the steps; float32 as the kernels promise.
-TOLERANCE = {np.float64: 1e-13 * 10, np.float32: 3e-6 * 10}
+TOLERANCE = {np.float64: 1e-12, np.float32: 3e-5}
 N, T, D, H, Q, P, RANK = 3, 4, 37, 2, 2, 3, 5
 MOMENTUM = mh.Momentum(0.3, 0.8)
 
@@ -47,14 +47,14 @@ def of_rows(kind):
     return mh.Dataset(samples().X, classes if kind == "cross_entropy" else draw(N, T, P, seed=8))
 
 
-# The last number: dimensions of the span.
+# The last number: distinct tokens, those of padding being one.
 PROBLEMS = {
     "classifier": (classifier(), samples(), {}, 12),
     "float32": (classifier(dtype=np.float32), samples(dtype=np.float32), {}, 12),
     "only W": (classifier(), samples(), {"wrt": "W"}, 12),
     "causal": (classifier(causal=True), samples(), {}, 12),
-    "lengths": (classifier(), samples(lengths=[4, 1, 3]), {}, 8),
-    "a token asks": (classifier(1, query=-1), samples(lengths=[4, 1, 3]), {}, 8),
+    "lengths": (classifier(), samples(lengths=[4, 1, 3]), {}, 9),
+    "a token asks": (classifier(1, query=-1), samples(lengths=[4, 1, 3]), {}, 9),
     "rows ask": (classifier(Q), samples(query=draw(N, Q, D, seed=9)), {}, 18),
     "the model asks": (classifier(Q, query=draw(N, Q, D, seed=9)), samples(), {}, 18),
     "factors": (mh.Classifier(low_rank(tied=False), draw(H, T, D, seed=1)), samples(), {}, 12),
@@ -302,7 +302,7 @@ def test_other_optimizers_train_outside(optimizer):
 def test_where_it_does_not_pay(monkeypatch):
     many = mh.train(classifier(), samples(n=5), steps=3, optimizer=MOMENTUM)
     assert many.subspace is None  # 20 tokens, 37 dimensions
-    few = mh.Dataset(np.tile(samples(n=1).X, (9, 1, 1)), labels(9))
+    few = mh.Dataset(np.tile(samples(n=1).X, (30, 1, 1)), labels(30))
     assert mh.train(classifier(), few, steps=3, optimizer=MOMENTUM).subspace.basis.shape == (D, T)
     monkeypatch.setattr(_subspace, "LEAST_SIZE", 1 << 60)
     assert mh.train(classifier(), samples(), steps=3, optimizer=MOMENTUM).subspace is None

@@ -33,13 +33,13 @@ LEAST_SIZE = 1 << 18
 """Numbers in the parameters of a run, below which a step is short whatever the dimension."""
 
 LEAST_RATIO = 2
-"""Dimensions of a token for each of their span, at least."""
+"""Dimensions of a token, at least, for each token that differs from the others."""
+
+MOST_TOKENS = 1 << 24
+"""Numbers in the tokens that are looked through for those that differ."""
 
 WITHIN = 1e-12
 """What of a token may be outside a span that holds it: the rounding of the basis."""
-
-DEPENDENT = 1e-14
-"""What of a token of norm 1 may be outside a span for it to be one of the others'."""
 
 ROUNDING = 16.0
 """What of a start may be outside, in units of its last place, that still counts as nothing."""
@@ -102,9 +102,10 @@ class Subspace:
         now = by_name(parameters)
         arrays: dict[str, Array] = {}
         for name in names:
-            moved = self._outside(name, now[name] - self.start.parameters[name])
-            arrays[name] = start.parameters[name] + moved
-            arrays[name].flags.writeable = False
+            array = self._outside(name, now[name] - self.start.parameters[name])
+            array += start.parameters[name]
+            array.flags.writeable = False
+            arrays[name] = array
         return arrays
 
     def whole_state(self, state: Mapping[str, tuple[Array, ...]]) -> dict[str, tuple[Array, ...]]:
@@ -139,16 +140,17 @@ class Subspace:
         return bool(np.all(np.linalg.norm(left, axis=-1) <= WITHIN * sizes))
 
     def _inside(self, name: str, array: Array) -> Array:
+        """Return an array inside. Tokens enter in float64, the large products keep their type."""
         B = _beside(self.basis, AXES[name])
-        wide = array.astype(np.float64)
         if name in _LEFT:
-            wide = np.swapaxes(B, -1, -2) @ wide
+            array = np.swapaxes(B.astype(array.dtype, copy=False), -1, -2) @ array
         if name in _RIGHT:
-            wide = wide @ B
-        return np.ascontiguousarray(wide, dtype=array.dtype)
+            array = (array.astype(np.float64, copy=False) @ B).astype(array.dtype, copy=False)
+        return np.ascontiguousarray(array)
 
     def _outside(self, name: str, array: Array, dtype: npt.DTypeLike | None = None) -> Array:
-        B = _beside(self.basis.astype(array.dtype if dtype is None else dtype), AXES[name])
+        dtype = array.dtype if dtype is None else dtype
+        B = _beside(self.basis.astype(dtype, copy=False), AXES[name])
         if name in _LEFT:
             array = B @ array
         if name in _RIGHT:
@@ -159,8 +161,8 @@ class Subspace:
 def enter(run: Any, problem: Problem) -> Subspace | None:
     """Return the span in which a run trains on these data; None where it trains as it is.
 
-    A run that is in the span of its data goes on there. One at step 0 enters where tokens have at
-    least `LEAST_RATIO` times the dimensions of their span and the parameters are large.
+    A run that is in the span of its data goes on there. One at step 0 enters where the parameters
+    are large and the tokens few beside their dimensions.
     """
     optimizer: StepRule = run.optimizer
     if not isinstance(optimizer, _EQUIVARIANT) or optimizer.l2 > 0.0 or optimizer.project:
@@ -172,12 +174,13 @@ def enter(run: Any, problem: Problem) -> Subspace | None:
     if run.subspace is not None:
         entered: Subspace = run.subspace
         return entered if entered.spans(tokens) else None
-    count, dim = tokens.shape[-2:]
-    if count > dim or not np.isfinite(tokens).all():
+    if tokens.size > MOST_TOKENS or not np.isfinite(tokens).all():
         return None
-    basis = _basis(tokens)
-    if LEAST_RATIO * basis.shape[-1] > dim:
+    tokens = _distinct(tokens)
+    if LEAST_RATIO * tokens.shape[-2] > tokens.shape[-1]:
         return None
+    # What depends on other tokens, zeros included, is given directions of its own: harmless.
+    basis = np.linalg.qr(np.swapaxes(tokens, -1, -2))[0]
     inside = Subspace(frozen(basis), model, model, {})
     arrays = {name: inside._inside(name, array) for name, array in model.parameters.items()}
     if not all(np.isfinite(array).all() for array in arrays.values()):
@@ -190,18 +193,16 @@ def enter(run: Any, problem: Problem) -> Subspace | None:
     return replace(inside, start=start, model=start)
 
 
-def _basis(tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return an orthonormal basis (d, r) or (R, d, r) of the span of (R, tokens, d)."""
-    from scipy.linalg import qr  # slow to import
-
-    sizes = np.linalg.norm(tokens, axis=-1, keepdims=True)
-    units = np.divide(tokens, sizes, out=np.zeros_like(tokens), where=sizes > 0.0)
-    bases, rank = [], 1
-    for columns in np.swapaxes(units, -1, -2).reshape(-1, *units.shape[:-3:-1]):
-        basis, R, _ = qr(columns, mode="economic", pivoting=True, check_finite=False)
-        bases.append(basis)
-        rank = max(rank, int(np.sum(np.abs(np.diag(R)) > DEPENDENT)))
-    return np.stack(bases)[..., :rank].reshape(*tokens.shape[:-2], tokens.shape[-1], rank)
+def _distinct(tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return every token once, of each run; zeros where other runs have more."""
+    runs = []
+    for rows in tokens.reshape(-1, *tokens.shape[-2:]):
+        places = {row.tobytes(): j for j, row in enumerate(rows)}
+        runs.append(rows[list(places.values())])
+    found = np.zeros((len(runs), max(map(len, runs)), tokens.shape[-1]))
+    for rows, distinct in zip(found, runs, strict=True):
+        rows[: len(distinct)] = distinct
+    return found.reshape(*tokens.shape[:-2], *found.shape[1:])
 
 
 def _tokens(problem: Problem, start: Model, names: Iterable[str]) -> npt.NDArray[np.float64]:
