@@ -64,7 +64,7 @@ py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, std::ptrdi
   result["chunks"] = plan.chunks;
   result["slab"] = plan.slab;
   result["weights_kept"] = plan.keep;
-  result["gradient_bytes"] = partial_gradient(shape, plan, lanes).size * plan.chunks * bytes;
+  result["gradient_bytes"] = partial_gradient(shape, plan.kind, lanes).size * plan.chunks * bytes;
   return result;
 }
 

@@ -47,7 +47,7 @@ Engine<real>::Engine(const Data<real>& data, Loss loss, const Options& options, 
   parameter_ = width_;
   ut_size_ =
       s.is_layer() ? std::ptrdiff_t(s.d) * s.p * parameter_ : s.d * (lanes ? s.q : qL) * parameter_;
-  part_ = partial_gradient(s, plan_, int(L));
+  part_ = partial_gradient(s, plan_.kind, int(L));
 
   weigh();
   chunk_totals_.resize(std::size_t(plan_.chunks) * width_);

@@ -18,9 +18,10 @@ constexpr double kKeepBytes = 8 * 1024 * 1024;
 constexpr double kUnitBytes = 2 * 1024 * 1024;
 // Rows of a slab: enough that loading and storing a gradient's accumulators is amortised.
 constexpr int kSlabRows = 256;
-// Chunks: as many as threads could want, while writing and adding their partial gradients costs
-// little of the whole, at kCopyBytes a cycle; and what these may occupy.
-constexpr int kFewChunks = 8, kManyChunks = 64;
+// Chunks: as many as threads could want, none of so few cycles that beginning it, kBeginCycles,
+// matters, while writing and adding their partial gradients costs little of the whole, at
+// kCopyBytes a cycle; and what these may occupy.
+constexpr double kFewChunks = 8, kManyChunks = 64, kChunkCycles = 10000, kBeginCycles = 2000;
 constexpr double kReductionShare = 0.015, kCopyBytes = 8;
 constexpr double kPartialBytes = 32 * 1024 * 1024;
 
@@ -29,6 +30,9 @@ constexpr double kTileBytes = 128 * 1024;
 constexpr int kPartRows = 512;
 // Gradients of the samples of a slab, one for each sample, head and part.
 constexpr double kTileGradientBytes = 16 * 1024 * 1024;
+
+// Cycles of a step of training beside its gradient, of one run and of runs side by side in lanes.
+constexpr double kStepCycles = 2500, kLanesStepCycles = 4500;
 
 std::atomic<int> forced{-1};
 
@@ -120,26 +124,53 @@ struct Cost {
   }
 };
 
-void predict(const Shape& shape, int bytes, int lanes, double (&cycles)[kPlanKinds]) {
+/// Chunks of a plan whose units, `units` of them, take so many cycles.
+int count_chunks(double units, double cycles, double partial_bytes) {
+  const double affordable = kReductionShare * cycles / (2 * partial_bytes / kCopyBytes);
+  const double wanted =
+      std::clamp(affordable, std::min(kFewChunks, cycles / kChunkCycles), kManyChunks);
+  return int(std::max(1.0, std::min({units, wanted, kPartialBytes / partial_bytes})));
+}
+
+/// Cycles of a loss and gradient by each kind of plan, and the chunks that it has.
+struct Prediction {
+  double cycles[kPlanKinds];
+  int chunks[kPlanKinds];
+};
+
+Prediction predict(const Shape& s, int bytes, int lanes) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
-  const Cost cost{shape, bytes, lanes};
-  const double n = double(shape.n), H = shape.H;
-  const double blocks = double(round_up(shape.n, lanes) / lanes);
-  std::fill(cycles, cycles + kPlanKinds, kNever);
-  cycles[int(PlanKind::kRuns)] = H * n * cost.runs() / lanes;
-  if (shape.is_layer()) {
-    cycles[int(PlanKind::kSamples)] = H * blocks * cost.layer();
-    return;
+  const Cost cost{s, bytes, lanes};
+  const double n = double(s.n), H = s.H, blocks = double(round_up(s.n, lanes) / lanes);
+  Prediction result;
+  std::fill(result.cycles, result.cycles + kPlanKinds, kNever);
+  std::fill(result.chunks, result.chunks + kPlanKinds, 1);
+  const auto in_chunks = [&](PlanKind kind, double units, double cycles) {
+    const PartialGradient part = partial_gradient(s, kind, lanes);
+    const double size = double(part.size), summed = features_are_lanes(kind) ? 0 : 4.0 / lanes;
+    const int chunks = count_chunks(units, cycles, size * bytes);
+    result.chunks[int(kind)] = chunks;
+    result.cycles[int(kind)] =
+        cycles + chunks * (kBeginCycles + size * bytes / kCopyBytes) + summed * size;
+  };
+  result.cycles[int(PlanKind::kRuns)] = H * n * cost.runs() / lanes;
+  if (s.is_layer()) {
+    in_chunks(PlanKind::kSamples, blocks, H * blocks * cost.layer());
+    return result;
   }
-  cycles[int(PlanKind::kSamples)] = H * blocks * (cost.scores_samples() + cost.gradients_samples());
-  cycles[int(PlanKind::kHybrid)] =
-      H * (blocks * cost.scores_samples() + n * cost.gradients_features());
-  cycles[int(PlanKind::kRows)] = H * n * (cost.scores_rows() + cost.gradients_features());
-  if (!shape.shared_query) cycles[int(PlanKind::kTiles)] = H * n * cost.tiles();
-  for (const PlanKind kind : {PlanKind::kSamples, PlanKind::kHybrid, PlanKind::kRows})
-    if (weights_bytes(shape, kind != PlanKind::kRows, bytes, lanes) / H > kUnitBytes &&
-        !shape.shared_query)
-      cycles[int(kind)] = kNever;
+  const auto fits = [&](PlanKind kind) {
+    const bool samples_are_lanes = kind != PlanKind::kRows;
+    return s.shared_query || weights_bytes(s, samples_are_lanes, bytes, lanes) / H <= kUnitBytes;
+  };
+  if (fits(PlanKind::kSamples)) {
+    const double scores = blocks * cost.scores_samples();
+    in_chunks(PlanKind::kSamples, blocks, H * (scores + blocks * cost.gradients_samples()));
+    in_chunks(PlanKind::kHybrid, blocks, H * (scores + n * cost.gradients_features()));
+  }
+  if (fits(PlanKind::kRows))
+    in_chunks(PlanKind::kRows, n, H * n * (cost.scores_rows() + cost.gradients_features()));
+  if (!s.shared_query) result.cycles[int(PlanKind::kTiles)] = H * n * (kBeginCycles + cost.tiles());
+  return result;
 }
 
 /// The kind for one run that is predicted to be fastest, or the forced one.
@@ -177,9 +208,9 @@ void force_plan(const std::string& name) {
   forced.store(-1);
 }
 
-PartialGradient partial_gradient(const Shape& s, const Plan& plan, int lanes) {
+PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
   const auto row = [&](int size) {
-    return plan.features_are_lanes() ? round_up(size, lanes) : std::ptrdiff_t(size) * lanes;
+    return features_are_lanes(kind) ? round_up(size, lanes) : std::ptrdiff_t(size) * lanes;
   };
   PartialGradient part{};
   part.weight_row = row(s.d);
@@ -212,17 +243,19 @@ bool prefers_runs(const Shape& s, int bytes, int lanes, std::ptrdiff_t runs) {
   if (runs < 2) return false;
   const int choice = forced.load(std::memory_order_relaxed);
   if (choice >= 0) return PlanKind(choice) == PlanKind::kRuns;
-  double cycles[kPlanKinds];
-  predict(s, bytes, lanes, cycles);
+  const Prediction predicted = predict(s, bytes, lanes);
   // Lanes without a run are idle.
   const double idle = double(round_up(runs, lanes)) / double(runs);
-  return cycles[int(PlanKind::kRuns)] * idle < cycles[int(choose(cycles))];
+  const double together = predicted.cycles[int(PlanKind::kRuns)] + kLanesStepCycles / lanes;
+  return together * idle < predicted.cycles[int(choose(predicted.cycles))] + kStepCycles;
 }
 
 Plan make_plan(const Shape& s, int bytes, int lanes, bool runs_are_lanes) {
   Plan plan{};
-  predict(s, bytes, lanes, plan.cycles);
+  const Prediction predicted = predict(s, bytes, lanes);
+  std::copy_n(predicted.cycles, kPlanKinds, plan.cycles);
   plan.kind = runs_are_lanes ? PlanKind::kRuns : choose(plan.cycles);
+  plan.chunks = predicted.chunks[int(plan.kind)];  // of runs: a thread has a block to itself
   const bool samples = plan.samples_are_lanes(), lanes_are_problems = plan.problems_are_lanes();
   plan.units = samples ? round_up(s.n, lanes) / lanes : s.n;
   if (plan.kind == PlanKind::kTiles) {
@@ -231,7 +264,6 @@ Plan make_plan(const Shape& s, int bytes, int lanes, bool runs_are_lanes) {
     const double gradients =
         double(s.H) * plan.parts * bytes * round_up(s.d, lanes) * (s.d + double(s.q) / plan.parts);
     plan.slab = int(std::max(1.0, std::min(double(s.n), kTileGradientBytes / gradients)));
-    plan.chunks = 1;
     return plan;
   }
 
@@ -239,14 +271,6 @@ Plan make_plan(const Shape& s, int bytes, int lanes, bool runs_are_lanes) {
   plan.keep = weights <= kKeepBytes || s.is_layer();
   plan.tile = s.is_layer() ? layer_rows(s, bytes, lanes) : s.q;
   plan.slab = plan.tile < s.q ? 1 : slab_units(weights, lanes_are_problems ? s.q * lanes : s.q);
-  plan.chunks = 1;
-  if (plan.runs_are_lanes()) return plan;  // one thread has a block of runs to itself
-
-  const double partial = double(partial_gradient(s, plan, lanes).size) * bytes;
-  const double affordable =
-      kReductionShare * plan.cycles[int(plan.kind)] / (2 * partial / kCopyBytes);
-  const double wanted = std::clamp<double>(affordable, kFewChunks, kManyChunks);
-  plan.chunks = int(std::max(1.0, std::min({double(plan.units), wanted, kPartialBytes / partial})));
   return plan;
 }
 

@@ -28,6 +28,11 @@ enum class PlanKind {
 };
 inline constexpr int kPlanKinds = 5;
 
+/// Whether gradients have features along the lanes, in rows of whole vectors.
+inline bool features_are_lanes(PlanKind kind) {
+  return kind != PlanKind::kSamples && kind != PlanKind::kRuns;
+}
+
 struct Plan {
   PlanKind kind;
   std::ptrdiff_t units;  // blocks of `lanes` samples, or samples
@@ -36,12 +41,13 @@ struct Plan {
   bool keep;             // weights are kept from the loss to the gradient; else computed again
   int tile;              // tiles and layers: query rows at a time
   int parts;             // tiles: pieces of a sample's query rows that threads share
-  double cycles[kPlanKinds];  // predicted for one loss and gradient of one run, by kind
+  double cycles[kPlanKinds];  // predicted for one loss and gradient of one run, by kind: with what
+                              // chunks cost, without what a step of training does beside
 
   bool samples_are_lanes() const { return kind == PlanKind::kSamples || kind == PlanKind::kHybrid; }
   bool runs_are_lanes() const { return kind == PlanKind::kRuns; }
   bool problems_are_lanes() const { return samples_are_lanes() || runs_are_lanes(); }
-  bool features_are_lanes() const { return kind != PlanKind::kSamples && kind != PlanKind::kRuns; }
+  bool features_are_lanes() const { return mhfast::features_are_lanes(kind); }
 };
 
 /// `bytes` is the size of one number, `lanes` the register's width in numbers.
@@ -63,7 +69,7 @@ struct PartialGradient {
   std::ptrdiff_t weight_row, readout_row;  // of d numbers; of d, or of a layer's p
   std::ptrdiff_t weight_head, readout_head, readout_at, size;
 };
-PartialGradient partial_gradient(const Shape& shape, const Plan& plan, int lanes);
+PartialGradient partial_gradient(const Shape& shape, PlanKind kind, int lanes);
 
 inline std::ptrdiff_t round_up(std::ptrdiff_t size, std::ptrdiff_t step) {
   return (size + step - 1) / step * step;
