@@ -63,6 +63,7 @@ constexpr Kernels<real> table() {
           layer_upstream_runs<real>,
           layer_derivative<real>,
           layer_gradient<real>,
+          layer_residuals<real>,
           tile_scores<real>,
           tile_gradients<real>,
           combine<real>,

@@ -89,6 +89,40 @@ void layer_gradient(const LayerArguments<real>& in) {
                                        in.add});
 }
 
+/// Residuals of a row; their squares are summed in double.
+template <class real>
+void layer_residuals(const ResidualArguments<real>& in) {
+  constexpr int L = kLanes<real>;
+  using Wide = typename DoubleRegister<real>::Type;
+  const IntVec<real> counts = load<real>(in.counts) != Vec<real>{};
+  const Vec<real> factor = load<real>(in.factor);
+  Wide squares{};
+  Vec<real> largest{};
+  for (int o = 0; o < in.p; ++o) {
+    const Vec<real> r =
+        select<real>(counts, load<real>(in.f + o * L) - load<real>(in.y + o * L), Vec<real>{});
+    const Wide wide = __builtin_convertvector(r, Wide);
+    squares += wide * wide;
+    largest = maximum<real>(r > Vec<real>{} ? r : -r, largest);
+    if (in.g) store<real>(in.g + o * L, factor * r);
+  }
+  for (int l = 0; l < L; ++l) in.squares[l] = squares[l];
+  store<real>(in.largest, largest);
+  if (!in.margin) return;
+  const Vec<real> zero{}, one = broadcast<real>(1);
+  Vec<real> correct{}, least = broadcast<real>(std::numeric_limits<real>::infinity());
+  for (int o = 0; o < in.p; ++o) {
+    const Vec<real> f = load<real>(in.f + o * L), y = load<real>(in.y + o * L);
+    // By their signs: the product may underflow.
+    correct += select<real>(((f > zero) & (y > zero)) | ((f < zero) & (y < zero)), one, zero);
+    least = f * y < least ? f * y : least;
+  }
+  for (int l = 0; l < L; ++l) {
+    in.correct[l] = double(correct[l]);
+    in.margin[l] = double(least[l]);
+  }
+}
+
 }  // namespace
 }  // namespace MHFAST_ISA
 }  // namespace mhfast

@@ -120,12 +120,6 @@ void step_mirror(const StepArguments<real>& in) {
   });
 }
 
-/// As many doubles as a register has numbers.
-template <class real>
-struct DoubleRegister {
-  typedef double Type __attribute__((vector_size(kLanes<real> * sizeof(double))));
-};
-
 /// Sums are in double: entries of a parameter may be millions.
 template <class real>
 void measure(const MeasureArguments<real>& in) {

@@ -103,6 +103,20 @@ struct LayerArguments {
   bool add;
 };
 
+/// A row of outputs f against targets y, p vectors each; lanes are samples or runs.
+template <class real>
+struct ResidualArguments {
+  int p;
+  const real *f, *y;
+  const real* counts;  // (L) residuals are 0 where it is, whatever f is
+  const real* factor;  // (L)
+  real* g;             // factor (f - y), or null
+  double* squares;     // (L) sum of (f - y)^2
+  real* largest;       // (L) |f - y|
+  double* correct;     // (L) how many f y > 0, and their least; or null
+  double* margin;
+};
+
 enum class TileMode { kReadout, kDerivative, kGap, kScaled };
 
 /// A tile of query rows of one sample and head against all keys; q counts all rows of the sample.
@@ -206,6 +220,7 @@ struct Kernels {
   void (*layer_upstream_runs)(const LayerArguments<real>&);
   void (*layer_derivative)(const LayerArguments<real>&);
   void (*layer_gradient)(const LayerArguments<real>&);
+  void (*layer_residuals)(const ResidualArguments<real>&);
   void (*tile_scores)(const TileArguments<real>&);
   void (*tile_gradients)(const TileArguments<real>&);
   // out (+)= sum over `count` of factors[i] x[i * stride + .], each of `size` whole vectors'

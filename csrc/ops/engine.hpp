@@ -184,11 +184,15 @@ class Engine {
   void run_layer_slab(Pass pass, int chunk, const Slab& slab, Room& room);
   LayerArguments<real> layer(int head, const Slab& slab, Room& room) const;
   void write_layer_outputs(const Slab& slab, const Room& room) const;
+  void load_row_weights(const Slab& slab, int unit, int row, double* w) const;
+  template <class Body>
+  void for_layer_rows(const Slab& slab, const Body& body) const;
+  void add_totals(Totals* totals, int unit, const double* w, const RowLoss* rows) const;
   template <class Emit>
   void measure_layer(Totals* totals, const Slab& slab, const Room& room, const Emit& emit) const;
-  template <class Emit>
-  void measure_squares(const real* f, const real* y, const double* w, int first_entry,
-                       std::ptrdiff_t at, RowLoss* rows, const Emit& emit) const;
+  void measure_squares(Totals* totals, const Slab& slab, const Room& room, const double* shares,
+                       double* largest) const;
+  void measure_relative(Totals* totals, const Slab& slab, Room& room) const;
   void differentiate_layer(int chunk, const Slab& slab, Room& room);
   void differentiate_layer_scaled(int chunk, const Slab& slab, Room& room);
   void add_layer_gradient(int chunk, int head, const Slab& slab, Room& room, const real* g) const;

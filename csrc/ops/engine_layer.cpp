@@ -53,75 +53,116 @@ LayerArguments<real> Engine<real>::layer(int head, const Slab& slab, Room& room)
   return in;
 }
 
+/// The weights (L) of the samples' row `row` of unit `unit`, 0 for lanes without a sample.
+template <class real>
+void Engine<real>::load_row_weights(const Slab& slab, int unit, int row, double* w) const {
+  const int L = kernels_.lanes, count = entries(slab);
+  for (int l = 0; l < L; ++l) {
+    const int e = unit * L + l;
+    w[l] = e < count ? data_.weight_of(run_of(e), sample_of(slab, e), slab.first_row + row) : 0.0;
+  }
+}
+
+/// Calls body(unit, row, index in room.f, targets, weights) for every row of the slab.
+template <class real>
+template <class Body>
+void Engine<real>::for_layer_rows(const Slab& slab, const Body& body) const {
+  const Shape& s = data_.shape;
+  const std::ptrdiff_t outputs = std::ptrdiff_t(s.p) * kernels_.lanes;
+  const std::ptrdiff_t row_targets = data_.targets / s.q * kernels_.lanes;
+  double w[kMostLanes];
+  for (int u = 0; u < slab.units; ++u)
+    for (int t = 0; t < slab.rows; ++t) {
+      load_row_weights(slab, u, t, w);
+      body(u, t, (std::ptrdiff_t(u) * slab.rows + t) * outputs,
+           slab.y + u * target_size_ + (slab.first_row + t) * row_targets, w);
+    }
+}
+
+template <class real>
+void Engine<real>::add_totals(Totals* totals, int unit, const double* w,
+                              const RowLoss* rows) const {
+  for (int l = 0; l < kernels_.lanes; ++l) {
+    if (w[l] == 0) continue;
+    Totals& total = totals[lane_of(unit * kernels_.lanes + l)];
+    total.loss += w[l] * rows[l].value;
+    total.correct += w[l] * rows[l].correct;
+    total.margin = std::min(total.margin, rows[l].margin);
+  }
+}
+
 /// Calls emit(index, entry, slope) for every output of the slab, slope being the derivative of the
 /// sample's weighted loss by it (0 for lanes without a sample) and index its place in room.f.
 template <class real>
 template <class Emit>
 void Engine<real>::measure_layer(Totals* totals, const Slab& slab, const Room& room,
                                  const Emit& emit) const {
-  const Shape& s = data_.shape;
-  const int L = kernels_.lanes, count = entries(slab);
-  const std::ptrdiff_t outputs = std::ptrdiff_t(s.p) * L;
-  const std::ptrdiff_t row_targets = data_.targets / s.q * L;
-  for (int u = 0; u < slab.units; ++u)
-    for (int t = 0; t < slab.rows; ++t) {
-      const std::ptrdiff_t at = (std::ptrdiff_t(u) * slab.rows + t) * outputs;
-      const real* f = room.f + at;
-      const real* y = slab.y + u * target_size_ + (slab.first_row + t) * row_targets;
-      double w[kMostLanes];
-      for (int l = 0; l < L; ++l) {
-        const int entry = u * L + l;
-        w[l] = entry < count
-                   ? data_.weight_of(run_of(entry), sample_of(slab, entry), slab.first_row + t)
-                   : 0.0;
-      }
-      RowLoss rows[kMostLanes];
-      if (loss_ == Loss::kSquared) {
-        measure_squares(f, y, w, u * L, at, rows, emit);
-      } else {
-        for (int l = 0; l < L; ++l) {
-          const auto emit_weighted = [&](int o, double slope) {
-            emit(at + o * L + l, u * L + l, w[l] * slope);
-          };
-          if (w[l] != 0)
-            rows[l] = row_loss(loss_, f + l, y + l, L, s.p, totals_wanted_, emit_weighted);
-          else  // whatever the outputs are
-            for (int o = 0; o < s.p; ++o) emit(at + o * L + l, u * L + l, 0.0);
-        }
-      }
-      for (int l = 0; l < L; ++l) {
-        if (w[l] == 0) continue;
-        Totals& total = totals[lane_of(u * L + l)];
-        total.loss += w[l] * rows[l].value;
-        total.correct += w[l] * rows[l].correct;
-        total.margin = std::min(total.margin, rows[l].margin);
-      }
+  const int L = kernels_.lanes, p = data_.shape.p;
+  for_layer_rows(slab, [&](int u, int, std::ptrdiff_t at, const real* y, const double* w) {
+    RowLoss rows[kMostLanes];
+    for (int l = 0; l < L; ++l) {
+      const auto emit_weighted = [&](int o, double slope) {
+        emit(at + o * L + l, u * L + l, w[l] * slope);
+      };
+      if (w[l] != 0)
+        rows[l] = row_loss(loss_, room.f + at + l, y + l, L, p, totals_wanted_, emit_weighted);
+      else  // whatever the outputs are
+        for (int o = 0; o < p; ++o) emit(at + o * L + l, u * L + l, 0.0);
     }
+    add_totals(totals, u, w, rows);
+  });
 }
 
-/// The squared losses of a row, all lanes at a time.
+/// The same for squared losses, all lanes at a time: slopes go to room.g, times the run's `shares`
+/// or, without, divided by the weight; the largest of each entry's slopes, not so changed, to
+/// `largest`, unless that is null.
 template <class real>
-template <class Emit>
-void Engine<real>::measure_squares(const real* f, const real* y, const double* w, int first_entry,
-                                   std::ptrdiff_t at, RowLoss* rows, const Emit& emit) const {
-  const int L = kernels_.lanes, p = data_.shape.p;
-  double value[kMostLanes] = {};
-  for (int o = 0; o < p; ++o, f += L, y += L, at += L)
+void Engine<real>::measure_squares(Totals* totals, const Slab& slab, const Room& room,
+                                   const double* shares, double* largest) const {
+  const int L = kernels_.lanes;
+  real counts[kMostLanes], factor[kMostLanes], most[kMostLanes];
+  double squares[kMostLanes], correct[kMostLanes] = {}, margin[kMostLanes];
+  std::fill_n(margin, kMostLanes, std::numeric_limits<double>::infinity());
+  for_layer_rows(slab, [&](int u, int, std::ptrdiff_t at, const real* y, const double* w) {
     for (int l = 0; l < L; ++l) {
-      const double r = w[l] == 0 ? 0.0 : double(f[l]) - double(y[l]);
-      value[l] += r * r;
-      emit(at + l, first_entry + l, w[l] * (2 * r));
+      counts[l] = real(w[l] != 0);
+      factor[l] = shares ? real(2 * w[l] * shares[lane_of(u * L + l)]) : real(2);
     }
-  for (int l = 0; l < L; ++l) rows[l].value = value[l];
-  if (!totals_wanted_) return;
-  f -= std::ptrdiff_t(p) * L;
-  y -= std::ptrdiff_t(p) * L;
-  for (int o = 0; o < p; ++o, f += L, y += L)
+    kernels_.layer_residuals(
+        {data_.shape.p, room.f + at, y, counts, factor, options_.gradient ? room.g + at : nullptr,
+         squares, most, totals_wanted_ ? correct : nullptr, totals_wanted_ ? margin : nullptr});
+    RowLoss rows[kMostLanes];
     for (int l = 0; l < L; ++l) {
-      const double margin = double(f[l]) * double(y[l]);
-      rows[l].correct += margin > 0 ? 1.0 : 0.0;
-      rows[l].margin = std::min(rows[l].margin, margin);
+      rows[l] = {squares[l], correct[l], margin[l]};
+      if (largest) largest[u * L + l] = std::max(largest[u * L + l], 2 * w[l] * double(most[l]));
     }
+    add_totals(totals, u, w, rows);
+  });
+}
+
+/// Slopes in room.g relative to the largest of their entry, which is written to room.slope.
+template <class real>
+void Engine<real>::measure_relative(Totals* totals, const Slab& slab, Room& room) const {
+  const int L = kernels_.lanes;
+  double* largest = room.slope;
+  const auto relative_slope = [&](double slope, int entry) {
+    return largest[entry] > 0 ? real(slope / largest[entry]) : real(0);
+  };
+  if (loss_ == Loss::kSquared) {
+    measure_squares(totals, slab, room, nullptr, largest);
+    for_layer_rows(slab, [&](int u, int, std::ptrdiff_t at, const real*, const double* w) {
+      for (int k = 0; k < data_.shape.p * L; ++k)
+        room.g[at + k] = relative_slope(w[k % L] * double(room.g[at + k]), u * L + k % L);
+    });
+    return;
+  }
+  std::vector<Totals> unused(width_);
+  measure_layer(unused.data(), slab, room, [&](std::ptrdiff_t, int entry, double slope) {
+    largest[entry] = std::max(largest[entry], std::fabs(slope));
+  });
+  measure_layer(totals, slab, room, [&](std::ptrdiff_t at, int entry, double slope) {
+    room.g[at] = relative_slope(slope, entry);
+  });
 }
 
 template <class real>
@@ -153,32 +194,32 @@ void Engine<real>::run_layer_slab(Pass pass, int chunk, const Slab& slab, Room& 
   if (outputs_) write_layer_outputs(slab, room);
   if (pass == Pass::kOutputs) return;
   Totals* totals = chunk_totals_.data() + std::ptrdiff_t(chunk) * width_;
+  const bool squares = loss_ == Loss::kSquared;
   if (pass == Pass::kLoss) {
-    measure_layer(totals, slab, room, [](std::ptrdiff_t, int, double) {});
+    if (squares)
+      measure_squares(totals, slab, room, nullptr, nullptr);
+    else
+      measure_layer(totals, slab, room, [](std::ptrdiff_t, int, double) {});
     return;
   }
   double* largest = room.slope;  // |slope| of each entry
   std::fill_n(largest, held, 0.0);
-  if (pass == Pass::kGradient) {
+  if (pass == Pass::kScaledGradient) {
+    measure_relative(totals, slab, room);
+    for (int e = 0; e < held; ++e) room.log_slope[e] = std::log(largest[e]);
+    differentiate_layer_scaled(chunk, slab, room);
+    return;
+  }
+  if (squares)
+    measure_squares(totals, slab, room, shares_.data(), gaps ? largest : nullptr);
+  else
     measure_layer(totals, slab, room, [&](std::ptrdiff_t at, int entry, double slope) {
       room.g[at] = real(slope * shares_[lane_of(entry)]);
       if (gaps) largest[entry] = std::max(largest[entry], std::fabs(slope));
     });
-    for (int e = 0; gaps && e < held; ++e) room.log_slope[e] = std::log(largest[e]);
-    if (gaps) gather_scales(chunk, slab, room);
-    differentiate_layer(chunk, slab, room);
-    return;
-  }
-  // Slopes relative to the largest of their entry.
-  std::vector<Totals> unused(width_);
-  measure_layer(unused.data(), slab, room, [&](std::ptrdiff_t, int entry, double slope) {
-    largest[entry] = std::max(largest[entry], std::fabs(slope));
-  });
-  measure_layer(totals, slab, room, [&](std::ptrdiff_t at, int entry, double slope) {
-    room.g[at] = largest[entry] > 0 ? real(slope / largest[entry]) : real(0);
-  });
-  for (int e = 0; e < held; ++e) room.log_slope[e] = std::log(largest[e]);
-  differentiate_layer_scaled(chunk, slab, room);
+  for (int e = 0; gaps && e < held; ++e) room.log_slope[e] = std::log(largest[e]);
+  if (gaps) gather_scales(chunk, slab, room);
+  differentiate_layer(chunk, slab, room);
 }
 
 /// Adds one head's gradient by V, from the outputs' slopes g.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <stdexcept>
+#include <tuple>
 
 namespace mhfast {
 namespace {
@@ -173,6 +174,30 @@ Prediction predict(const Shape& s, int bytes, int lanes) {
   return result;
 }
 
+/// The prediction, kept for the next call and the next loop of the same shape.
+const Prediction& prediction(const Shape& s, int bytes, int lanes) {
+  struct Kept {
+    Shape shape{};
+    int bytes = 0, lanes = 0;
+    Prediction prediction{};
+
+    auto key() const {
+      return std::tie(shape.n, shape.T, shape.q, shape.d, shape.H, shape.p, shape.shared_query,
+                      bytes, lanes);
+    }
+  };
+  thread_local Kept kept;
+  Kept asked;
+  asked.shape = s;
+  asked.bytes = bytes;
+  asked.lanes = lanes;
+  if (asked.key() != kept.key()) {
+    asked.prediction = predict(s, bytes, lanes);
+    kept = asked;
+  }
+  return kept.prediction;
+}
+
 /// The kind for one run that is predicted to be fastest, or the forced one.
 PlanKind choose(const double (&cycles)[kPlanKinds]) {
   constexpr int kKinds = int(PlanKind::kRuns);
@@ -243,7 +268,7 @@ bool prefers_runs(const Shape& s, int bytes, int lanes, std::ptrdiff_t runs) {
   if (runs < 2) return false;
   const int choice = forced.load(std::memory_order_relaxed);
   if (choice >= 0) return PlanKind(choice) == PlanKind::kRuns;
-  const Prediction predicted = predict(s, bytes, lanes);
+  const Prediction& predicted = prediction(s, bytes, lanes);
   // Lanes without a run are idle.
   const double idle = double(round_up(runs, lanes)) / double(runs);
   const double together = predicted.cycles[int(PlanKind::kRuns)] + kLanesStepCycles / lanes;
@@ -252,7 +277,7 @@ bool prefers_runs(const Shape& s, int bytes, int lanes, std::ptrdiff_t runs) {
 
 Plan make_plan(const Shape& s, int bytes, int lanes, bool runs_are_lanes) {
   Plan plan{};
-  const Prediction predicted = predict(s, bytes, lanes);
+  const Prediction& predicted = prediction(s, bytes, lanes);
   std::copy_n(predicted.cycles, kPlanKinds, plan.cycles);
   plan.kind = runs_are_lanes ? PlanKind::kRuns : choose(plan.cycles);
   plan.chunks = predicted.chunks[int(plan.kind)];  // of runs: a thread has a block to itself

@@ -43,6 +43,12 @@ struct Register {
       __attribute__((vector_size(MHFAST_VECTOR_BYTES), aligned(sizeof(real)), may_alias));
 };
 
+/// As many doubles as a register has numbers.
+template <class real>
+struct DoubleRegister {
+  typedef double Type __attribute__((vector_size(kLanes<real> * sizeof(double))));
+};
+
 template <class real>
 using Vec = typename Register<real>::Type;
 template <class real>
