@@ -304,6 +304,8 @@ def test_where_it_does_not_pay(monkeypatch):
     assert many.subspace is None  # 20 tokens, 37 dimensions
     few = mh.Dataset(np.tile(samples(n=1).X, (30, 1, 1)), labels(30))
     assert mh.train(classifier(), few, steps=3, optimizer=MOMENTUM).subspace.basis.shape == (D, T)
+    monkeypatch.setattr(_subspace, "MOST_TOKENS", few.X.size - 1)
+    assert mh.train(classifier(), few, steps=3, optimizer=MOMENTUM).subspace is None
     monkeypatch.setattr(_subspace, "LEAST_SIZE", 1 << 60)
     assert mh.train(classifier(), samples(), steps=3, optimizer=MOMENTUM).subspace is None
 

@@ -36,7 +36,7 @@ LEAST_RATIO = 2
 """Dimensions of a token, at least, for each token that differs from the others."""
 
 MOST_TOKENS = 1 << 24
-"""Numbers in the tokens that are looked through for those that differ."""
+"""Numbers in X or the queries, above which looking for the tokens that differ takes too much."""
 
 WITHIN = 1e-12
 """What of a token may be outside a span that holds it: the rounding of the basis."""
@@ -170,11 +170,13 @@ def enter(run: Any, problem: Problem) -> Subspace | None:
     model: Model = run.start
     if run.subspace is None and (run.step > 0 or _size(model) < LEAST_SIZE):
         return None
+    if any(side is not None and side.size > MOST_TOKENS for side in problem.data[:2]):
+        return None
     tokens = _tokens(problem, model, run.wrt)
     if run.subspace is not None:
         entered: Subspace = run.subspace
         return entered if entered.spans(tokens) else None
-    if tokens.size > MOST_TOKENS or not np.isfinite(tokens).all():
+    if not np.isfinite(tokens).all():
         return None
     tokens = _distinct(tokens)
     if LEAST_RATIO * tokens.shape[-2] > tokens.shape[-1]:

@@ -114,6 +114,12 @@ def train(
         After Ctrl-C. It is a KeyboardInterrupt whose ``.run`` holds the run so far. Any other
         exception, such as one from the callback, gets an attribute ``run`` too.
 
+    Notes
+    -----
+    Where tokens have at least twice as many dimensions as there are different ones, and the model
+    is large, optimizers that know gradients by their norms train inside the span of the tokens, at
+    a fraction of the cost. The result is the same up to rounding; ``run.subspace`` is then set.
+
     References
     ----------
     Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
