@@ -1,0 +1,138 @@
+// Engine's passes over a classifier: a slab of samples or runs and all heads at a time.
+//
+//   readouts of all heads  ->  output, loss and slope of each sample  ->  gradients, by head
+#include <algorithm>
+#include <cmath>
+
+#include "engine.hpp"
+
+namespace mhfast {
+
+template <class real>
+void Engine<real>::run_classifier_slab(Pass pass, int chunk, const Slab& slab, Room& room) {
+  const Shape& s = data_.shape;
+  const bool gradient = is_gradient(pass);
+  // Weights that are not kept are computed again later; here they matter only for their gaps.
+  const RowMode mode = !gradient || !(plan_.keep || options_.gaps) ? RowMode::kReadout
+                       : pass == Pass::kScaledGradient             ? RowMode::kScaled
+                                                                   : RowMode::kDerivative;
+  const int held = entries_held(slab), count = entries(slab);
+  const double scale = 1.0 / std::sqrt(double(s.H));
+  std::fill_n(room.phi, held, 0.0);
+  for (int h = 0; h < s.H; ++h) {
+    run_scores(scores(mode, h, slab, room,
+                      options_.gaps && gradient ? room.gap + h * held : nullptr,
+                      plan_.keep && mode != RowMode::kReadout));
+    for (int i = 0; i < count; ++i) room.phi[i] += double(room.readout[i]);
+  }
+  for (int i = 0; i < count; ++i) room.phi[i] *= scale;
+  if (outputs_)
+    for (int i = 0; i < count; ++i) outputs_[slab.first_sample + i] = real(room.phi[i]);
+  if (pass == Pass::kOutputs) return;
+  measure_loss(pass, chunk_totals_.data() + std::ptrdiff_t(chunk) * width_, slab, room.phi,
+               room.slope, room.log_slope);
+  if (options_.gaps && pass == Pass::kGradient) gather_scales(chunk, slab, room);
+  if (gradient) differentiate(pass, chunk, slab, room);
+}
+
+/// Loss and slope of a slab's entries from their outputs.
+template <class real>
+void Engine<real>::measure_loss(Pass pass, Totals* totals, const Slab& slab, const double* phi,
+                                double* slope, double* log_slope) const {
+  const int count = entries(slab);
+  const bool values = totals_wanted_ || pass == Pass::kScaledGradient;
+  std::ptrdiff_t sample = slab.first_sample - 1;
+  for (int e = 0, lane = width_ - 1; e < count; ++e) {
+    lane = lane + 1 < width_ ? lane + 1 : 0;
+    if (lane == 0) ++sample;
+    const int run = std::min(lane, data_.runs - 1);
+    const double y = double(data_.y[run * data_.run.y + sample]);
+    const double w = data_.weight_of(run, sample, 0);
+    if (w == 0) {  // left out, whatever the output is
+      slope[e] = 0;
+      if (options_.gaps) log_slope[e] = -kInfinity;
+      continue;
+    }
+    const LossTerm term = loss_term(loss_, phi[e], y, values);
+    Totals& total = totals[lane];
+    total.loss += w * term.value;
+    if (y * phi[e] > 0) total.correct += w;
+    total.margin = std::min(total.margin, y * phi[e]);
+    slope[e] = term.slope * w * shares_[lane];
+    if (options_.gaps) log_slope[e] = term.log_slope + (data_.weight ? std::log(w) : 0.0);
+  }
+}
+
+/// One head's A or D of the slab times a factor for each entry, in place: of few rows less work
+/// than the keys.
+template <class real>
+void Engine<real>::scale_weights(const Slab& slab, const double* factors, real* weights,
+                                 Room& room) const {
+  const int L = kernels_.lanes;
+  load_factors(slab, factors, room);
+  for (int u = 0; u < slab.units; ++u) {
+    real* of_unit = weights + u * weights_size_;
+    kernels_.scale_samples(of_unit, room.factors + u * L, weights_size_ / L, of_unit);
+  }
+}
+
+/// Gradients of a slab whose loss is known.
+template <class real>
+void Engine<real>::differentiate(Pass pass, int chunk, const Slab& slab, Room& room) {
+  const Shape& s = data_.shape;
+  const int held = entries_held(slab), count = entries(slab);
+  const bool scaled = pass == Pass::kScaledGradient, by_weights = scales_weights(scaled);
+  const real* keys = by_weights ? slab.x : scaled ? nullptr : scale_keys(slab, room.slope, room);
+  for (int h = 0; h < s.H; ++h) {
+    const std::ptrdiff_t at = plan_.keep ? h * (slab.units * weights_size_) : 0;
+    real *a = options_.wrt_readout ? room.s + at : nullptr,
+         *dd = options_.wrt_W ? room.c + at : nullptr;
+    real* gap = options_.gaps ? room.gap + h * held : nullptr;
+    if (!plan_.keep)
+      run_scores(
+          scores(scaled ? RowMode::kScaled : RowMode::kDerivative, h, slab, room, gap, false));
+    // The keys, or else the weights, times factors.
+    const auto scale = [&](const double* factors, real* weights) {
+      if (!by_weights) return scale_keys(slab, factors, room);
+      scale_weights(slab, factors, weights, room);
+      return slab.x;
+    };
+    if (!scaled) {
+      if (by_weights && a) scale(room.slope, a);
+      if (by_weights && dd) scale(room.slope, dd);
+      accumulate(chunk, h, slab, a, dd, keys, room);
+      continue;
+    }
+    double* factors = room.phi;  // the outputs are not needed any more
+    if (dd) {
+      for (int e = 0; e < count; ++e)
+        factors[e] = std::copysign(
+            relative(double(gap[e]), log_scale_W(h, lane_of(e)), room.log_slope[e]), room.slope[e]);
+      accumulate(chunk, h, slab, nullptr, dd, scale(factors, dd), room);
+    }
+    if (a) {
+      for (int e = 0; e < count; ++e)
+        factors[e] = std::copysign(relative(0.0, log_scale_readout(lane_of(e)), room.log_slope[e]),
+                                   room.slope[e]);
+      accumulate(chunk, h, slab, a, nullptr, scale(factors, a), room);
+    }
+  }
+}
+
+/// Whether a slab's gradients take the slopes with A and D of every head, not with the keys.
+template <class real>
+bool Engine<real>::scales_weights(bool scaled) const {
+  const Shape& s = data_.shape;
+  // Scaled, factors are of a head and of A or D, so that the keys are scaled as often as these.
+  const int arrays = scaled ? 1 : s.H * (options_.wrt_W + options_.wrt_readout);
+  return !plan_.features_are_lanes() && arrays * s.q < s.d;
+}
+
+#define MHFAST_INSTANTIATE(real)                                                               \
+  template void Engine<real>::run_classifier_slab(Pass, int, const Slab&, Room&);              \
+  template void Engine<real>::measure_loss(Pass, Totals*, const Slab&, const double*, double*, \
+                                           double*) const;
+MHFAST_INSTANTIATE(float)
+MHFAST_INSTANTIATE(double)
+
+}  // namespace mhfast
