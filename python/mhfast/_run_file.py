@@ -42,17 +42,13 @@ _PLAIN = ("step", "reason", "loss", "wrt", "since")
 def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
     """Write the fields of a run; the file appears under ``path`` complete or not at all."""
     model, optimizer = run["model"], run["optimizer"]
-    arrays: dict[str, Any] = {}
-    for role in ("model", "start"):
-        arrays |= {f"{role}.{name}": array for name, array in run[role].parameters.items()}
-    for name, slots in run["state"].items():
-        arrays |= {f"state.{name}.{j}": slot for j, slot in enumerate(slots)}
+    arrays: dict[str, Any] = _parts(model, run["start"], run["state"])
+    if run["subspace"] is not None:
+        inside = run["subspace"]
+        parts = _parts(inside.model, inside.start, inside.state) | {"basis": inside.basis}
+        arrays |= {f"subspace.{name}": array for name, array in parts.items()}
     for j, name in enumerate(run["history"]):
         arrays |= {f"history.{j}": run["history"][name], f"steps.{j}": run["steps"][name]}
-    if isinstance(model.query, np.ndarray):
-        arrays["query"] = model.query
-    if run["subspace"] is not None:
-        arrays |= _inside(run["subspace"])
     if isinstance(run["stopped"], np.ndarray):
         arrays["stopped"] = run["stopped"]
     settings = {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}
@@ -75,14 +71,17 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
     _write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
 
 
-def _inside(subspace: Subspace) -> dict[str, npt.NDArray[Any]]:
-    arrays: dict[str, npt.NDArray[Any]] = {"subspace.basis": subspace.basis}
-    for role, model in (("model", subspace.model), ("start", subspace.start)):
-        arrays |= {f"subspace.{role}.{name}": array for name, array in model.parameters.items()}
-    for name, slots in subspace.state.items():
-        arrays |= {f"subspace.state.{name}.{j}": slot for j, slot in enumerate(slots)}
-    if isinstance(subspace.model.query, np.ndarray):
-        arrays["subspace.query"] = subspace.model.query
+def _parts(
+    model: Model, start: Model, state: Mapping[str, tuple[npt.NDArray[Any], ...]]
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a run, or of one inside its subspace, by their names in the file."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for role, of_role in (("model", model), ("start", start)):
+        arrays |= {f"{role}.{name}": array for name, array in of_role.parameters.items()}
+    for name, slots in state.items():
+        arrays |= {f"state.{name}.{j}": slot for j, slot in enumerate(slots)}
+    if isinstance(model.query, np.ndarray):
+        arrays["query"] = model.query
     return arrays
 
 

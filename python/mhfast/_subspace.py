@@ -120,16 +120,14 @@ class Subspace:
         total: Any = 0.0
         for name, array in start.parameters.items():
             left = array - self._outside(name, self.start.parameters[name], np.float64)
-            axes = tuple(range(-AXES[name], 0))
-            total = total + np.square(left).sum(axis=axes)
+            total = total + _squares(name, left)
         return np.asarray(np.sqrt(total))
 
     def holds(self, start: Model) -> bool:
         """Tell whether the start is all in the span, so that what is outside has no part in it."""
         size: Any = 0.0
         for name, array in start.parameters.items():
-            axes = tuple(range(-AXES[name], 0))
-            size = size + np.square(array, dtype=np.float64).sum(axis=axes)
+            size = size + _squares(name, array)
         unit = ROUNDING * float(np.finfo(start.dtype).eps)
         return bool(np.all(self.rest(start) <= unit * np.sqrt(size)))
 
@@ -231,6 +229,12 @@ def _tokens(problem: Problem, start: Model, names: Iterable[str]) -> npt.NDArray
 def _size(model: Model) -> int:
     """Return how many numbers the parameters of one run have."""
     return sum(int(np.prod(array.shape[-AXES[name] :])) for name, array in model.parameters.items())
+
+
+def _squares(name: str, array: Array) -> Array:
+    """Return the sum of the squares of a parameter, or (R,) of them."""
+    total: Array = np.square(array, dtype=np.float64).sum(axis=tuple(range(-AXES[name], 0)))
+    return total
 
 
 def _beside(basis: Array, axes: int) -> Array:
