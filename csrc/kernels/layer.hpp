@@ -103,7 +103,7 @@ void layer_residuals(const ResidualArguments<real>& in) {
         select<real>(counts, load<real>(in.f + o * L) - load<real>(in.y + o * L), Vec<real>{});
     const Wide wide = __builtin_convertvector(r, Wide);
     squares += wide * wide;
-    largest = maximum<real>(r > Vec<real>{} ? r : -r, largest);
+    largest = maximum<real>(absolute<real>(r), largest);
     if (in.g) store<real>(in.g + o * L, factor * r);
   }
   for (int l = 0; l < L; ++l) in.squares[l] = squares[l];

@@ -28,11 +28,6 @@ inline Vec<real> root(Vec<real> x) {
   return by_lane<real>(x, [](real e) { return real(__builtin_sqrt(e)); });
 }
 
-template <class real>
-inline Vec<real> absolute(Vec<real> x) {
-  return x < Vec<real>{} ? -x : x;
-}
-
 /// sign(x) |x|^power
 template <class real>
 inline Vec<real> signed_power(Vec<real> x, double power) {

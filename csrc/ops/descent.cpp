@@ -6,7 +6,6 @@
 namespace mhfast {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int kMostLanes = 16;
 
 }  // namespace

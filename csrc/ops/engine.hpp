@@ -10,7 +10,6 @@
 // vectors, one number for each run.
 #pragma once
 
-#include <limits>
 #include <memory>
 #include <vector>
 
@@ -21,8 +20,6 @@
 #include "team.hpp"
 
 namespace mhfast {
-
-inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// What a pass computes beyond the readouts.
 enum class Pass { kOutputs, kLoss, kGradient, kScaledGradient };

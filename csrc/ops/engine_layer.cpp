@@ -6,7 +6,6 @@
 // and nothing of the size of rows times keys is held.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "engine.hpp"
 
@@ -122,7 +121,7 @@ void Engine<real>::measure_squares(Totals* totals, const Slab& slab, const Room&
   const int L = kernels_.lanes;
   real counts[kMostLanes], factor[kMostLanes], most[kMostLanes];
   double squares[kMostLanes], correct[kMostLanes] = {}, margin[kMostLanes];
-  std::fill_n(margin, kMostLanes, std::numeric_limits<double>::infinity());
+  std::fill_n(margin, kMostLanes, kInfinity);
   for_layer_rows(slab, [&](int u, int, std::ptrdiff_t at, const real* y, const double* w) {
     for (int l = 0; l < L; ++l) {
       counts[l] = real(w[l] != 0);

@@ -146,7 +146,7 @@ void Engine<real>::finish_tile_slab(Pass pass, const Slab& slab) {
   const Shape& s = data_.shape;
   const TileScratch& shared = tile_scratch_;
   const double scale = 1.0 / std::sqrt(double(s.H));
-  if (slab.first) chunk_totals_[0] = Totals{0, 0, std::numeric_limits<double>::infinity()};
+  if (slab.first) chunk_totals_[0] = Totals{0, 0, kInfinity};
   for (int i = 0; i < slab.samples; ++i) {
     double phi = 0;
     for (int h = 0; h < s.H; ++h) {
@@ -161,8 +161,7 @@ void Engine<real>::finish_tile_slab(Pass pass, const Slab& slab) {
   if (pass == Pass::kOutputs) return;
   measure_loss(pass, chunk_totals_.data(), slab, shared.phi, shared.slope, shared.log_slope);
   if (!options_.gaps || pass != Pass::kGradient) return;
-  if (slab.first)
-    std::fill(chunk_scales_.begin(), chunk_scales_.end(), -std::numeric_limits<double>::infinity());
+  if (slab.first) std::fill(chunk_scales_.begin(), chunk_scales_.end(), -kInfinity);
   for (int i = 0; i < slab.samples; ++i) {
     chunk_scales_[s.H] = std::max(chunk_scales_[s.H], shared.log_slope[i]);
     for (int h = 0; h < s.H; ++h)

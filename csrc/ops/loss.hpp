@@ -9,8 +9,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 
 namespace mhfast {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 enum class Loss { kLogistic, kExponential, kLinear, kSquared, kCrossEntropy, kGiven };
 

@@ -80,6 +80,11 @@ inline Vec<real> maximum(Vec<real> a, Vec<real> b) {
   return a > b ? a : b;
 }
 
+template <class real>
+inline Vec<real> absolute(Vec<real> x) {
+  return x < Vec<real>{} ? -x : x;
+}
+
 /// Sum over lanes in a fixed order.
 template <class real>
 inline real lane_sum(Vec<real> v) {
