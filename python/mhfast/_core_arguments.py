@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from . import _checks, _samples
 from ._checks import PARAMETERS, Wrt
 from ._runs import NO_RUNS, Runs, repeated
-from ._values import Array
+from ._values import Array, frozen
 from .dataset import Dataset, no_second_source
 from .low_rank import LowRank
 
@@ -86,19 +87,24 @@ class Problem(NamedTuple):
 def core_model(model: Model) -> CoreModel:
     """Work out what the core is told of a model. Models keep the result as ``_core``."""
     arrays = model.parameters
-    W, Q, K, U, V, prompt = (arrays.get(name) for name in PARAMETERS)
+    U = arrays.get("U")
     runs = NO_RUNS
     for name, array in arrays.items():
         runs = runs.meet(name, array.shape, AXES[name])
     if isinstance(model.query, np.ndarray):
         runs = runs.meet("query", model.query.shape, AXES["query"])
-    simple = model.query is None and prompt is None and not model.causal and not runs.length
+    simple = model.query is None and model.prompt is None and not model.causal and not runs.length
     return CoreModel(
-        (W, Q, K, U, V, prompt),
+        _core_parameters(arrays),
         runs,
         sum(BITS[name] for name in arrays),
         (U.shape[-2], U.shape[-1]) if simple and U is not None else None,
     )
+
+
+def _core_parameters(arrays: Mapping[str, Array]) -> CoreParameters:
+    W, Q, K, U, V, prompt = map(arrays.get, PARAMETERS)
+    return W, Q, K, U, V, prompt
 
 
 def named(parameters: CoreParameters) -> dict[str, Array]:
@@ -112,11 +118,30 @@ def with_arrays(model: M, arrays: Mapping[str, Array]) -> M:
 
     Arrays that are read-only and own their memory are kept, others are copied.
     """
-    changes: dict[str, Any] = dict(arrays)
-    factors = {name: changes.pop(name) for name in ("Q", "K") if name in changes}
+    old = model.parameters
+    for name, array in arrays.items():
+        before = old.get(name)
+        if before is None or array.shape != before.shape or array.dtype != before.dtype:
+            return dataclasses.replace(model, **_fields(model, arrays))  # type: ignore[type-var]
+    # Every step makes a model: what was settled for the one before is not settled again.
+    new = {**old, **{name: frozen(array) for name, array in arrays.items()}}
+    made = object.__new__(type(model))
+    vars(made).update(vars(model))
+    vars(made).update(
+        _fields(model, {name: new[name] for name in arrays}),
+        parameters=MappingProxyType(new),
+        _core=model._core._replace(parameters=_core_parameters(new)),
+    )
+    return made
+
+
+def _fields(model: Model, arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the fields of `model` that arrays belong to: factors make a W."""
+    fields: dict[str, Any] = dict(arrays)
+    factors = {name: fields.pop(name) for name in ("Q", "K") if name in fields}
     if factors:
-        changes["W"] = LowRank(**{"Q": model.Q, "K": model.K, **factors})
-    return dataclasses.replace(model, **changes)  # type: ignore[type-var]
+        fields["W"] = LowRank(**{"Q": model.Q, "K": model.K, **factors})
+    return fields
 
 
 def trainable(parameters: CoreParameters, names: Iterable[str], runs: int) -> CoreParameters:
