@@ -53,37 +53,45 @@ inline Vec<real> left_entry(const real* a, int m) {
   if constexpr (left == Left::kLaned) return load<real>(a + m * kLanes<real>);
 }
 
-/// One tile: `p` gives sizes and strides, the pointers where the tile begins, `depth` is K1 a.k1.
-/// What short depths feel is kept small: the loop ends by its pointer, and what is added to is read
-/// at the end, when its addresses are needed anyway.
+/// What all tiles of a product have in common, in registers: no store to C can change it, and a
+/// product is read number by number, as it was written just before.
+struct Steps {
+  Index depth;  // K1 a.k1
+  int K2;
+  Index a_k1, a_k2, b_k1, b_k2, b_n, c_m, c_n;
+  bool add;
+};
+
+/// One tile, from where the pointers are. What short depths feel is kept small: the loop ends by
+/// its pointer, and what is added to is read at the end, when its addresses are needed anyway.
 template <class real, Left left, int MR, int NR>
-__attribute__((always_inline)) inline void tile(const Product<real>& p, Index depth, const real* a2,
-                                                const real* b2, real* c) {
+__attribute__((always_inline)) inline void tile(const Steps& p, const real* a2, const real* b2,
+                                                real* c) {
   Vec<real> sum[MR][NR] = {};
-  for (int k2 = p.size.K2;;) {
-    const real *a = a2, *b = b2, *const end = a + depth;
+  for (int k2 = p.K2;;) {
+    const real *a = a2, *b = b2, *const end = a + p.depth;
     do {
       Vec<real> right[NR];
 #pragma GCC unroll 8
-      for (int n = 0; n < NR; ++n) right[n] = load<real>(b + n * p.b.n);
+      for (int n = 0; n < NR; ++n) right[n] = load<real>(b + n * p.b_n);
 #pragma GCC unroll 12
       for (int m = 0; m < MR; ++m) {
         const Vec<real> entry = left_entry<real, left>(a, m);
 #pragma GCC unroll 8
         for (int n = 0; n < NR; ++n) sum[m][n] += entry * right[n];
       }
-      a += p.a.k1;
-      b += p.b.k1;
+      a += p.a_k1;
+      b += p.b_k1;
     } while (a != end);
     if (--k2 == 0) break;
-    a2 += p.a.k2;
-    b2 += p.b.k2;
+    a2 += p.a_k2;
+    b2 += p.b_k2;
   }
   const auto write = [&](const auto& value) {
 #pragma GCC unroll 12
-    for (int m = 0; m < MR; ++m, c += p.c.m)
+    for (int m = 0; m < MR; ++m, c += p.c_m)
 #pragma GCC unroll 8
-      for (int n = 0; n < NR; ++n) store<real>(c + n * p.c.n, value(c + n * p.c.n, sum[m][n]));
+      for (int n = 0; n < NR; ++n) store<real>(c + n * p.c_n, value(c + n * p.c_n, sum[m][n]));
   };
   if (p.add)
     write([](const real* old, Vec<real> x) { return load<real>(old) + x; });
@@ -98,8 +106,12 @@ struct Cut {
 
 /// Cuts `length` into the fewest tiles of at most `most`: some of size s, then some of size s - 1.
 inline void cut(int length, int most, Cut (&cuts)[2]) {
-  const int tiles = (length + most - 1) / most;
-  const int size = tiles ? (length + tiles - 1) / tiles : 0;
+  if (length <= most) {  // no division
+    cuts[0] = {0, length, length > 0};
+    cuts[1] = {0, 0, 0};
+    return;
+  }
+  const int tiles = (length + most - 1) / most, size = (length + tiles - 1) / tiles;
   const int smaller = size * tiles - length;
   cuts[0] = {0, size, tiles - smaller};
   cuts[1] = {size * (tiles - smaller), size - 1, smaller};
@@ -108,28 +120,37 @@ inline void cut(int length, int most, Cut (&cuts)[2]) {
 template <class real, Left left, int MR, int NR>
 void tiles(const Product<real>& product, const Cut& rows, const Cut& columns) {
   constexpr int kStep = left == Left::kShared ? 1 : kLanes<real>;
-  const Product<real> p = product;  // which no store to C can change
-  const Index depth = p.size.K1 * p.a.k1;
-  const real* a_batch = p.a.at + rows.first * kStep;
-  const real* b_batch = p.b.at + columns.first * p.b.n;
-  real* c_batch = p.c.at + rows.first * p.c.m + columns.first * p.c.n;
-  for (int u = p.size.batch; u > 0; --u) {
+  const Steps p{product.size.K1 * product.a.k1,
+                product.size.K2,
+                product.a.k1,
+                product.a.k2,
+                product.b.k1,
+                product.b.k2,
+                product.b.n,
+                product.c.m,
+                product.c.n,
+                product.add};
+  const Index next_a = product.a.batch, next_b = product.b.batch, next_c = product.c.batch;
+  const real* a_batch = product.a.at + rows.first * kStep;
+  const real* b_batch = product.b.at + columns.first * p.b_n;
+  real* c_batch = product.c.at + rows.first * p.c_m + columns.first * p.c_n;
+  for (int u = product.size.batch; u > 0; --u) {
     const real* b = b_batch;
     real* c_columns = c_batch;
     for (int j = columns.tiles; j > 0; --j) {
       const real* a = a_batch;
       real* c = c_columns;
       for (int i = rows.tiles; i > 0; --i) {
-        tile<real, left, MR, NR>(p, depth, a, b, c);
+        tile<real, left, MR, NR>(p, a, b, c);
         a += MR * kStep;
-        c += MR * p.c.m;
+        c += MR * p.c_m;
       }
-      b += NR * p.b.n;
-      c_columns += NR * p.c.n;
+      b += NR * p.b_n;
+      c_columns += NR * p.c_n;
     }
-    a_batch += p.a.batch;
-    b_batch += p.b.batch;
-    c_batch += p.c.batch;
+    a_batch += next_a;
+    b_batch += next_b;
+    c_batch += next_c;
   }
 }
 
@@ -156,18 +177,21 @@ inline void tiles_of_width(const Product<real>& p, const Cut& columns) {
 inline constexpr int kDepth = 256;
 
 template <Left left, class real>
-inline void multiply(Product<real> p) {
+inline void multiply(const Product<real>& product) {
   Cut columns[2];
-  cut(p.size.N, widest(p.size.M), columns);
-  const int depth = p.size.K1;
-  for (int k = 0; k < depth; k += kDepth) {
-    p.size.K1 = depth - k < kDepth || p.size.K2 > 1 ? depth - k : kDepth;
+  cut(product.size.N, widest(product.size.M), columns);
+  const auto run = [&columns](const Product<real>& p) {
     for (const Cut& c : columns)
       if (c.tiles) tiles_of_width<real, left>(p, c);
-    if (p.size.K2 > 1) return;
-    p.a.at += kDepth * p.a.k1;
-    p.b.at += kDepth * p.b.k1;
-    p.add = true;
+  };
+  if (product.size.K1 <= kDepth || product.size.K2 > 1) return run(product);
+  Product<real> part = product;
+  for (int rest = product.size.K1; rest > 0; rest -= kDepth) {
+    part.size.K1 = rest < kDepth ? rest : kDepth;
+    run(part);
+    part.a.at += kDepth * part.a.k1;
+    part.b.at += kDepth * part.b.k1;
+    part.add = true;
   }
 }
 
