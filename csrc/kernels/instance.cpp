@@ -2,6 +2,7 @@
 // MHFAST_VECTOR_BYTES and MHFAST_VECTOR_REGISTERS. Exports one symbol: the set's tables.
 #include "attention.hpp"
 #include "layer.hpp"
+#include "loss.hpp"
 #include "pack.hpp"
 #include "reduce.hpp"
 #include "step.hpp"
@@ -57,6 +58,9 @@ constexpr Kernels<real> table() {
           gradients_samples<real>,
           gradients_features_of_rows<real>,
           gradients_features_of_samples<real>,
+          sum_readouts<real>,
+          classifier_loss<real>,
+          gather_scales<real>,
           layer_outputs_samples<real>,
           layer_outputs_runs<real>,
           layer_upstream_samples<real>,

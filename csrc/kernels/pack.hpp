@@ -12,6 +12,15 @@ namespace {
 template <class real>
 void pack_lanes(const real* x, Index stride, int valid, Index size, real* out) {
   constexpr int L = kLanes<real>;
+  if (valid == L) {
+    for (Index i = 0; i < size; ++i, out += L) {
+      Vec<real> lanes;
+#pragma GCC unroll 16
+      for (int l = 0; l < L; ++l) lanes[l] = x[l * stride + i];
+      store<real>(out, lanes);
+    }
+    return;
+  }
   for (int l = 0; l < L; ++l)
     for (Index i = 0; i < size; ++i) out[i * L + l] = l < valid ? x[l * stride + i] : real(0);
 }

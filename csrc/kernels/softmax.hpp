@@ -157,7 +157,7 @@ inline void readout(const Rows<real>& rows, real* readouts) {
       moment[w] += e * (load<real>(c) - peaks[w].coefficient);
     });
     for (int w = 0; w < W; ++w) {
-      const Vec<real> p = moment[w] * columns.inverse(w, sum[w]);
+      const Vec<real> p = rounded<real>(moment[w] * columns.inverse(w, sum[w]));
       store<real>(readouts + columns.at + w * kLanes<real>, peaks[w].coefficient + p);
     }
   });
@@ -204,7 +204,7 @@ inline void differentiate(const Rows<real>& rows, real* readouts, real* gaps) {
     for (int w = 0; w < W; ++w) {
       const int at = columns.at + w * kLanes<real>;
       inverse[w] = columns.inverse(w, sum[w]);
-      p[w] = moment[w] * inverse[w];
+      p[w] = rounded<real>(moment[w] * inverse[w]);  // readouts are those of `readout`
       store<real>(readouts + at, peaks[w].coefficient + p[w]);
       if constexpr (kGaps) store_gap(columns, peaks, w, gaps);
     }

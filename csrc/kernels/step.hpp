@@ -17,12 +17,6 @@ namespace mhfast {
 namespace MHFAST_ISA {
 namespace {
 
-template <class real, class Function>
-inline Vec<real> by_lane(Vec<real> x, const Function& function) {
-  for (int l = 0; l < kLanes<real>; ++l) x[l] = function(x[l]);
-  return x;
-}
-
 template <class real>
 inline Vec<real> root(Vec<real> x) {
   return by_lane<real>(x, [](real e) { return real(__builtin_sqrt(e)); });
@@ -64,10 +58,12 @@ inline void store_part(real* x, Vec<real> v, int count) {
 template <class real, class Step>
 inline void for_parameters(const StepArguments<real>& in, const Step& step) {
   const IntVec<real> frozen = load<real>(in.frozen) != Vec<real>{};
+  real* const theta_at = in.theta;  // a store might change `in`, for all that compilers know
+  const real* const g_at = in.g;
   for_vectors<real>(in.size, [&](Index i, int count) {
-    const Vec<real> theta = load_part(in.theta + i, count);
-    const Vec<real> g = load_part(in.g + i, count);
-    store_part(in.theta + i, select<real>(frozen, theta, step(i, count, theta, g)), count);
+    const Vec<real> theta = load_part(theta_at + i, count);
+    const Vec<real> g = load_part(g_at + i, count);
+    store_part(theta_at + i, select<real>(frozen, theta, step(i, count, theta, g)), count);
   });
 }
 
@@ -120,18 +116,32 @@ template <class real>
 void measure(const MeasureArguments<real>& in) {
   using Wide = typename DoubleRegister<real>::Type;
   constexpr int L = kLanes<real>;
-  Vec<real> largest{}, spoilt{};  // NaN and infinite entries make `spoilt` NaN
-  Wide squares{};
+  constexpr int kChains = 4;                          // sums that do not wait for each other
+  Vec<real> largests[kChains]{}, spoilts[kChains]{};  // NaN and infinite entries make these NaN
+  Wide sums[kChains]{};
   const bool euclidean = in.power == 2;
-  for_vectors<real>(in.size, [&](Index i, int count) {
-    const Vec<real> x = load_part(in.x + i, count);
-    largest = maximum<real>(absolute<real>(x), largest);
-    spoilt += x * real(0);
+  const auto take = [&](int chain, Vec<real> x) {
+    largests[chain] = maximum<real>(absolute<real>(x), largests[chain]);
+    spoilts[chain] += x * real(0);
     if (euclidean) {
       const Wide wide = __builtin_convertvector(x, Wide);
-      squares += wide * wide;
+      sums[chain] += wide * wide;
     }
-  });
+  };
+  const real* const from = in.x;
+  const Index together = in.size / (kChains * L) * (kChains * L);
+  for (Index i = 0; i < together; i += kChains * L)
+#pragma GCC unroll 4
+    for (int chain = 0; chain < kChains; ++chain) take(chain, load<real>(from + i + chain * L));
+  for_vectors<real>(in.size - together,
+                    [&](Index i, int count) { take(0, load_part(from + together + i, count)); });
+  Vec<real> largest{}, spoilt{};
+  Wide squares{};
+  for (int chain = 0; chain < kChains; ++chain) {
+    largest = maximum<real>(largests[chain], largest);
+    spoilt += spoilts[chain];
+    squares += sums[chain];
+  }
   for (int l = 0; l < L; ++l) in.largest[l] = double(largest[l]) + double(spoilt[l]);
   if (in.power == 0) {
     for (int l = 0; l < L; ++l) in.sum[l] = 1;

@@ -12,7 +12,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "loss_term.hpp"
+
 namespace mhfast {
+
+inline constexpr int kMostLanes = 16;  // of any instruction set
 
 /// A product or a batch of products of the same sizes. N counts vectors, all strides count numbers.
 template <class real>
@@ -82,6 +86,43 @@ struct GradientArguments {
   real* gw;        // Z^T D X: (d, d, L) or (d, dL)
   real* ge;        // D X, where all units have the same queries: (q, d, L) or (q, dL)
   bool add;
+};
+
+/// Outputs of a classifier: scale times the sum of its heads' readouts.
+template <class real>
+struct ReadoutArguments {
+  std::ptrdiff_t count;
+  int heads;
+  const real* readouts;   // (heads, count)
+  std::ptrdiff_t stride;  // from head to head
+  double scale;
+  double* f;  // (count)
+};
+
+/// Losses of a classifier's outputs. Arrays of `count` entries may be read, and the results
+/// written, up to whole vectors; (L): one number for each lane, added to.
+template <class real>
+struct LossArguments {
+  Loss kind;
+  bool values;  // see loss_term
+  std::ptrdiff_t count;
+  const double *f, *y;      // outputs and labels
+  const double *w, *log_w;  // weights; their logarithms or, where all are 0 or 1, null
+  const double* shares;     // (L): of a slope in the derivative of the run's loss
+  real* slope;              // that derivative, 0 where w is
+  double* log_slope;        // log |weighted slope| without the share, -inf where w is 0; or null
+  double *loss, *correct, *margin;  // (L): sums, and the least m
+};
+
+/// The largest log_slope, and that plus the head's gap: (heads + 1, L), the former last.
+template <class real>
+struct ScaleArguments {
+  std::ptrdiff_t count;  // whole vectors
+  int heads;
+  const double* log_slope;
+  const real* gaps;       // (heads, count)
+  std::ptrdiff_t stride;  // from head to head
+  double* scales;
 };
 
 /// One head of a layer, samples (or runs) as lanes; y, f and g are [unit][row][feature or
@@ -213,6 +254,9 @@ struct Kernels {
   // samples are then the units.
   void (*gradients_features_of_rows)(const GradientArguments<real>&);
   void (*gradients_features_of_samples)(const GradientArguments<real>&);
+  void (*sum_readouts)(const ReadoutArguments<real>&);
+  void (*classifier_loss)(const LossArguments<real>&);
+  void (*gather_scales)(const ScaleArguments<real>&);
   // Samples as lanes, then runs as lanes: outputs; D; gradient by V.
   void (*layer_outputs_samples)(const LayerArguments<real>&);
   void (*layer_outputs_runs)(const LayerArguments<real>&);

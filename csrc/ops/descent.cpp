@@ -4,11 +4,6 @@
 #include <cmath>
 
 namespace mhfast {
-namespace {
-
-constexpr int kMostLanes = 16;
-
-}  // namespace
 
 template <class real>
 Descent<real>::Descent(const Optimizer& optimizer, int width, bool wants_norms)

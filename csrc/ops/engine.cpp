@@ -47,24 +47,40 @@ Engine<real>::Engine(const Data<real>& data, Loss loss, const Options& options, 
   part_ = partial_gradient(s, plan_.kind, int(L));
 
   weigh();
-  chunk_totals_.resize(std::size_t(plan_.chunks) * width_);
+  chunk_totals_.resize(plan_.chunks);
   if (options_.gaps) {
-    chunk_scales_.resize(std::size_t(plan_.chunks) * (s.H + 1) * width_);
+    chunk_scales_.resize(std::size_t(plan_.chunks) * (s.H + 1) * L);
     head_scales_.resize(std::size_t(s.H) * width_);
     slope_scales_.resize(width_);
   }
   rooms_.resize(threads_);
 }
 
-/// What the loss of a run is divided by, and what the derivative of a model's output is.
+/// What the loss of a run is divided by, and what the derivative of a model's output is; labels and
+/// weights of a classifier's samples.
 template <class real>
 void Engine<real>::weigh() {
   const Shape& s = data_.shape;
   for (int lane = 0; lane < width_; ++lane) {
-    const double total = data_.total_weight(std::min(lane, data_.runs - 1), loss_);
-    total_weights_.push_back(total);
+    total_weights_.push_back(data_.total_weight(std::min(lane, data_.runs - 1), loss_));
     total_labels_.push_back(data_.total_labels(std::min(lane, data_.runs - 1), loss_));
+  }
+  for (int l = 0; l < kernels_.lanes; ++l) {
+    const double total = total_weights_[width_ > 1 ? l : 0];
     shares_.push_back(1.0 / (s.is_layer() ? total : total * std::sqrt(double(s.H))));
+  }
+  if (s.is_layer() || !data_.y) return;
+  const std::ptrdiff_t entries = s.n * width_;
+  const std::size_t held = entries + kernels_.lanes;  // whole vectors are read from anywhere
+  labels_.resize(held);
+  weights_.resize(held);
+  if (data_.weight && options_.gaps) log_weights_.resize(held);
+  for (std::ptrdiff_t e = 0; e < entries; ++e) {
+    const std::ptrdiff_t sample = e / width_;
+    const int run = std::min(int(e % width_), data_.runs - 1);
+    labels_[e] = double(data_.y[run * data_.run.y + sample]);
+    weights_[e] = data_.weight_of(run, sample, 0);
+    if (!log_weights_.empty()) log_weights_[e] = std::log(weights_[e]);
   }
 }
 
@@ -82,7 +98,7 @@ void Engine<real>::lay_out(Layout& layout) {
   const std::ptrdiff_t L = kernels_.lanes;
   const std::size_t H = s.H, lanes_of_unit = plan_.problems_are_lanes() ? L : 1;
   const std::size_t slab = std::min<std::ptrdiff_t>(plan_.slab, plan_.units);
-  const std::size_t held = slab * lanes_of_unit;  // entries of a slab
+  const std::size_t held = round_up(slab * lanes_of_unit, L);  // entries of a slab
   const std::size_t heads_kept = options_.gradient && plan_.keep ? H : 1;
   const std::size_t shared_query = s.shared_query ? 1 : 0;
 
@@ -102,13 +118,13 @@ void Engine<real>::lay_out(Layout& layout) {
     room.p = layout.take<real>(slab * query_size_);
     room.s = layout.take<real>(heads_kept * slab * weights_size_);
     room.c = layout.take<real>((s.is_layer() ? 1 : heads_kept) * slab * weights_size_);
-    room.readout = layout.take<real>(held);
+    room.readout = layout.take<real>((s.is_layer() ? 1 : H) * held);
     room.row_readouts = layout.take<real>(rows_size_);
     room.row_gaps = layout.take<real>(rows_size_);
     room.gap = layout.take<real>(options_.gaps ? H * held : 0);
     room.phi = layout.take<double>(held);
-    room.slope = layout.take<double>(held);
     room.log_slope = layout.take<double>(held);
+    room.slope = layout.take<real>(held);
     room.factors = layout.take<real>(held);
     if (s.is_layer()) lay_out_layer(layout, room);
     if (!options_.gradient) continue;
@@ -236,9 +252,8 @@ void Engine<real>::run_chunk(Pass pass, int chunk, Room& room) {
     return plan_.units / plan_.chunks * c + std::min(c, plan_.units % plan_.chunks);
   };
   const std::ptrdiff_t first = begin(chunk), last = begin(chunk + 1);
-  std::fill_n(chunk_totals_.begin() + std::ptrdiff_t(chunk) * width_, width_,
-              Totals{0, 0, kInfinity});
-  const std::ptrdiff_t scales = std::ptrdiff_t(s.H + 1) * width_;
+  chunk_totals_[chunk] = LaneTotals();
+  const std::ptrdiff_t scales = std::ptrdiff_t(s.H + 1) * kernels_.lanes;
   if (options_.gaps && pass == Pass::kGradient)
     std::fill_n(chunk_scales_.begin() + chunk * scales, scales, -kInfinity);
   for (std::ptrdiff_t unit = first; unit < last; unit += plan_.slab) {
@@ -330,7 +345,7 @@ ScoreArguments<real> Engine<real>::scores(RowMode mode, int head, const Slab& sl
   in.s = room.s + at;
   in.c = room.c + (s.is_layer() ? 0 : at);
   in.unit_stride = weights_size_;
-  in.readout = room.readout;
+  in.readout = room.readout + (s.is_layer() ? 0 : head * entries_held(slab));
   in.gap = gap;
   in.row_readouts = room.row_readouts;
   in.row_gaps = room.row_gaps;
@@ -348,43 +363,26 @@ void Engine<real>::run_scores(const ScoreArguments<real>& arguments) const {
 
 template <class real>
 void Engine<real>::gather_scales(int chunk, const Slab& slab, const Room& room) {
-  const int H = data_.shape.H, held = entries_held(slab), count = entries(slab);
-  double* scales = chunk_scales_.data() + std::ptrdiff_t(chunk) * (H + 1) * width_;
-  for (int e = 0, lane = width_ - 1; e < count; ++e) {
-    lane = lane + 1 < width_ ? lane + 1 : 0;
-    double& slope = scales[H * width_ + lane];
-    slope = std::max(slope, room.log_slope[e]);
-    for (int h = 0; h < H; ++h) {
-      double& scale = scales[h * width_ + lane];
-      scale = std::max(scale, room.log_slope[e] + double(room.gap[h * held + e]));
-    }
-  }
-}
-
-/// Factors as numbers of the engine, 0 for lanes without a sample.
-template <class real>
-void Engine<real>::load_factors(const Slab& slab, const double* factors, Room& room) const {
-  const int held = entries_held(slab), count = entries(slab);
-  for (int e = 0; e < held; ++e) room.factors[e] = e < count ? real(factors[e]) : real(0);
+  const int H = data_.shape.H, held = entries_held(slab);
+  kernels_.gather_scales({held, H, room.log_slope, room.gap, held,
+                          chunk_scales_.data() + std::ptrdiff_t(chunk) * (H + 1) * kernels_.lanes});
 }
 
 /// Keys of the slab times a factor for each entry.
 template <class real>
-const real* Engine<real>::scale_keys(const Slab& slab, const double* factors, Room& room) const {
+const real* Engine<real>::scale_keys(const Slab& slab, const real* factors, Room& room) const {
   const Shape& s = data_.shape;
   const int L = kernels_.lanes;
   const std::ptrdiff_t size = std::ptrdiff_t(s.T) * s.d;
   if (plan_.features_are_lanes()) {
     const int padded = int(round_up(s.d, L));
     for (int i = 0; i < slab.samples; ++i)
-      kernels_.scale_rows(data_.x + (slab.first_sample + i) * size, real(factors[i]), s.T, s.d,
-                          padded, room.gx + std::ptrdiff_t(i) * s.T * padded);
+      kernels_.scale_rows(data_.x + (slab.first_sample + i) * size, factors[i], s.T, s.d, padded,
+                          room.gx + std::ptrdiff_t(i) * s.T * padded);
     return room.gx;
   }
-  load_factors(slab, factors, room);
   for (int u = 0; u < slab.units; ++u)
-    kernels_.scale_samples(slab.x + u * size * L, room.factors + u * L, size,
-                           room.gx + u * size * L);
+    kernels_.scale_samples(slab.x + u * size * L, factors + u * L, size, room.gx + u * size * L);
   return room.gx;
 }
 
@@ -472,11 +470,16 @@ void Engine<real>::reduce_gradient(const Gradient& gradient, const Member& membe
 template <class real>
 Totals Engine<real>::totals(int lane) const {
   Totals sum{0, 0, kInfinity};
-  for (int c = 0; c < plan_.chunks; ++c) {
-    const Totals& t = chunk_totals_[std::size_t(c) * width_ + lane];
-    sum.loss += t.loss;
-    sum.correct += t.correct;
-    sum.margin = std::min(sum.margin, t.margin);
+  const auto add = [&sum](const LaneTotals& chunk, int l) {
+    sum.loss += chunk.loss[l];
+    sum.correct += chunk.correct[l];
+    sum.margin = std::min(sum.margin, chunk.margin[l]);
+  };
+  for (const LaneTotals& chunk : chunk_totals_) {
+    if (width_ > 1)
+      add(chunk, lane);
+    else
+      for (int l = 0; l < kernels_.lanes; ++l) add(chunk, l);
   }
   sum.loss /= total_weights_[lane];
   sum.correct /= total_labels_[lane];
@@ -490,14 +493,15 @@ bool Engine<real>::needs_scaling(bool together) {
   const int H = data_.shape.H;
   std::fill(head_scales_.begin(), head_scales_.end(), -kInfinity);
   std::fill(slope_scales_.begin(), slope_scales_.end(), -kInfinity);
-  const std::size_t heads = std::size_t(H) * width_;
-  for (int c = 0; c < plan_.chunks; ++c) {
-    const double* of_chunk = chunk_scales_.data() + c * (heads + width_);
-    for (std::size_t i = 0; i < heads; ++i)
-      head_scales_[i] = std::max(head_scales_[i], of_chunk[i]);
-    for (int l = 0; l < width_; ++l)
-      slope_scales_[l] = std::max(slope_scales_[l], of_chunk[heads + l]);
-  }
+  const int L = kernels_.lanes;
+  const double* of_chunk = chunk_scales_.data();
+  for (int c = 0; c < plan_.chunks; ++c, of_chunk += std::ptrdiff_t(H + 1) * L)
+    for (int h = 0; h <= H; ++h)
+      for (int l = 0; l < L; ++l) {
+        const int lane = width_ > 1 ? l : 0;
+        double& scale = h < H ? head_scales_[h * width_ + lane] : slope_scales_[lane];
+        scale = std::max(scale, of_chunk[h * L + l]);
+      }
   const auto underflows = [](double x) { return x < kUnderflow && x > -kInfinity; };
   bool needed = false;
   for (int l = 0; l < width_; ++l) {

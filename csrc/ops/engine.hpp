@@ -29,6 +29,12 @@ struct Totals {
   double loss = 0, correct = 0, margin = 0;
 };
 
+/// The same of a chunk, before division: the samples, or the run, of each lane.
+struct LaneTotals {
+  double loss[kMostLanes] = {}, correct[kMostLanes] = {}, margin[kMostLanes];
+  LaneTotals() { std::fill_n(margin, kMostLanes, kInfinity); }
+};
+
 /// exp(gap - log_scale + log_slope), 0 where either is -inf. The difference is taken first: both
 /// may be large, and it is exact.
 inline double relative(double gap, double log_scale, double log_slope) {
@@ -108,11 +114,12 @@ class Engine {
     real* limits;     // (units, rows)
     real* p;          // Z W
     real *s, *c;      // A and D: (heads, units, weights)
-    real *readout, *row_readouts, *row_gaps;
-    real* gap;     // (heads, samples)
-    real *gx, *e;  // keys times the loss derivative; D X
-    real* factors;
-    double *phi, *slope, *log_slope;   // (samples)
+    real *row_readouts, *row_gaps;
+    real *readout, *gap;  // (heads, entries)
+    real *gx, *e;         // keys times the loss derivative; D X
+    double *phi, *log_slope;
+    real *slope, *factors;             // (entries), 0 for lanes without a sample
+    double* largest;                   // layers: largest slope of each entry
     real *ax, *f, *g, *scaled_g, *ut;  // layers: A X (heads), outputs, their slopes, G V^T
     real *pu, *sc, *axdx, *x_rows;     // tiles
     std::ptrdiff_t packed_sample;      // tiles: whose keys are in x and x_rows
@@ -122,7 +129,8 @@ class Engine {
     real* gradients;  // (samples, heads, parts) units: W (d, dL), then U (rows of the part, dL)
     real* readouts;   // (samples, heads, q)
     real* gaps;       // (samples, heads, parts)
-    double *phi, *slope, *log_slope;
+    double *phi, *log_slope;
+    real* slope;
   };
   struct Slab {
     std::ptrdiff_t first_sample;
@@ -132,9 +140,11 @@ class Engine {
     bool first;           // of its chunk
   };
 
-  /// Entries of a slab: pairs of a sample and a lane, those of lanes without a sample included.
+  /// Entries of a slab: pairs of a sample and a lane, those of lanes without a sample included, in
+  /// whole vectors.
   int entries_held(const Slab& slab) const {
-    return slab.units * (plan_.problems_are_lanes() ? kernels_.lanes : 1);
+    return plan_.problems_are_lanes() ? slab.units * kernels_.lanes
+                                      : int(round_up(slab.units, kernels_.lanes));
   }
   int entries(const Slab& slab) const {
     return plan_.runs_are_lanes() ? entries_held(slab) : slab.samples;
@@ -170,14 +180,19 @@ class Engine {
                               bool kept) const;
   void run_scores(const ScoreArguments<real>& arguments) const;
   void run_classifier_slab(Pass pass, int chunk, const Slab& slab, Room& room);
-  void measure_loss(Pass pass, Totals* totals, const Slab& slab, const double* phi, double* slope,
+  void measure_loss(Pass pass, LaneTotals& totals, const Slab& slab, const double* phi, real* slope,
                     double* log_slope) const;
   void gather_scales(int chunk, const Slab& slab, const Room& room);
   void differentiate(Pass pass, int chunk, const Slab& slab, Room& room);
   bool scales_weights(bool scaled) const;
-  void load_factors(const Slab& slab, const double* factors, Room& room) const;
-  const real* scale_keys(const Slab& slab, const double* factors, Room& room) const;
-  void scale_weights(const Slab& slab, const double* factors, real* weights, Room& room) const;
+  template <class Factor>
+  const real* find_factors(const Slab& slab, Room& room, const Factor& factor) const {
+    const int held = entries_held(slab), count = entries(slab);
+    for (int e = 0; e < held; ++e) room.factors[e] = e < count ? real(factor(e)) : real(0);
+    return room.factors;
+  }
+  const real* scale_keys(const Slab& slab, const real* factors, Room& room) const;
+  void scale_weights(const Slab& slab, const real* factors, real* weights) const;
   void accumulate(int chunk, int head, const Slab& slab, const real* a, const real* dd,
                   const real* gx, Room& room) const;
 
@@ -187,12 +202,13 @@ class Engine {
   void load_row_weights(const Slab& slab, int unit, int row, double* w) const;
   template <class Body>
   void for_layer_rows(const Slab& slab, const Body& body) const;
-  void add_totals(Totals* totals, int unit, const double* w, const RowLoss* rows) const;
+  void add_totals(LaneTotals& totals, const double* w, const RowLoss* rows) const;
   template <class Emit>
-  void measure_layer(Totals* totals, const Slab& slab, const Room& room, const Emit& emit) const;
-  void measure_squares(Totals* totals, const Slab& slab, const Room& room, const double* shares,
+  void measure_layer(LaneTotals& totals, const Slab& slab, const Room& room,
+                     const Emit& emit) const;
+  void measure_squares(LaneTotals& totals, const Slab& slab, const Room& room, const double* shares,
                        double* largest) const;
-  void measure_relative(Totals* totals, const Slab& slab, Room& room) const;
+  void measure_relative(LaneTotals& totals, const Slab& slab, Room& room) const;
   void differentiate_layer(int chunk, const Slab& slab, Room& room);
   void differentiate_layer_scaled(int chunk, const Slab& slab, Room& room);
   void add_layer_gradient(int chunk, int head, const Slab& slab, Room& room, const real* g) const;
@@ -205,7 +221,9 @@ class Engine {
   const int width_;
   const double leisurely_seconds_;
   const int threads_;
-  std::vector<double> total_weights_, total_labels_, shares_;  // (width)
+  std::vector<double> total_weights_, total_labels_;    // (width)
+  std::vector<double> shares_;                          // (lanes)
+  std::vector<double> labels_, weights_, log_weights_;  // of a classifier's entries
 
   // Layouts, in numbers.
   std::ptrdiff_t key_size_, query_size_, target_size_;  // a unit's packed keys, queries, targets
@@ -228,10 +246,10 @@ class Engine {
   std::vector<Room> rooms_;
   TileScratch tile_scratch_{};
   std::ptrdiff_t tile_gradient_size_ = 0;  // of one unit
-  std::vector<Totals> chunk_totals_;       // (chunks, width)
-  std::vector<double> chunk_scales_;       // (chunks, H + 1, width)
-  std::vector<double> head_scales_;        // (H, width): max over samples of log |slope| + gap
-  std::vector<double> slope_scales_;       // (width): max of log |slope|; both in whole numbers
+  std::vector<LaneTotals> chunk_totals_;
+  std::vector<double> chunk_scales_;  // (chunks, H + 1, lanes)
+  std::vector<double> head_scales_;   // (H, width): max over samples of log |slope| + gap
+  std::vector<double> slope_scales_;  // (width): max of log |slope|; both in whole numbers
   bool totals_wanted_ = true;
   real* outputs_ = nullptr;
   std::function<bool()> interrupted_;

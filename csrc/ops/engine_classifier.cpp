@@ -17,62 +17,49 @@ void Engine<real>::run_classifier_slab(Pass pass, int chunk, const Slab& slab, R
                        : pass == Pass::kScaledGradient             ? RowMode::kScaled
                                                                    : RowMode::kDerivative;
   const int held = entries_held(slab), count = entries(slab);
-  const double scale = 1.0 / std::sqrt(double(s.H));
-  std::fill_n(room.phi, held, 0.0);
-  for (int h = 0; h < s.H; ++h) {
+  for (int h = 0; h < s.H; ++h)
     run_scores(scores(mode, h, slab, room,
                       options_.gaps && gradient ? room.gap + h * held : nullptr,
                       plan_.keep && mode != RowMode::kReadout));
-    for (int i = 0; i < count; ++i) room.phi[i] += double(room.readout[i]);
-  }
-  for (int i = 0; i < count; ++i) room.phi[i] *= scale;
+  kernels_.sum_readouts({count, s.H, room.readout, held, 1.0 / std::sqrt(double(s.H)), room.phi});
   if (outputs_)
     for (int i = 0; i < count; ++i) outputs_[slab.first_sample + i] = real(room.phi[i]);
   if (pass == Pass::kOutputs) return;
-  measure_loss(pass, chunk_totals_.data() + std::ptrdiff_t(chunk) * width_, slab, room.phi,
-               room.slope, room.log_slope);
+  measure_loss(pass, chunk_totals_[chunk], slab, room.phi, room.slope, room.log_slope);
   if (options_.gaps && pass == Pass::kGradient) gather_scales(chunk, slab, room);
   if (gradient) differentiate(pass, chunk, slab, room);
 }
 
 /// Loss and slope of a slab's entries from their outputs.
 template <class real>
-void Engine<real>::measure_loss(Pass pass, Totals* totals, const Slab& slab, const double* phi,
-                                double* slope, double* log_slope) const {
-  const int count = entries(slab);
-  const bool values = totals_wanted_ || pass == Pass::kScaledGradient;
-  std::ptrdiff_t sample = slab.first_sample - 1;
-  for (int e = 0, lane = width_ - 1; e < count; ++e) {
-    lane = lane + 1 < width_ ? lane + 1 : 0;
-    if (lane == 0) ++sample;
-    const int run = std::min(lane, data_.runs - 1);
-    const double y = double(data_.y[run * data_.run.y + sample]);
-    const double w = data_.weight_of(run, sample, 0);
-    if (w == 0) {  // left out, whatever the output is
-      slope[e] = 0;
-      if (options_.gaps) log_slope[e] = -kInfinity;
-      continue;
-    }
-    const LossTerm term = loss_term(loss_, phi[e], y, values);
-    Totals& total = totals[lane];
-    total.loss += w * term.value;
-    if (y * phi[e] > 0) total.correct += w;
-    total.margin = std::min(total.margin, y * phi[e]);
-    slope[e] = term.slope * w * shares_[lane];
-    if (options_.gaps) log_slope[e] = term.log_slope + (data_.weight ? std::log(w) : 0.0);
-  }
+void Engine<real>::measure_loss(Pass pass, LaneTotals& totals, const Slab& slab, const double* phi,
+                                real* slope, double* log_slope) const {
+  const std::ptrdiff_t at = slab.first_sample * width_;
+  LossArguments<real> in{};
+  in.kind = loss_;
+  in.values = totals_wanted_ || pass == Pass::kScaledGradient;
+  in.count = entries(slab);
+  in.f = phi;
+  in.y = labels_.data() + at;
+  in.w = weights_.data() + at;
+  in.log_w = log_weights_.empty() ? nullptr : log_weights_.data() + at;
+  in.shares = shares_.data();
+  in.slope = slope;
+  in.log_slope = options_.gaps ? log_slope : nullptr;
+  in.loss = totals.loss;
+  in.correct = totals.correct;
+  in.margin = totals.margin;
+  kernels_.classifier_loss(in);
 }
 
 /// One head's A or D of the slab times a factor for each entry, in place: of few rows less work
 /// than the keys.
 template <class real>
-void Engine<real>::scale_weights(const Slab& slab, const double* factors, real* weights,
-                                 Room& room) const {
+void Engine<real>::scale_weights(const Slab& slab, const real* factors, real* weights) const {
   const int L = kernels_.lanes;
-  load_factors(slab, factors, room);
   for (int u = 0; u < slab.units; ++u) {
     real* of_unit = weights + u * weights_size_;
-    kernels_.scale_samples(of_unit, room.factors + u * L, weights_size_ / L, of_unit);
+    kernels_.scale_samples(of_unit, factors + u * L, weights_size_ / L, of_unit);
   }
 }
 
@@ -80,7 +67,7 @@ void Engine<real>::scale_weights(const Slab& slab, const double* factors, real* 
 template <class real>
 void Engine<real>::differentiate(Pass pass, int chunk, const Slab& slab, Room& room) {
   const Shape& s = data_.shape;
-  const int held = entries_held(slab), count = entries(slab);
+  const int held = entries_held(slab);
   const bool scaled = pass == Pass::kScaledGradient, by_weights = scales_weights(scaled);
   const real* keys = by_weights ? slab.x : scaled ? nullptr : scale_keys(slab, room.slope, room);
   for (int h = 0; h < s.H; ++h) {
@@ -92,9 +79,9 @@ void Engine<real>::differentiate(Pass pass, int chunk, const Slab& slab, Room& r
       run_scores(
           scores(scaled ? RowMode::kScaled : RowMode::kDerivative, h, slab, room, gap, false));
     // The keys, or else the weights, times factors.
-    const auto scale = [&](const double* factors, real* weights) {
+    const auto scale = [&](const real* factors, real* weights) {
       if (!by_weights) return scale_keys(slab, factors, room);
-      scale_weights(slab, factors, weights, room);
+      scale_weights(slab, factors, weights);
       return slab.x;
     };
     if (!scaled) {
@@ -103,17 +90,19 @@ void Engine<real>::differentiate(Pass pass, int chunk, const Slab& slab, Room& r
       accumulate(chunk, h, slab, a, dd, keys, room);
       continue;
     }
-    double* factors = room.phi;  // the outputs are not needed any more
     if (dd) {
-      for (int e = 0; e < count; ++e)
-        factors[e] = std::copysign(
-            relative(double(gap[e]), log_scale_W(h, lane_of(e)), room.log_slope[e]), room.slope[e]);
+      const real* factors = find_factors(slab, room, [&](int e) {
+        return std::copysign(
+            relative(double(gap[e]), log_scale_W(h, lane_of(e)), room.log_slope[e]),
+            double(room.slope[e]));
+      });
       accumulate(chunk, h, slab, nullptr, dd, scale(factors, dd), room);
     }
     if (a) {
-      for (int e = 0; e < count; ++e)
-        factors[e] = std::copysign(relative(0.0, log_scale_readout(lane_of(e)), room.log_slope[e]),
-                                   room.slope[e]);
+      const real* factors = find_factors(slab, room, [&](int e) {
+        return std::copysign(relative(0.0, log_scale_readout(lane_of(e)), room.log_slope[e]),
+                             double(room.slope[e]));
+      });
       accumulate(chunk, h, slab, a, nullptr, scale(factors, a), room);
     }
   }
@@ -128,9 +117,9 @@ bool Engine<real>::scales_weights(bool scaled) const {
   return !plan_.features_are_lanes() && arrays * s.q < s.d;
 }
 
-#define MHFAST_INSTANTIATE(real)                                                               \
-  template void Engine<real>::run_classifier_slab(Pass, int, const Slab&, Room&);              \
-  template void Engine<real>::measure_loss(Pass, Totals*, const Slab&, const double*, double*, \
+#define MHFAST_INSTANTIATE(real)                                                                 \
+  template void Engine<real>::run_classifier_slab(Pass, int, const Slab&, Room&);                \
+  template void Engine<real>::measure_loss(Pass, LaneTotals&, const Slab&, const double*, real*, \
                                            double*) const;
 MHFAST_INSTANTIATE(float)
 MHFAST_INSTANTIATE(double)

@@ -10,17 +10,13 @@
 #include "engine.hpp"
 
 namespace mhfast {
-namespace {
-
-constexpr int kMostLanes = 16;
-
-}  // namespace
 
 template <class real>
 void Engine<real>::lay_out_layer(Layout& layout, Room& room) {
   const Shape& s = data_.shape;
   const std::size_t slab = std::min<std::ptrdiff_t>(plan_.slab, plan_.units);
   const std::size_t rows = slab * rows_size_;  // vectors of rows, in numbers
+  room.largest = layout.take<double>(slab * kernels_.lanes);
   room.ax = layout.take<real>((options_.gradient ? s.H : 1) * rows * s.d);
   room.f = layout.take<real>(rows * s.p);
   room.g = layout.take<real>(options_.gradient ? rows * s.p : 0);
@@ -79,14 +75,12 @@ void Engine<real>::for_layer_rows(const Slab& slab, const Body& body) const {
 }
 
 template <class real>
-void Engine<real>::add_totals(Totals* totals, int unit, const double* w,
-                              const RowLoss* rows) const {
+void Engine<real>::add_totals(LaneTotals& totals, const double* w, const RowLoss* rows) const {
   for (int l = 0; l < kernels_.lanes; ++l) {
     if (w[l] == 0) continue;
-    Totals& total = totals[lane_of(unit * kernels_.lanes + l)];
-    total.loss += w[l] * rows[l].value;
-    total.correct += w[l] * rows[l].correct;
-    total.margin = std::min(total.margin, rows[l].margin);
+    totals.loss[l] += w[l] * rows[l].value;
+    totals.correct[l] += w[l] * rows[l].correct;
+    totals.margin[l] = std::min(totals.margin[l], rows[l].margin);
   }
 }
 
@@ -94,7 +88,7 @@ void Engine<real>::add_totals(Totals* totals, int unit, const double* w,
 /// sample's weighted loss by it (0 for lanes without a sample) and index its place in room.f.
 template <class real>
 template <class Emit>
-void Engine<real>::measure_layer(Totals* totals, const Slab& slab, const Room& room,
+void Engine<real>::measure_layer(LaneTotals& totals, const Slab& slab, const Room& room,
                                  const Emit& emit) const {
   const int L = kernels_.lanes, p = data_.shape.p;
   for_layer_rows(slab, [&](int u, int, std::ptrdiff_t at, const real* y, const double* w) {
@@ -108,7 +102,7 @@ void Engine<real>::measure_layer(Totals* totals, const Slab& slab, const Room& r
       else  // whatever the outputs are
         for (int o = 0; o < p; ++o) emit(at + o * L + l, u * L + l, 0.0);
     }
-    add_totals(totals, u, w, rows);
+    add_totals(totals, w, rows);
   });
 }
 
@@ -116,7 +110,7 @@ void Engine<real>::measure_layer(Totals* totals, const Slab& slab, const Room& r
 /// or, without, divided by the weight; the largest of each entry's slopes, not so changed, to
 /// `largest`, unless that is null.
 template <class real>
-void Engine<real>::measure_squares(Totals* totals, const Slab& slab, const Room& room,
+void Engine<real>::measure_squares(LaneTotals& totals, const Slab& slab, const Room& room,
                                    const double* shares, double* largest) const {
   const int L = kernels_.lanes;
   real counts[kMostLanes], factor[kMostLanes], most[kMostLanes];
@@ -125,7 +119,7 @@ void Engine<real>::measure_squares(Totals* totals, const Slab& slab, const Room&
   for_layer_rows(slab, [&](int u, int, std::ptrdiff_t at, const real* y, const double* w) {
     for (int l = 0; l < L; ++l) {
       counts[l] = real(w[l] != 0);
-      factor[l] = shares ? real(2 * w[l] * shares[lane_of(u * L + l)]) : real(2);
+      factor[l] = shares ? real(2 * w[l] * shares[l]) : real(2);
     }
     kernels_.layer_residuals(
         {data_.shape.p, room.f + at, y, counts, factor, options_.gradient ? room.g + at : nullptr,
@@ -135,15 +129,15 @@ void Engine<real>::measure_squares(Totals* totals, const Slab& slab, const Room&
       rows[l] = {squares[l], correct[l], margin[l]};
       if (largest) largest[u * L + l] = std::max(largest[u * L + l], 2 * w[l] * double(most[l]));
     }
-    add_totals(totals, u, w, rows);
+    add_totals(totals, w, rows);
   });
 }
 
-/// Slopes in room.g relative to the largest of their entry, which is written to room.slope.
+/// Slopes in room.g relative to the largest of their entry, which is written to room.largest.
 template <class real>
-void Engine<real>::measure_relative(Totals* totals, const Slab& slab, Room& room) const {
+void Engine<real>::measure_relative(LaneTotals& totals, const Slab& slab, Room& room) const {
   const int L = kernels_.lanes;
-  double* largest = room.slope;
+  double* largest = room.largest;
   const auto relative_slope = [&](double slope, int entry) {
     return largest[entry] > 0 ? real(slope / largest[entry]) : real(0);
   };
@@ -155,8 +149,8 @@ void Engine<real>::measure_relative(Totals* totals, const Slab& slab, Room& room
     });
     return;
   }
-  std::vector<Totals> unused(width_);
-  measure_layer(unused.data(), slab, room, [&](std::ptrdiff_t, int entry, double slope) {
+  LaneTotals unused;
+  measure_layer(unused, slab, room, [&](std::ptrdiff_t, int entry, double slope) {
     largest[entry] = std::max(largest[entry], std::fabs(slope));
   });
   measure_layer(totals, slab, room, [&](std::ptrdiff_t at, int entry, double slope) {
@@ -192,7 +186,7 @@ void Engine<real>::run_layer_slab(Pass pass, int chunk, const Slab& slab, Room& 
   }
   if (outputs_) write_layer_outputs(slab, room);
   if (pass == Pass::kOutputs) return;
-  Totals* totals = chunk_totals_.data() + std::ptrdiff_t(chunk) * width_;
+  LaneTotals& totals = chunk_totals_[chunk];
   const bool squares = loss_ == Loss::kSquared;
   if (pass == Pass::kLoss) {
     if (squares)
@@ -201,7 +195,7 @@ void Engine<real>::run_layer_slab(Pass pass, int chunk, const Slab& slab, Room& 
       measure_layer(totals, slab, room, [](std::ptrdiff_t, int, double) {});
     return;
   }
-  double* largest = room.slope;  // |slope| of each entry
+  double* largest = room.largest;
   std::fill_n(largest, held, 0.0);
   if (pass == Pass::kScaledGradient) {
     measure_relative(totals, slab, room);
@@ -213,7 +207,7 @@ void Engine<real>::run_layer_slab(Pass pass, int chunk, const Slab& slab, Room& 
     measure_squares(totals, slab, room, shares_.data(), gaps ? largest : nullptr);
   else
     measure_layer(totals, slab, room, [&](std::ptrdiff_t at, int entry, double slope) {
-      room.g[at] = real(slope * shares_[lane_of(entry)]);
+      room.g[at] = real(slope * shares_[entry % kernels_.lanes]);
       if (gaps) largest[entry] = std::max(largest[entry], std::fabs(slope));
     });
   for (int e = 0; gaps && e < held; ++e) room.log_slope[e] = std::log(largest[e]);
@@ -251,18 +245,17 @@ void Engine<real>::differentiate_layer(int chunk, const Slab& slab, Room& room) 
 template <class real>
 void Engine<real>::differentiate_layer_scaled(int chunk, const Slab& slab, Room& room) {
   const Shape& s = data_.shape;
-  const int L = kernels_.lanes, held = entries_held(slab), count = entries(slab);
+  const int L = kernels_.lanes, held = entries_held(slab);
   const std::ptrdiff_t rows = std::ptrdiff_t(slab.rows) * L;
   const auto upstream =
       plan_.runs_are_lanes() ? kernels_.layer_upstream_runs : kernels_.layer_upstream_samples;
-  double* factors = room.phi;
   for (int h = 0; h < s.H; ++h) {
     if (options_.wrt_readout) {
-      for (int e = 0; e < count; ++e)
-        factors[e] = relative(0.0, log_scale_readout(lane_of(e)), room.log_slope[e]);
-      load_factors(slab, factors, room);
+      const real* factors = find_factors(slab, room, [&](int e) {
+        return relative(0.0, log_scale_readout(lane_of(e)), room.log_slope[e]);
+      });
       for (int u = 0; u < slab.units; ++u)
-        kernels_.scale_samples(room.g + u * rows * s.p, room.factors + u * L,
+        kernels_.scale_samples(room.g + u * rows * s.p, factors + u * L,
                                std::ptrdiff_t(slab.rows) * s.p, room.scaled_g + u * rows * s.p);
       add_layer_gradient(chunk, h, slab, room, room.scaled_g);
     }
@@ -276,8 +269,9 @@ void Engine<real>::differentiate_layer_scaled(int chunk, const Slab& slab, Room&
     again.ut_unit = rows;
     again.ut_laned = true;
     run_scores(again);
-    for (int e = 0; e < count; ++e)
-      factors[e] = relative(double(gap[e]), log_scale_W(h, lane_of(e)), room.log_slope[e]);
+    const real* factors = find_factors(slab, room, [&](int e) {
+      return relative(double(gap[e]), log_scale_W(h, lane_of(e)), room.log_slope[e]);
+    });
     accumulate(chunk, h, slab, nullptr, room.c, scale_keys(slab, factors, room), room);
   }
 }

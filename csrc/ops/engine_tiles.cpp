@@ -20,9 +20,10 @@ void Engine<real>::lay_out_tiles(Layout& layout) {
   tile_scratch_.gradients = layout.take<real>(options_.gradient ? units * tile_gradient_size_ : 0);
   tile_scratch_.readouts = layout.take<real>(slab * s.H * s.q);
   tile_scratch_.gaps = layout.take<real>(units);
-  tile_scratch_.phi = layout.take<double>(slab);
-  tile_scratch_.slope = layout.take<double>(slab);
-  tile_scratch_.log_slope = layout.take<double>(slab);
+  const std::size_t held = round_up(slab, L);  // entries
+  tile_scratch_.phi = layout.take<double>(held);
+  tile_scratch_.log_slope = layout.take<double>(held);
+  tile_scratch_.slope = layout.take<real>(held);
   for (Room& room : rooms_) {
     room.x = layout.take<real>(s.d * TL);
     room.z = data_.self ? room.x : layout.take<real>(s.d * qL);
@@ -146,7 +147,7 @@ void Engine<real>::finish_tile_slab(Pass pass, const Slab& slab) {
   const Shape& s = data_.shape;
   const TileScratch& shared = tile_scratch_;
   const double scale = 1.0 / std::sqrt(double(s.H));
-  if (slab.first) chunk_totals_[0] = Totals{0, 0, kInfinity};
+  if (slab.first) chunk_totals_[0] = LaneTotals();
   for (int i = 0; i < slab.samples; ++i) {
     double phi = 0;
     for (int h = 0; h < s.H; ++h) {
@@ -159,15 +160,16 @@ void Engine<real>::finish_tile_slab(Pass pass, const Slab& slab) {
     if (outputs_) outputs_[slab.first_sample + i] = real(shared.phi[i]);
   }
   if (pass == Pass::kOutputs) return;
-  measure_loss(pass, chunk_totals_.data(), slab, shared.phi, shared.slope, shared.log_slope);
+  measure_loss(pass, chunk_totals_[0], slab, shared.phi, shared.slope, shared.log_slope);
   if (!options_.gaps || pass != Pass::kGradient) return;
   if (slab.first) std::fill(chunk_scales_.begin(), chunk_scales_.end(), -kInfinity);
   for (int i = 0; i < slab.samples; ++i) {
-    chunk_scales_[s.H] = std::max(chunk_scales_[s.H], shared.log_slope[i]);
+    double& slope_scale = chunk_scales_[std::size_t(s.H) * kernels_.lanes];
+    slope_scale = std::max(slope_scale, shared.log_slope[i]);
     for (int h = 0; h < s.H; ++h)
       for (int part = 0; part < plan_.parts; ++part)
-        chunk_scales_[h] =
-            std::max(chunk_scales_[h],
+        chunk_scales_[h * kernels_.lanes] =
+            std::max(chunk_scales_[h * kernels_.lanes],
                      shared.log_slope[i] + double(shared.gaps[(i * s.H + h) * plan_.parts + part]));
   }
 }
@@ -190,7 +192,7 @@ void Engine<real>::combine_tiles(Pass pass, const Slab& slab, int head) {
                              const auto& gap, double log_scale) {
       for (int i = 0; i < slab.samples; ++i) {
         const double size_of_i = relative(gap(i), log_scale, shared.log_slope[i]);
-        factors[i] = real(scaled ? std::copysign(size_of_i, shared.slope[i]) : shared.slope[i]);
+        factors[i] = scaled ? std::copysign(real(size_of_i), shared.slope[i]) : shared.slope[i];
       }
       kernels_.combine(x, stride, factors.data(), slab.samples, size, out, more);
     };

@@ -404,6 +404,11 @@ void Loop<real>::record() {
       written_back = true;
     }
     for (int l = 0; l < count_; ++l) {
+      const std::int64_t stopped = task_.stopped[run_ + l];
+      if (stopped >= 0 && row > std::max<std::int64_t>(0, r.row(task_.first_step, stopped))) {
+        repeat_row(r, l, row - 1, row);
+        continue;
+      }
       if (is_of_parameters(r.quantity)) {
         write_record(task_, r, run_ + l, row);
         continue;
@@ -419,17 +424,20 @@ void Loop<real>::record() {
 }
 
 template <class real>
+void Loop<real>::repeat_row(const Record& r, int lane, std::int64_t from, std::int64_t to) {
+  const bool is_real = r.quantity == Quantity::kParameter || r.quantity == Quantity::kAttention;
+  const std::int64_t bytes = r.row_size * (is_real ? sizeof(real) : sizeof(double));
+  char* rows = static_cast<char*>(r.buffer) + (run_ + lane) * r.capacity * bytes;
+  std::copy_n(rows + from * bytes, bytes, rows + to * bytes);
+}
+
+template <class real>
 void Loop<real>::repeat_rows(std::int64_t reached) {
   for (const Record& r : task_.records) {
     const std::int64_t from = r.row(task_.first_step, step_);
     const std::int64_t to = std::min(r.row(task_.first_step, reached), r.capacity - 1);
-    const bool is_real = r.quantity == Quantity::kParameter || r.quantity == Quantity::kAttention;
-    const std::int64_t bytes = r.row_size * (is_real ? sizeof(real) : sizeof(double));
-    for (int l = 0; l < count_; ++l) {
-      char* rows = static_cast<char*>(r.buffer) + (run_ + l) * r.capacity * bytes;
-      for (std::int64_t row = from + 1; row <= to; ++row)
-        std::copy_n(rows + from * bytes, bytes, rows + row * bytes);
-    }
+    for (int l = 0; l < count_; ++l)
+      for (std::int64_t row = from + 1; row <= to; ++row) repeat_row(r, l, from, row);
   }
 }
 

@@ -68,6 +68,7 @@ class Loop {
   void end(int lane, const std::string& reason);
   void evaluate_tests(const Member& member);
   void record();
+  void repeat_row(const Record& r, int lane, std::int64_t from, std::int64_t to);
   void update(const Member& member);
   bool wants_totals() const;
   bool is_due(const Record& r) const;

@@ -1,9 +1,6 @@
-// Losses, stable at any margin. Arithmetic is double whatever the type of the model.
+// Losses of single outputs and of rows. Arithmetic is double whatever the type of the model.
 //
-//   of one output   logistic log(1 + exp(-m)) · exponential exp(-m) · linear -m,  m = y f, y = +-1
-//                   squared (f - y)^2
-//   of a row        cross entropy log sum_o exp(f_o) - f_y, y the row's class
-//   given           the derivative itself is given in the place of y
+//   of a row, beside those of loss_term.hpp: cross entropy log sum_o exp(f_o) - f_y, y the class
 #pragma once
 
 #include <algorithm>
@@ -11,44 +8,20 @@
 #include <cstddef>
 #include <limits>
 
+#include "../kernels/loss_term.hpp"
+
 namespace mhfast {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-enum class Loss { kLogistic, kExponential, kLinear, kSquared, kCrossEntropy, kGiven };
-
-struct LossTerm {
-  double value;
-  double slope;      // d value / d f
-  double log_slope;  // log |slope|, finite where slope underflows
+struct ScalarMath {
+  using Number = double;
+  static double exp(double x) { return std::exp(x); }
+  static double log1p(double x) { return std::log1p(x); }
+  static double log(double x) { return std::log(x); }
+  static double absolute(double x) { return std::fabs(x); }
+  static double select(bool mask, double yes, double no) { return mask ? yes : no; }
 };
-
-/// Without `values`, value only tells by being finite or not whether the loss is, and log_slope may
-/// be too large by log 2: both are cheaper.
-inline LossTerm loss_term(Loss loss, double f, double y, bool values = true) {
-  const double m = y * f;
-  switch (loss) {
-    case Loss::kLogistic: {
-      // With t = exp(-|m|): value = max(-m, 0) + log1p(t), |slope| = 1 / (1 + exp(m)).
-      const double t = std::exp(-std::fabs(m)), log1p_t = values ? std::log1p(t) : 0 * m;
-      const double positive = m > 0 ? m : 0;
-      return {positive - m + log1p_t, -y * (m > 0 ? t : 1.0) / (1 + t), -positive - log1p_t};
-    }
-    case Loss::kExponential: {
-      const double value = std::exp(-m);
-      return {value, -y * value, -m};
-    }
-    case Loss::kLinear:
-      return {-m, -y, 0.0};
-    case Loss::kGiven:
-      return {0.0, y, std::log(std::fabs(y))};
-    case Loss::kSquared:
-    case Loss::kCrossEntropy:
-      break;
-  }
-  const double r = f - y;
-  return {r * r, 2 * r, std::log(2 * std::fabs(r))};
-}
 
 /// d slope / d f.
 inline double curvature(Loss loss, double f, double y) {
@@ -106,7 +79,7 @@ inline RowLoss row_loss(Loss loss, const real* f, const real* y, std::ptrdiff_t 
   RowLoss row;
   for (int o = 0; o < p; ++o) {
     const double output = double(f[o * stride]), label = double(y[o * stride]);
-    const LossTerm term = loss_term(loss, output, label, values);
+    const LossTerm<double> term = loss_term<ScalarMath>(loss, output, label, values);
     row.value += term.value;
     row.correct += output * label > 0 ? 1.0 : 0.0;
     row.margin = std::min(row.margin, output * label);

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace mhfast {
 namespace MHFAST_ISA {
@@ -49,6 +50,14 @@ struct DoubleRegister {
   typedef double Type __attribute__((vector_size(kLanes<real> * sizeof(double))));
 };
 
+/// As many numbers as a register has doubles.
+template <class real>
+struct Narrow {
+  typedef real Type __attribute__((vector_size(kLanes<double> * sizeof(real))));
+  typedef real Unaligned
+      __attribute__((vector_size(kLanes<double> * sizeof(real)), aligned(sizeof(real)), may_alias));
+};
+
 template <class real>
 using Vec = typename Register<real>::Type;
 template <class real>
@@ -80,9 +89,41 @@ inline Vec<real> maximum(Vec<real> a, Vec<real> b) {
   return a > b ? a : b;
 }
 
+/// Without the sign bit.
 template <class real>
 inline Vec<real> absolute(Vec<real> x) {
-  return x < Vec<real>{} ? -x : x;
+  return (Vec<real>)((IntVec<real>)x & std::numeric_limits<typename Lane<real>::Int>::max());
+}
+
+/// The same value, which compilers may not take apart: a product is rounded here, and not fused
+/// into a multiply-add where that is its only use.
+template <class real>
+inline Vec<real> rounded(Vec<real> x) {
+#if defined(__x86_64__) || defined(__i386__)
+  asm("" : "+v"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+
+template <class real, class Function>
+inline Vec<real> by_lane(Vec<real> x, const Function& function) {
+  for (int l = 0; l < kLanes<real>; ++l) x[l] = function(x[l]);
+  return x;
+}
+
+/// A register of doubles from as many numbers of type real, and back.
+template <class real>
+inline Vec<double> load_wide(const real* p) {
+  return __builtin_convertvector(*reinterpret_cast<const typename Narrow<real>::Unaligned*>(p),
+                                 Vec<double>);
+}
+
+template <class real>
+inline void store_narrow(real* p, Vec<double> v) {
+  *reinterpret_cast<typename Narrow<real>::Unaligned*>(p) =
+      __builtin_convertvector(v, typename Narrow<real>::Type);
 }
 
 /// Sum over lanes in a fixed order.

@@ -1,0 +1,90 @@
+// From the readouts of a classifier's heads to its loss, a vector of samples or runs at a time:
+// outputs, losses and slopes, and how large the gradients' factors are. Arithmetic is double
+// whatever the type of the model.
+//
+// Entry e, a sample or a sample of a run, is in lane e mod kLanes<real>; lanes are summed apart.
+#pragma once
+
+#include <limits>
+
+#include "../simd/log1p.hpp"
+#include "loss_term.hpp"
+#include "table.hpp"
+
+namespace mhfast {
+namespace MHFAST_ISA {
+namespace {
+
+struct VectorMath {
+  using Number = Vec<double>;
+  static Number exp(Number x) { return MHFAST_ISA::exp<double>(x); }
+  static Number log1p(Number x) { return log1p_of_unit(x); }
+  static Number log(Number x) {
+    return by_lane<double>(x, [](double e) { return __builtin_log(e); });
+  }
+  static Number absolute(Number x) { return MHFAST_ISA::absolute<double>(x); }
+  static Number select(IntVec<double> mask, Number yes, Number no) { return mask ? yes : no; }
+};
+
+template <class real>
+void sum_readouts(const ReadoutArguments<real>& in) {
+  const Vec<double> scale = broadcast<double>(in.scale);
+  for (Index e = 0; e < in.count; e += kLanes<double>) {
+    Vec<double> sum{};
+    for (int h = 0; h < in.heads; ++h) sum += load_wide<real>(in.readouts + h * in.stride + e);
+    store<double>(in.f + e, scale * sum);
+  }
+}
+
+template <class real>
+void classifier_loss(const LossArguments<real>& in) {
+  constexpr int L = kLanes<real>, D = kLanes<double>;
+  const Index held = (in.count + L - 1) / L * L;
+  const Vec<double> zero{}, none = broadcast<double>(-std::numeric_limits<double>::infinity());
+  Vec<double> index{};
+  for (int l = 0; l < D; ++l) index[l] = l;
+  for (int lane = 0; lane < L; lane += D) {
+    Vec<double> loss = load<double>(in.loss + lane), correct = load<double>(in.correct + lane);
+    Vec<double> margin = load<double>(in.margin + lane);
+    const Vec<double> shares = load<double>(in.shares + lane);
+    for (Index e = lane; e < held; e += L) {
+      const Vec<double> f = load<double>(in.f + e), y = load<double>(in.y + e);
+      Vec<double> w = load<double>(in.w + e);
+      w = index < double(in.count - e) ? w : zero;
+      const IntVec<double> counts = w != zero;  // the others are left out, whatever the output is
+      const LossTerm<Vec<double>> term = loss_term<VectorMath>(in.kind, f, y, in.values);
+      loss += counts ? w * term.value : zero;
+      const Vec<double> m = y * f;
+      correct += counts & (m > zero) ? w : zero;
+      margin = counts & (m < margin) ? m : margin;
+      store_narrow<real>(in.slope + e, counts ? term.slope * (w * shares) : zero);
+      if (!in.log_slope) continue;
+      const Vec<double> log_slope =
+          in.log_w ? term.log_slope + load<double>(in.log_w + e) : term.log_slope;
+      store<double>(in.log_slope + e, counts ? log_slope : none);
+    }
+    store<double>(in.loss + lane, loss);
+    store<double>(in.correct + lane, correct);
+    store<double>(in.margin + lane, margin);
+  }
+}
+
+template <class real>
+void gather_scales(const ScaleArguments<real>& in) {
+  constexpr int L = kLanes<real>, D = kLanes<double>;
+  for (int lane = 0; lane < L; lane += D)
+    for (int h = 0; h <= in.heads; ++h) {
+      double* to = in.scales + h * L + lane;
+      Vec<double> scale = load<double>(to);
+      for (Index e = lane; e < in.count; e += L) {
+        Vec<double> x = load<double>(in.log_slope + e);
+        if (h < in.heads) x += load_wide<real>(in.gaps + h * in.stride + e);
+        scale = scale < x ? x : scale;
+      }
+      store<double>(to, scale);
+    }
+}
+
+}  // namespace
+}  // namespace MHFAST_ISA
+}  // namespace mhfast
