@@ -250,6 +250,42 @@ def test_moving_keeps_query_and_scale():
     assert (moved.query, moved.scale) == (-1, 0.5)
 
 
+def moved_models():
+    """Models of every kind, with gradients to move them by."""
+    rng = np.random.default_rng(4)
+    model, X, y = problem()[:3]
+    low = mh.LowRank(Q=rng.standard_normal((H, d, 2)), K=rng.standard_normal((H, d, 2)))
+    for one in (
+        model,
+        dataclasses.replace(model, W=low),
+        dataclasses.replace(model, W=mh.LowRank(Q=low.Q), scale=0.5, causal=True),
+        dataclasses.replace(model, prompt=rng.standard_normal((T, d))),
+        dataclasses.replace(model, W=np.stack([model.W, 2 * model.W])),
+        mh.Layer(model.W, rng.standard_normal((H, d, 2)), query=-1),
+    ):
+        targets = rng.standard_normal((len(X), 1, 2)) if isinstance(one, mh.Layer) else y
+        loss = "squared" if isinstance(one, mh.Layer) else "logistic"
+        for wrt in (None, tuple(one.parameters)[:1]):
+            yield one, mh.value_and_grad(one, X, targets, loss=loss, wrt=wrt)[1], X
+
+
+def test_a_moved_model_is_one_made_of_its_arrays():
+    """It takes over what was settled for the model before; nothing of that may be stale."""
+    for model, g, X in moved_models():
+        before = pickle.dumps(model)
+        moved = model - 0.5 * g
+        made = dataclasses.replace(moved)  # by the constructor
+        assert moved == made
+        assert moved.parameters.keys() == made.parameters.keys() == model.parameters.keys()
+        for name, array in made.parameters.items():
+            assert moved.parameters[name] is array
+            assert not array.flags.writeable
+        assert moved._core == made._core
+        np.testing.assert_array_equal(moved(X), made(X))
+        assert pickle.loads(pickle.dumps(moved)) == moved
+        assert pickle.dumps(model) == before
+
+
 def test_dot_and_norm():
     g, h = arrays(), arrays(seed=1)
     flat = [np.concatenate([x.W.ravel(), x.U.ravel()]) for x in (g, h)]
