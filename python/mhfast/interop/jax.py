@@ -1,0 +1,243 @@
+"""Classifier and layer as functions of JAX arrays, differentiable in reverse mode.
+
+JAX calls mhfast on the host by `jax.pure_callback`: the outputs are those of the model, the
+gradients those of `mhfast.backward`. `jit`, `grad`, `vmap`, `lax.scan` and `checkpoint` work.
+What `vmap` maps over becomes the run axis of one call, in which unmapped arrays are shared.
+
+Forward mode and second derivatives are refused by JAX; for the latter there is `mhfast.hvp`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .. import _checks, config
+from .._core_arguments import problem
+from .._values import Array
+from ..gradients import backward
+from ..models import Classifier, Layer, Model
+
+try:
+    import jax
+    import jax.numpy as jnp
+except ImportError as error:
+    raise ImportError("mhfast.interop.jax needs jax: pip install jax") from error
+
+__all__ = ["classifier", "layer"]
+
+LETTERS = {
+    "X": "n T d", "W": "H d d", "U": "H q d", "V": "H d p",
+    "query": "n q d", "prompt": "q d", "lengths": "n",
+}  # fmt: skip
+"""The axes of each array without those that vmap adds."""
+
+
+def classifier(
+    X: Any,
+    W: Any,
+    U: Any,
+    *,
+    query: Any = None,
+    prompt: Any = None,
+    scale: float = 1.0,
+    causal: bool = False,
+    lengths: Any = None,
+    num_threads: int | None = None,
+) -> Any:
+    """Compute the outputs of a `Classifier`.
+
+        Φ(X) = H^(-1/2) Σ_h ⟨U_h, softmax(scale · Z W_h Xᵀ) X⟩
+
+    Arrays are read as by `jax.numpy.asarray`, so that float64 needs `jax_enable_x64`: set for the
+    process, since the context manager does not reach the threads in which JAX calls the host. Of
+    the gradients by X, W, U, query and prompt only those are computed that JAX asks for.
+
+    Parameters
+    ----------
+    X : array (n, T, d), float32 or float64
+    W : array (H, d, d) of the same dtype
+    U : array (H, q, d) of the same dtype
+    query : None, int or array (n, q, d), optional
+        The query side Z, as for a `Classifier`. An int is static.
+    prompt : array (q, d), optional
+        Query rows that all samples share, in place of a query.
+    scale, causal
+        As for a `Classifier`; static.
+    lengths : integers (n,), optional
+        The number of tokens of each sample; not differentiated.
+    num_threads : int, optional
+        Threads for the call and its gradient; static. Under `jit` what holds while tracing counts.
+
+    Returns
+    -------
+    array (n,) of the same dtype
+
+    Raises
+    ------
+    TypeError, ValueError
+        While tracing, if a dtype, a shape or a static argument does not fit. Lengths that are not
+        in [0, T] are found when the computation runs, and are an error of JAX that tells of them.
+    """
+    arrays = {"X": X, "W": W, "U": U, "prompt": prompt, "lengths": lengths}
+    return _apply(Classifier, arrays, query, scale, causal, num_threads)
+
+
+def layer(
+    X: Any,
+    W: Any,
+    V: Any,
+    *,
+    query: Any = None,
+    prompt: Any = None,
+    scale: float = 1.0,
+    causal: bool = False,
+    lengths: Any = None,
+    num_threads: int | None = None,
+) -> Any:
+    """Compute the outputs of a `Layer`.
+
+        F(X) = Σ_h softmax(scale · Z W_h Xᵀ) X V_h
+
+    Parameters
+    ----------
+    X : array (n, T, d), float32 or float64
+    W : array (H, d, d) of the same dtype
+    V : array (H, d, p) of the same dtype
+    query, prompt, scale, causal, lengths, num_threads
+        As for `classifier`, and so are gradients and errors.
+
+    Returns
+    -------
+    array (n, q, p) of the same dtype
+    """
+    arrays = {"X": X, "W": W, "V": V, "prompt": prompt, "lengths": lengths}
+    return _apply(Layer, arrays, query, scale, causal, num_threads)
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """The host's side of a call: a model without its arrays.
+
+    Equal ones are one callback to JAX, which compiles it once.
+    """
+
+    kind: type[Classifier | Layer]
+    query: int | None
+    scale: float
+    causal: bool
+    num_threads: int | None
+    shape: tuple[int, ...]
+
+    def model(self, arrays: Mapping[str, Any]) -> Model:
+        """Make the model of those arrays that belong to one."""
+        options: dict[str, Any] = {"query": self.query}
+        options |= {name: array for name, array in arrays.items() if name not in ("X", "lengths")}
+        return self.kind(**options, scale=self.scale, causal=self.causal)
+
+    def __call__(self, arrays: Mapping[str, Any]) -> Array:
+        lead, given = _as_runs(arrays)
+        outputs = self.model(given)(
+            given["X"], lengths=given.get("lengths"), num_threads=self.num_threads
+        )
+        return outputs.reshape(lead + self.shape)
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """The host's side of a gradient by the arrays `wrt`."""
+
+    of: _Outputs
+    wrt: tuple[str, ...]
+
+    def __call__(self, arrays: Mapping[str, Any], cotangent: Any) -> dict[str, Array]:
+        lead, given = _as_runs({**arrays, "cotangent": cotangent}, len(self.of.shape))
+        upstream = given.pop("cotangent")
+        gradients = backward(
+            self.of.model(given), given["X"], upstream, wrt=self.wrt,
+            lengths=given.get("lengths"), num_threads=self.of.num_threads,
+        )  # fmt: skip
+        own = {name: given[name].shape[-_axes(name) :] for name in self.wrt}
+        return {name: getattr(gradients, name).reshape(lead + own[name]) for name in self.wrt}
+
+
+def _apply(
+    kind: type[Classifier | Layer],
+    given: Mapping[str, Any],
+    query: Any,
+    scale: float,
+    causal: bool,
+    num_threads: int | None,
+) -> Any:
+    """Check what can be told without the entries of the arrays, then compute."""
+    token: Any = None if np.ndim(query) else query
+    given = {**given, "query": query if np.ndim(query) else None}
+    arrays = {name: jnp.asarray(array) for name, array in given.items() if array is not None}
+    for name, array in arrays.items():
+        _checks.shape(array, name, LETTERS[name], (None,) * _axes(name))
+    # Zeros have the dtypes and shapes of the arrays, and what mhfast says of these.
+    zeros = {name: np.zeros(array.shape, array.dtype) for name, array in arrays.items()}
+    threads = config.threads(num_threads) or None
+    call = _Outputs(kind, token, scale, causal, threads, ())
+    model = call.model(zeros)
+    problem(model, zeros["X"], lengths=zeros.get("lengths"))
+    n, tokens, _ = arrays["X"].shape
+    _, shape = model._targets(n, model._query_rows(tokens), "squared")
+    token = None if "query" in arrays else model.query
+    call = replace(call, query=token, scale=model.scale, causal=model.causal, shape=shape)
+    return _attend(call, arrays)
+
+
+def _outputs(call: _Outputs, arrays: dict[str, Any]) -> Any:
+    result = jax.ShapeDtypeStruct(call.shape, arrays["X"].dtype)
+    return jax.pure_callback(call, result, arrays, vmap_method="expand_dims")
+
+
+def _forward(call: _Outputs, primals: dict[str, Any]) -> tuple[Any, Any]:
+    arrays = {name: primal.value for name, primal in primals.items()}
+    # As keys the names are no data to JAX.
+    wrt = {name: () for name, p in primals.items() if p.perturbed and name != "lengths"}
+    return _outputs(call, arrays), (arrays, wrt)
+
+
+def _backward(call: _Outputs, residuals: Any, cotangent: Any) -> tuple[dict[str, Any]]:
+    arrays, wrt = residuals
+    results = {name: jax.ShapeDtypeStruct(arrays[name].shape, arrays[name].dtype) for name in wrt}
+    gradients = jax.pure_callback(
+        _Gradients(call, tuple(wrt)), results, arrays, cotangent, vmap_method="expand_dims"
+    )
+    return ({name: gradients.get(name) for name in arrays},)
+
+
+_attend = jax.custom_vjp(_outputs, nondiff_argnums=(0,))
+_attend.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _axes(name: str, of_cotangent: int = 0) -> int:
+    return of_cotangent if name == "cotangent" else len(LETTERS[name].split())
+
+
+def _as_runs(
+    arrays: Mapping[str, Any], of_cotangent: int = 0
+) -> tuple[tuple[int, ...], dict[str, Array]]:
+    """Return the lengths of the axes that vmap has added, and the arrays with these as a run axis.
+
+    All arrays have equally many more axes than their own, of length 1 where vmap does not map them.
+    An array that it maps along none has no run axis.
+    """
+    # Not by jax.numpy: it could wait for the computation that waits for this call.
+    read = {name: np.asarray(array) for name, array in arrays.items()}
+    added = {name: array.ndim - _axes(name, of_cotangent) for name, array in read.items()}
+    lead = np.broadcast_shapes(*(array.shape[: added[name]] for name, array in read.items()))
+
+    def merged(array: Array, added: int) -> Array:
+        own = array.shape[added:]
+        if all(length == 1 for length in array.shape[:added]):
+            return array.reshape(own)
+        return np.broadcast_to(array, lead + own).reshape(math.prod(lead), *own)
+
+    return lead, {name: merged(array, added[name]) for name, array in read.items()}
