@@ -253,6 +253,45 @@ def test_normalized_steps_where_every_loss_derivative_underflows(dtype, margin, 
     assert relative(dW.ravel(), -together[: gW.size]) < tolerance
 
 
+def smallest_gap(W, X, query):
+    """The least difference of a row's largest logit and its second."""
+    logits = np.einsum("ak,hkl,asl->ahs", X[:, query], W, X, dtype=np.float64)
+    second, largest = np.moveaxis(np.sort(logits), -1, 0)[-2:]
+    return (largest - second).min()
+
+
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [(mh.Classifier, plan) for plan in ("samples", "hybrid", "rows", "tiles")]
+    + [(mh.Layer, "samples")],
+)
+def test_steps_across_the_threshold_of_underflow_continue_bitwise(kind, plan, use_plan):
+    """A step after one whose largest factors were left out begins otherwise than that of a new run.
+
+    In float32 factors are left out where all are below exp(-50), with a derivative of the loss of
+    about 1/2 from a gap of 49.3 on.
+    """
+    use_plan(plan)
+    model, X, y = with_gap(54, np.float32, -2)
+    options = {
+        "optimizer": mh.NormalizedGradientDescent(1.0), "wrt": "W", "record": ("loss", "W"),
+    }  # fmt: skip
+    data = mh.Dataset(X, -y)
+    if kind is mh.Layer:
+        model = mh.Layer(model.W, np.swapaxes(model.U, 1, 2), query=-2)
+        data = mh.Dataset(X, model(X) + np.float32(1))
+        options["loss"] = "squared"
+    steps = 11
+    whole = mh.train(model, data, steps=steps, **options)
+    beyond = [smallest_gap(W, X, -2) > 51 for W in whole.history["W"]]
+    assert beyond[0]
+    assert not beyond[3]
+    assert any(beyond[3:]) == (kind is mh.Classifier)  # which overshoots to the other side
+    for k in range(1, steps):
+        part = mh.train(model, data, steps=k, **options)
+        assert mh.train(part, data, steps=steps - k) == whole
+
+
 @pytest.mark.parametrize("query", [None, -2])
 def test_a_gradient_that_is_exactly_zero_makes_no_step(query):
     """With equal tokens attention cannot matter; rounding must not pass for a direction."""

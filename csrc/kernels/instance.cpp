@@ -61,6 +61,7 @@ constexpr Kernels<real> table() {
           sum_readouts<real>,
           classifier_loss<real>,
           gather_scales<real>,
+          scaled_factors<real>,
           layer_outputs_samples<real>,
           layer_outputs_runs<real>,
           layer_upstream_samples<real>,

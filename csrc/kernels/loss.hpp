@@ -85,6 +85,28 @@ void gather_scales(const ScaleArguments<real>& in) {
     }
 }
 
+/// The difference is taken first: both may be large, and it is exact.
+template <class real>
+void scaled_factors(const FactorArguments<real>& in) {
+  constexpr int L = kLanes<real>, D = kLanes<double>;
+  using Int = IntVec<double>;
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  const Int sign_bit = Int{} + std::numeric_limits<Lane<double>::Int>::min();
+  for (int lane = 0; lane < L; lane += D) {
+    const Vec<double> scale = load<double>(in.log_scale + lane);
+    for (Index e = lane; e < in.count; e += L) {
+      const Vec<double> gap = in.gaps ? load_wide<real>(in.gaps + e) : Vec<double>{};
+      const Vec<double> log_slope = load<double>(in.log_slope + e);
+      const Int is_zero =
+          (absolute<double>(gap) == kInfinite) | (absolute<double>(log_slope) == kInfinite);
+      Vec<double> factor = is_zero ? Vec<double>{} : exp<double>((gap - scale) + log_slope);
+      if (in.signs)
+        factor = (Vec<double>)((Int)factor | ((Int)load_wide<real>(in.signs + e) & sign_bit));
+      store_narrow<real>(in.factors + e, factor);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace MHFAST_ISA
 }  // namespace mhfast

@@ -125,6 +125,17 @@ struct ScaleArguments {
   double* scales;
 };
 
+/// exp(gap - log_scale + log_slope), 0 where the first or the last is infinite, with a sign.
+template <class real>
+struct FactorArguments {
+  std::ptrdiff_t count;     // whole vectors
+  const real* gaps;         // null: 0
+  const double* log_scale;  // (L)
+  const double* log_slope;
+  const real* signs;  // null: positive
+  real* factors;
+};
+
 /// One head of a layer, samples (or runs) as lanes; y, f and g are [unit][row][feature or
 /// output][L].
 template <class real>
@@ -257,6 +268,7 @@ struct Kernels {
   void (*sum_readouts)(const ReadoutArguments<real>&);
   void (*classifier_loss)(const LossArguments<real>&);
   void (*gather_scales)(const ScaleArguments<real>&);
+  void (*scaled_factors)(const FactorArguments<real>&);
   // Samples as lanes, then runs as lanes: outputs; D; gradient by V.
   void (*layer_outputs_samples)(const LayerArguments<real>&);
   void (*layer_outputs_runs)(const LayerArguments<real>&);

@@ -50,8 +50,7 @@ Engine<real>::Engine(const Data<real>& data, Loss loss, const Options& options, 
   chunk_totals_.resize(plan_.chunks);
   if (options_.gaps) {
     chunk_scales_.resize(std::size_t(plan_.chunks) * (s.H + 1) * L);
-    head_scales_.resize(std::size_t(s.H) * width_);
-    slope_scales_.resize(width_);
+    scales_.resize(std::size_t(s.H + 1) * L);
   }
   rooms_.resize(threads_);
 }
@@ -254,8 +253,7 @@ void Engine<real>::run_chunk(Pass pass, int chunk, Room& room) {
   const std::ptrdiff_t first = begin(chunk), last = begin(chunk + 1);
   chunk_totals_[chunk] = LaneTotals();
   const std::ptrdiff_t scales = std::ptrdiff_t(s.H + 1) * kernels_.lanes;
-  if (options_.gaps && pass == Pass::kGradient)
-    std::fill_n(chunk_scales_.begin() + chunk * scales, scales, -kInfinity);
+  if (gathers_scales(pass)) std::fill_n(chunk_scales_.begin() + chunk * scales, scales, -kInfinity);
   for (std::ptrdiff_t unit = first; unit < last; unit += plan_.slab) {
     Slab slab = open_slab(unit, std::min(unit + plan_.slab, last), room);
     slab.first = unit == first;
@@ -366,6 +364,16 @@ void Engine<real>::gather_scales(int chunk, const Slab& slab, const Room& room) 
   const int H = data_.shape.H, held = entries_held(slab);
   kernels_.gather_scales({held, H, room.log_slope, room.gap, held,
                           chunk_scales_.data() + std::ptrdiff_t(chunk) * (H + 1) * kernels_.lanes});
+}
+
+/// Factors of a scaled pass for the slab's entries, see FactorArguments.
+template <class real>
+const real* Engine<real>::scaled_factors(const Slab& slab, const real* gaps,
+                                         const double* log_scale, const real* signs,
+                                         Room& room) const {
+  kernels_.scaled_factors(
+      {entries_held(slab), gaps, log_scale, room.log_slope, signs, room.factors});
+  return room.factors;
 }
 
 /// Keys of the slab times a factor for each entry.
@@ -490,30 +498,26 @@ template <class real>
 bool Engine<real>::needs_scaling(bool together) {
   // Above this, entries 1e-8 (float) or 1e-16 (double) times the largest still are normal numbers.
   constexpr double kUnderflow = sizeof(real) == 4 ? -50.0 : -600.0;
-  const int H = data_.shape.H;
-  std::fill(head_scales_.begin(), head_scales_.end(), -kInfinity);
-  std::fill(slope_scales_.begin(), slope_scales_.end(), -kInfinity);
-  const int L = kernels_.lanes;
-  const double* of_chunk = chunk_scales_.data();
-  for (int c = 0; c < plan_.chunks; ++c, of_chunk += std::ptrdiff_t(H + 1) * L)
-    for (int h = 0; h <= H; ++h)
-      for (int l = 0; l < L; ++l) {
-        const int lane = width_ > 1 ? l : 0;
-        double& scale = h < H ? head_scales_[h * width_ + lane] : slope_scales_[lane];
-        scale = std::max(scale, of_chunk[h * L + l]);
-      }
+  const int H = data_.shape.H, L = kernels_.lanes;
+  const std::ptrdiff_t size = std::ptrdiff_t(H + 1) * L;
+  std::copy_n(chunk_scales_.data(), size, scales_.data());
+  for (int c = 1; c < plan_.chunks; ++c)
+    for (std::ptrdiff_t i = 0; i < size; ++i)
+      scales_[i] = std::max(scales_[i], chunk_scales_[c * size + i]);
+  if (width_ == 1)  // lanes are samples, or parts of them
+    for (auto lanes = scales_.begin(); lanes != scales_.end(); lanes += L)
+      std::fill_n(lanes, L, *std::max_element(lanes, lanes + L));
   const auto underflows = [](double x) { return x < kUnderflow && x > -kInfinity; };
   bool needed = false;
-  for (int l = 0; l < width_; ++l) {
+  for (int l = 0; l < L; ++l) {
     double largest = -kInfinity;
-    for (int h = 0; h < H; ++h) largest = std::max(largest, head_scales_[h * width_ + l]);
-    for (int h = 0; h < H; ++h) {
-      double& scale = head_scales_[h * width_ + l];
-      scale = std::rint(together ? largest : scale);
-      needed |= options_.wrt_W && l < data_.runs && underflows(scale);
+    for (int h = 0; h < H; ++h) largest = std::max(largest, scales_[h * L + l]);
+    for (int h = 0; h <= H; ++h) {
+      double& scale = scales_[h * L + l];
+      scale = std::rint(together && h < H ? largest : scale);
+      const bool counts = h < H ? options_.wrt_W : options_.wrt_readout;
+      needed |= counts && (width_ == 1 || l < data_.runs) && underflows(scale);
     }
-    slope_scales_[l] = std::rint(slope_scales_[l]);
-    needed |= options_.wrt_readout && l < data_.runs && underflows(slope_scales_[l]);
   }
   return needed;
 }

@@ -22,7 +22,13 @@
 namespace mhfast {
 
 /// What a pass computes beyond the readouts.
-enum class Pass { kOutputs, kLoss, kGradient, kScaledGradient };
+enum class Pass {
+  kOutputs,
+  kLoss,
+  kScales,  // the loss, and what needs_scaling asks for
+  kGradient,
+  kScaledGradient,
+};
 
 /// Sums over samples, in the order of the chunks.
 struct Totals {
@@ -34,12 +40,6 @@ struct LaneTotals {
   double loss[kMostLanes] = {}, correct[kMostLanes] = {}, margin[kMostLanes];
   LaneTotals() { std::fill_n(margin, kMostLanes, kInfinity); }
 };
-
-/// exp(gap - log_scale + log_slope), 0 where either is -inf. The difference is taken first: both
-/// may be large, and it is exact.
-inline double relative(double gap, double log_scale, double log_slope) {
-  return std::isinf(gap) || std::isinf(log_slope) ? 0.0 : std::exp((gap - log_scale) + log_slope);
-}
 
 /// A data set in the layout that an engine reads; engines of one plan and data share one.
 template <class real>
@@ -95,13 +95,13 @@ class Engine {
   /// After a pass.
   Totals totals(int lane = 0) const;
 
-  /// After a gradient pass with Options::gaps: whether its largest factors are so small that it
-  /// must be computed again by a scaled pass, which leaves them out. `together`: one scale for all
-  /// heads.
+  /// After a pass for scales or the gradient, with Options::gaps: whether the largest factors of
+  /// the gradient are so small that it takes a scaled pass, which leaves them out. `together`: one
+  /// scale for all heads.
   bool needs_scaling(bool together);
   /// What the scaled pass leaves out: share() and, as whole numbers, the logarithms of the rest.
-  double log_scale_W(int head, int lane = 0) const { return head_scales_[head * width_ + lane]; }
-  double log_scale_readout(int lane = 0) const { return slope_scales_[lane]; }
+  double log_scale_W(int head, int lane = 0) const { return log_scales_W(head)[lane]; }
+  double log_scale_readout(int lane = 0) const { return log_scales_readout()[lane]; }
   double share(int lane = 0) const { return shares_[lane]; }
 
   /// Where outputs go, or null: (n,) or (n, q, p).
@@ -152,9 +152,20 @@ class Engine {
   std::ptrdiff_t sample_of(const Slab& slab, int entry) const {
     return slab.first_sample + (plan_.runs_are_lanes() ? entry / kernels_.lanes : entry);
   }
-  /// Lane of an entry's totals. Lanes beyond the last run repeat it.
-  int lane_of(int entry) const { return plan_.runs_are_lanes() ? entry % kernels_.lanes : 0; }
-  int run_of(int entry) const { return std::min(lane_of(entry), data_.runs - 1); }
+  /// Lanes beyond the last run repeat it.
+  int run_of(int entry) const {
+    return plan_.runs_are_lanes() ? std::min(entry % kernels_.lanes, data_.runs - 1) : 0;
+  }
+  const double* log_scales_W(int head) const {
+    return &scales_[std::size_t(head) * kernels_.lanes];
+  }
+  const double* log_scales_readout() const { return log_scales_W(data_.shape.H); }
+  bool gathers_scales(Pass pass) const {
+    return options_.gaps && (pass == Pass::kScales || pass == Pass::kGradient);
+  }
+  bool finds_gaps(Pass pass) const {
+    return gathers_scales(pass) || (options_.gaps && pass == Pass::kScaledGradient);
+  }
   bool is_gradient(Pass pass) const {
     return pass == Pass::kGradient || pass == Pass::kScaledGradient;
   }
@@ -185,12 +196,8 @@ class Engine {
   void gather_scales(int chunk, const Slab& slab, const Room& room);
   void differentiate(Pass pass, int chunk, const Slab& slab, Room& room);
   bool scales_weights(bool scaled) const;
-  template <class Factor>
-  const real* find_factors(const Slab& slab, Room& room, const Factor& factor) const {
-    const int held = entries_held(slab), count = entries(slab);
-    for (int e = 0; e < held; ++e) room.factors[e] = e < count ? real(factor(e)) : real(0);
-    return room.factors;
-  }
+  const real* scaled_factors(const Slab& slab, const real* gaps, const double* log_scale,
+                             const real* signs, Room& room) const;
   const real* scale_keys(const Slab& slab, const real* factors, Room& room) const;
   void scale_weights(const Slab& slab, const real* factors, real* weights) const;
   void accumulate(int chunk, int head, const Slab& slab, const real* a, const real* dd,
@@ -248,8 +255,8 @@ class Engine {
   std::ptrdiff_t tile_gradient_size_ = 0;  // of one unit
   std::vector<LaneTotals> chunk_totals_;
   std::vector<double> chunk_scales_;  // (chunks, H + 1, lanes)
-  std::vector<double> head_scales_;   // (H, width): max over samples of log |slope| + gap
-  std::vector<double> slope_scales_;  // (width): max of log |slope|; both in whole numbers
+  // (H + 1, lanes): max over samples of log |slope| + gap, and of log |slope|; in whole numbers.
+  std::vector<double> scales_;
   bool totals_wanted_ = true;
   real* outputs_ = nullptr;
   std::function<bool()> interrupted_;

@@ -11,23 +11,22 @@ namespace mhfast {
 template <class real>
 void Engine<real>::run_classifier_slab(Pass pass, int chunk, const Slab& slab, Room& room) {
   const Shape& s = data_.shape;
-  const bool gradient = is_gradient(pass);
+  const bool gaps = finds_gaps(pass);
   // Weights that are not kept are computed again later; here they matter only for their gaps.
-  const RowMode mode = !gradient || !(plan_.keep || options_.gaps) ? RowMode::kReadout
+  const RowMode mode = !gaps && !(is_gradient(pass) && plan_.keep) ? RowMode::kReadout
                        : pass == Pass::kScaledGradient             ? RowMode::kScaled
                                                                    : RowMode::kDerivative;
   const int held = entries_held(slab), count = entries(slab);
   for (int h = 0; h < s.H; ++h)
-    run_scores(scores(mode, h, slab, room,
-                      options_.gaps && gradient ? room.gap + h * held : nullptr,
+    run_scores(scores(mode, h, slab, room, gaps ? room.gap + h * held : nullptr,
                       plan_.keep && mode != RowMode::kReadout));
   kernels_.sum_readouts({count, s.H, room.readout, held, 1.0 / std::sqrt(double(s.H)), room.phi});
   if (outputs_)
     for (int i = 0; i < count; ++i) outputs_[slab.first_sample + i] = real(room.phi[i]);
   if (pass == Pass::kOutputs) return;
   measure_loss(pass, chunk_totals_[chunk], slab, room.phi, room.slope, room.log_slope);
-  if (options_.gaps && pass == Pass::kGradient) gather_scales(chunk, slab, room);
-  if (gradient) differentiate(pass, chunk, slab, room);
+  if (gathers_scales(pass)) gather_scales(chunk, slab, room);
+  if (is_gradient(pass)) differentiate(pass, chunk, slab, room);
 }
 
 /// Loss and slope of a slab's entries from their outputs.
@@ -91,18 +90,11 @@ void Engine<real>::differentiate(Pass pass, int chunk, const Slab& slab, Room& r
       continue;
     }
     if (dd) {
-      const real* factors = find_factors(slab, room, [&](int e) {
-        return std::copysign(
-            relative(double(gap[e]), log_scale_W(h, lane_of(e)), room.log_slope[e]),
-            double(room.slope[e]));
-      });
+      const real* factors = scaled_factors(slab, gap, log_scales_W(h), room.slope, room);
       accumulate(chunk, h, slab, nullptr, dd, scale(factors, dd), room);
     }
     if (a) {
-      const real* factors = find_factors(slab, room, [&](int e) {
-        return std::copysign(relative(0.0, log_scale_readout(lane_of(e)), room.log_slope[e]),
-                             double(room.slope[e]));
-      });
+      const real* factors = scaled_factors(slab, nullptr, log_scales_readout(), room.slope, room);
       accumulate(chunk, h, slab, a, nullptr, scale(factors, a), room);
     }
   }

@@ -173,7 +173,7 @@ void Engine<real>::write_layer_outputs(const Slab& slab, const Room& room) const
 template <class real>
 void Engine<real>::run_layer_slab(Pass pass, int chunk, const Slab& slab, Room& room) {
   const Shape& s = data_.shape;
-  const bool gaps = options_.gaps && pass == Pass::kGradient;
+  const bool gaps = gathers_scales(pass);
   const int held = entries_held(slab);
   const auto outputs =
       plan_.runs_are_lanes() ? kernels_.layer_outputs_runs : kernels_.layer_outputs_samples;
@@ -212,6 +212,7 @@ void Engine<real>::run_layer_slab(Pass pass, int chunk, const Slab& slab, Room& 
     });
   for (int e = 0; gaps && e < held; ++e) room.log_slope[e] = std::log(largest[e]);
   if (gaps) gather_scales(chunk, slab, room);
+  if (pass == Pass::kScales) return;
   differentiate_layer(chunk, slab, room);
 }
 
@@ -251,9 +252,7 @@ void Engine<real>::differentiate_layer_scaled(int chunk, const Slab& slab, Room&
       plan_.runs_are_lanes() ? kernels_.layer_upstream_runs : kernels_.layer_upstream_samples;
   for (int h = 0; h < s.H; ++h) {
     if (options_.wrt_readout) {
-      const real* factors = find_factors(slab, room, [&](int e) {
-        return relative(0.0, log_scale_readout(lane_of(e)), room.log_slope[e]);
-      });
+      const real* factors = scaled_factors(slab, nullptr, log_scales_readout(), nullptr, room);
       for (int u = 0; u < slab.units; ++u)
         kernels_.scale_samples(room.g + u * rows * s.p, factors + u * L,
                                std::ptrdiff_t(slab.rows) * s.p, room.scaled_g + u * rows * s.p);
@@ -269,9 +268,7 @@ void Engine<real>::differentiate_layer_scaled(int chunk, const Slab& slab, Room&
     again.ut_unit = rows;
     again.ut_laned = true;
     run_scores(again);
-    const real* factors = find_factors(slab, room, [&](int e) {
-      return relative(double(gap[e]), log_scale_W(h, lane_of(e)), room.log_slope[e]);
-    });
+    const real* factors = scaled_factors(slab, gap, log_scales_W(h), nullptr, room);
     accumulate(chunk, h, slab, nullptr, room.c, scale_keys(slab, factors, room), room);
   }
 }

@@ -9,6 +9,14 @@
 #include "engine.hpp"
 
 namespace mhfast {
+namespace {
+
+/// As FactorArguments has it, for one sample.
+double scaled_factor(double gap, double log_scale, double log_slope) {
+  return std::isinf(gap) || std::isinf(log_slope) ? 0.0 : std::exp((gap - log_scale) + log_slope);
+}
+
+}  // namespace
 
 template <class real>
 void Engine<real>::lay_out_tiles(Layout& layout) {
@@ -85,7 +93,7 @@ void Engine<real>::run_tile_unit(Pass pass, const Slab& slab, int unit, Room& ro
     room.packed_sample = gradient ? sample : -1;
   }
   real* gW = gradient ? tile_scratch_.gradients + unit * tile_gradient_size_ : nullptr;
-  real* gap = options_.gaps && gradient ? tile_scratch_.gaps + unit : nullptr;
+  real* gap = finds_gaps(pass) ? tile_scratch_.gaps + unit : nullptr;
   const std::ptrdiff_t begin = part_begin(part), end = part_begin(part + 1);
   // Calls `body` with the arguments of each tile of the part.
   const auto for_tiles = [&](TileMode mode, const auto& body) {
@@ -126,7 +134,7 @@ void Engine<real>::run_tile_unit(Pass pass, const Slab& slab, int unit, Room& ro
     *gap = largest;
     if (largest == -std::numeric_limits<real>::infinity()) largest = 0;  // a single key: D is 0
   }
-  const TileMode mode = !gradient                       ? TileMode::kReadout
+  const TileMode mode = !gradient && !gap               ? TileMode::kReadout
                         : pass == Pass::kScaledGradient ? TileMode::kScaled
                                                         : TileMode::kDerivative;
   real* readouts = tile_scratch_.readouts + (std::ptrdiff_t(i) * s.H + h) * s.q;
@@ -161,7 +169,7 @@ void Engine<real>::finish_tile_slab(Pass pass, const Slab& slab) {
   }
   if (pass == Pass::kOutputs) return;
   measure_loss(pass, chunk_totals_[0], slab, shared.phi, shared.slope, shared.log_slope);
-  if (!options_.gaps || pass != Pass::kGradient) return;
+  if (!gathers_scales(pass)) return;
   if (slab.first) std::fill(chunk_scales_.begin(), chunk_scales_.end(), -kInfinity);
   for (int i = 0; i < slab.samples; ++i) {
     double& slope_scale = chunk_scales_[std::size_t(s.H) * kernels_.lanes];
@@ -191,7 +199,7 @@ void Engine<real>::combine_tiles(Pass pass, const Slab& slab, int head) {
     const auto combine = [&](const real* x, std::ptrdiff_t size, real* out, bool more,
                              const auto& gap, double log_scale) {
       for (int i = 0; i < slab.samples; ++i) {
-        const double size_of_i = relative(gap(i), log_scale, shared.log_slope[i]);
+        const double size_of_i = scaled_factor(gap(i), log_scale, shared.log_slope[i]);
         factors[i] = scaled ? std::copysign(real(size_of_i), shared.slope[i]) : shared.slope[i];
       }
       kernels_.combine(x, stride, factors.data(), slab.samples, size, out, more);

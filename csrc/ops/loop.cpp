@@ -286,12 +286,18 @@ bool Loop<real>::evaluate(const Member& member) {
     member.wait();
     return !interrupted_;
   };
-  if (!pass(loss_only ? Pass::kLoss : Pass::kGradient)) return false;
+  // A step after one whose gradient was scaled is as a rule another.
+  const bool only_scales = scaled_ && !loss_only;
+  if (!pass(loss_only ? Pass::kLoss : only_scales ? Pass::kScales : Pass::kGradient)) return false;
   if (loss_only) return true;
   if (engine_->gathers_gaps()) {
-    if (leader) choose_scales();
+    if (leader) {
+      choose_scales();
+      if (scaled_ || only_scales) engine_->restart();
+    }
     member.wait();
     if (scaled_ && !pass(Pass::kScaledGradient)) return false;
+    if (!scaled_ && only_scales && !pass(Pass::kGradient)) return false;
   }
   const TensorName readout = task_.data.shape.is_layer() ? kV : kU;
   engine_->reduce_gradient({gradient_[kW], gradient_[readout], gradient_[kPrompt]}, member);
@@ -308,7 +314,6 @@ template <class real>
 void Loop<real>::choose_scales() {
   scaled_ = engine_->needs_scaling(task_.optimizer.by != Scope::kHead || task_.wrt[kPrompt]);
   descent_->set_scaled(scaled_);
-  if (scaled_) engine_->restart();
   for (Trained<real>& tensor : descent_->tensors())
     for (int h = 0; h < tensor.heads; ++h)
       for (int l = 0; l < width_; ++l) {
