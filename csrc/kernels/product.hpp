@@ -172,12 +172,48 @@ inline void tiles_of_width(const Product<real>& p, const Cut& columns) {
   if constexpr (NR > 1) tiles_of_width<real, left, NR - 1>(p, columns);
 }
 
+/// One row times columns that are not longer than the registers hold of the row: it is read once,
+/// and each column is a chain of its own. Sums are those of a tile.
+template <class real, Left left, bool kAdd, int K>
+void row_times_columns(const Product<real>& product) {
+  constexpr int L = kLanes<real>;
+  const Index a_k1 = product.a.k1, next_a = product.a.batch, next_b = product.b.batch;
+  const Index b_n = product.b.n, c_n = product.c.n, next_c = product.c.batch;
+  const int N = product.size.N;
+  const real *a = product.a.at, *b = product.b.at;
+  real* c = product.c.at;
+  for (int u = product.size.batch; u > 0; --u, a += next_a, b += next_b, c += next_c) {
+    Vec<real> row[K];
+#pragma GCC unroll 24
+    for (int k = 0; k < K; ++k) row[k] = left_entry<real, left>(a + k * a_k1, 0);
+    const real* column = b;
+    real* to = c;
+    for (int n = N; n > 0; --n, column += b_n, to += c_n) {
+      Vec<real> sum{};
+#pragma GCC unroll 24
+      for (int k = 0; k < K; ++k) sum += row[k] * load<real>(column + k * L);
+      store<real>(to, kAdd ? load<real>(to) + sum : sum);
+    }
+  }
+}
+
+template <class real, Left left, int K = kAccumulators>
+inline void row_of_length(const Product<real>& p) {
+  if (p.size.K1 == K)
+    return p.add ? row_times_columns<real, left, true, K>(p)
+                 : row_times_columns<real, left, false, K>(p);
+  if constexpr (K > 1) row_of_length<real, left, K - 1>(p);
+}
+
 // Depth at a time: a shared operand whose rows are long is read across them, and more of its lines
 // than this would not stay in the cache until the next tile needs their other numbers.
 inline constexpr int kDepth = 256;
 
 template <Left left, class real>
 inline void multiply(const Product<real>& product) {
+  const auto& size = product.size;
+  if (size.M == 1 && size.K2 == 1 && size.K1 <= kAccumulators && product.b.k1 == kLanes<real>)
+    return row_of_length<real, left>(product);
   Cut columns[2];
   cut(product.size.N, widest(product.size.M), columns);
   const auto run = [&columns](const Product<real>& p) {
