@@ -189,7 +189,7 @@ Parameters<real> Loop<real>::parameters() const {
   return {theta_[kW], theta_[kU], theta_[kV], theta_[kPrompt], task_.scale};
 }
 
-/// A member's heads of the parameters, after a step over the same heads.
+/// A member's heads of the parameters, after a step over the same heads, and the prompt.
 template <class real>
 void Loop<real>::load(const Member& member) {
   const Shape& s = task_.data.shape;
@@ -256,6 +256,7 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
   }
   if (!again_) {
     update(member);
+    if (task_.wrt[kPrompt]) member.wait();  // one member's, and loaded by every other
     load(member);
   }
   if (leader) {
