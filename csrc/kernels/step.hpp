@@ -1,13 +1,6 @@
-// What an optimizer does with the parameters: sizes of gradients and steps, and the products of
-// small parameter matrices. Arrays hold either one parameter's numbers in a row or one number for
-// each lane's run; the same text serves both, because a factor is a vector.
-//
-//   gradient   theta -= rate g
-//   momentum   v = beta1 v + kept g;  theta -= rate v
-//   Nesterov   the same v;  theta -= rate (kept g + beta1 v)
-//   adam       m = beta1 m + (1 - beta1) kept g;  v = beta2 v + (1 - beta2) (kept g)^2
-//              theta -= decay theta;  theta -= rate m / (sqrt(v) root + eps)
-//   mirror     s = sign(theta) |theta|^(power - 1) - rate g;  theta = sign(s) |s|^(1 / (power - 1))
+// The steps of optimizers, sizes of gradients and steps, and the products of small parameter
+// matrices. Arrays hold either one parameter's numbers in a row or one number for each lane's run;
+// the same text serves both, because a factor is a vector. The rules are in csrc/optimizers.
 #pragma once
 
 #include "../simd/vec.hpp"
@@ -18,18 +11,25 @@ namespace MHFAST_ISA {
 namespace {
 
 template <class real>
-inline Vec<real> root(Vec<real> x) {
-  return by_lane<real>(x, [](real e) { return real(__builtin_sqrt(e)); });
-}
-
-/// sign(x) |x|^power
-template <class real>
-inline Vec<real> signed_power(Vec<real> x, double power) {
-  if (power == 1) return x;
-  return by_lane<real>(x, [power](real e) {
-    return real(__builtin_copysign(__builtin_pow(__builtin_fabs(double(e)), power), double(e)));
-  });
-}
+struct StepMath {
+  using Real = real;
+  using Number = Vec<real>;
+  static Number root(Number x) {
+    return by_lane<real>(x, [](real e) { return real(__builtin_sqrt(e)); });
+  }
+  /// sign(x) |x|^power
+  static Number signed_power(Number x, double power) {
+    if (power == 1) return x;
+    return by_lane<real>(x, [power](real e) {
+      return real(__builtin_copysign(__builtin_pow(__builtin_fabs(double(e)), power), double(e)));
+    });
+  }
+  /// -1, 0 or 1; NaN of NaN
+  static Number sign(Number x) {
+    const Number zero{}, one = broadcast<real>(real(1));
+    return select<real>(x > zero, one, select<real>(x < zero, -one, x));
+  }
+};
 
 /// The vectors of arrays of `size` numbers; the last one is passed through a copy if it is partial.
 template <class real, class Body>
@@ -54,60 +54,31 @@ inline void store_part(real* x, Vec<real> v, int count) {
   for (int l = 0; l < count; ++l) x[l] = v[l];
 }
 
-/// theta = step(i, count, theta), but for lanes that are frozen.
-template <class real, class Step>
-inline void for_parameters(const StepArguments<real>& in, const Step& step) {
+/// A vector of each array that a rule keeps of a parameter.
+template <class real>
+struct SlotsAt {
+  real* const* arrays;
+  Index i;
+  int count;
+
+  Vec<real> load(int slot) const { return load_part(arrays[slot] + i, count); }
+  void store(int slot, Vec<real> x) const { store_part(arrays[slot] + i, x, count); }
+};
+
+/// A step of one optimizer, but for lanes that are frozen.
+template <class Rule, class real>
+void step(const StepArguments<real>& in, const Rule& rule) {
+  const typename Rule::template Step<StepMath<real>> next(
+      rule, {load<real>(in.rate), load<real>(in.kept), load<real>(in.decay)});
   const IntVec<real> frozen = load<real>(in.frozen) != Vec<real>{};
   real* const theta_at = in.theta;  // a store might change `in`, for all that compilers know
   const real* const g_at = in.g;
+  real* const slots_at[] = {in.first, in.second};
   for_vectors<real>(in.size, [&](Index i, int count) {
     const Vec<real> theta = load_part(theta_at + i, count);
     const Vec<real> g = load_part(g_at + i, count);
-    store_part(theta_at + i, select<real>(frozen, theta, step(i, count, theta, g)), count);
-  });
-}
-
-template <class real>
-void step_gradient(const StepArguments<real>& in) {
-  const Vec<real> rate = load<real>(in.rate);
-  for_parameters(in, [&](Index, int, Vec<real> theta, Vec<real> g) { return theta - rate * g; });
-}
-
-template <class real>
-void step_momentum(const StepArguments<real>& in) {
-  const Vec<real> rate = load<real>(in.rate), kept = load<real>(in.kept);
-  const real beta = real(in.beta1);
-  const bool nesterov = in.nesterov;
-  for_parameters(in, [&](Index i, int count, Vec<real> theta, Vec<real> g) {
-    const Vec<real> push = kept * g, v = beta * load_part(in.first + i, count) + push;
-    store_part(in.first + i, v, count);
-    return theta - rate * (nesterov ? push + beta * v : v);
-  });
-}
-
-template <class real>
-void step_adam(const StepArguments<real>& in) {
-  const Vec<real> rate = load<real>(in.rate), kept = load<real>(in.kept);
-  const Vec<real> decay = load<real>(in.decay);
-  const real beta1 = real(in.beta1), rest1 = real(1 - in.beta1);
-  const real beta2 = real(in.beta2), rest2 = real(1 - in.beta2);
-  const real scale = real(in.root), eps = real(in.eps);
-  for_parameters(in, [&](Index i, int count, Vec<real> theta, Vec<real> g) {
-    const Vec<real> push = kept * g;
-    const Vec<real> m = beta1 * load_part(in.first + i, count) + rest1 * push;
-    const Vec<real> v = beta2 * load_part(in.second + i, count) + rest2 * (push * push);
-    store_part(in.first + i, m, count);
-    store_part(in.second + i, v, count);
-    return (theta - decay * theta) - rate * m / (root<real>(v) * scale + eps);
-  });
-}
-
-template <class real>
-void step_mirror(const StepArguments<real>& in) {
-  const Vec<real> rate = load<real>(in.rate);
-  const double power = in.power;
-  for_parameters(in, [&](Index, int, Vec<real> theta, Vec<real> g) {
-    return signed_power<real>(signed_power<real>(theta, power - 1) - rate * g, 1 / (power - 1));
+    const Vec<real> stepped = next(theta, g, SlotsAt<real>{slots_at, i, count});
+    store_part(theta_at + i, select<real>(frozen, theta, stepped), count);
   });
 }
 

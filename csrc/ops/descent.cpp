@@ -4,15 +4,31 @@
 #include <cmath>
 
 namespace mhfast {
+namespace {
+
+#define MHFAST_STEP(Type, name)                             \
+  template <class real>                                     \
+  auto step_of(const Kernels<real>& kernels, const Type&) { \
+    return kernels.step_##name;                             \
+  }
+MHFAST_OPTIMIZERS(MHFAST_STEP)
+#undef MHFAST_STEP
+
+}  // namespace
 
 template <class real>
 Descent<real>::Descent(const Optimizer& optimizer, int width, bool wants_norms)
     : optimizer_(optimizer),
+      norm_(optimizer.with_rule([](const auto& rule) {
+        const double power = rule.norm_power();
+        return Norm{rule.normalizes(), rule.normalizes() && power != 2, power, rule.norm_eps(),
+                    rule.norm_scope()};
+      })),
       kernels_(active_kernels<real>()),
       width_(width),
       wants_norms_(wants_norms),
-      step_needs_norm_(optimizer.method == Method::kNormalized ||
-                       optimizer.method == Method::kPolyak || std::isfinite(optimizer.clip)),
+      step_needs_norm_(optimizer.with_rule([](const auto& rule) { return rule.kNeedsNorm; }) ||
+                       (norm_.divides && !norm_.dual) || std::isfinite(optimizer.clip)),
       frozen_(width, 0),
       kept_(width, 1.0),
       decay_(width, 0.0) {}
@@ -47,7 +63,6 @@ void Descent<real>::measure(const real* x, std::ptrdiff_t size, double power, Po
 template <class real>
 void Descent<real>::scan(const Member& member) {
   const double l2 = optimizer_.l2;
-  const bool dual = optimizer_.method == Method::kMirror && optimizer_.normalized;
   for (Trained<real>& tensor : tensors_)
     for (int h = member.index; h < tensor.heads; h += member.count) {
       const std::ptrdiff_t numbers = tensor.size * width_;
@@ -61,7 +76,7 @@ void Descent<real>::scan(const Member& member) {
         for (std::ptrdiff_t i = 0; i < numbers; ++i) g[i] = real(g[i] + l2 * theta[i]);
         if (step_needs_norm_) measure(g, tensor.size, 2, step_norms);
       }
-      if (dual) measure(g, tensor.size, optimizer_.norm_power(), &tensor.dual_norms[h * width_]);
+      if (norm_.dual) measure(g, tensor.size, norm_.power, &tensor.dual_norms[h * width_]);
     }
 }
 
@@ -107,26 +122,25 @@ template <class real>
 double Descent<real>::divided(double rate, const PowerSum& norm, double log_scale,
                               double kept) const {
   if (norm.is_zero()) return 0.0;
-  if (optimizer_.eps == 0) return rate / norm.norm();
+  if (norm_.eps == 0) return rate / norm.norm();
   const double actual = kept * norm.norm() * std::exp(log_scale);
-  return rate * (actual / (actual + optimizer_.eps)) / norm.norm();
+  return rate * (actual / (actual + norm_.eps)) / norm.norm();
 }
 
 template <class real>
 void Descent<real>::choose_normalized(int lane, double rate, double kept) {
-  const Norms norms = optimizer_.method == Method::kMirror ? &Trained<real>::dual_norms
-                                                           : &Trained<real>::step_norms;
+  const Norms norms = norm_.dual ? &Trained<real>::dual_norms : &Trained<real>::step_norms;
   double whole_scale = 0;
   PowerSum whole;
-  if (optimizer_.by == Scope::kAll) whole = whole_norm(norms, lane, whole_scale);
+  if (norm_.by == Scope::kAll) whole = whole_norm(norms, lane, whole_scale);
   for (Trained<real>& tensor : tensors_) {
     PowerSum all_heads;
-    all_heads.power = optimizer_.norm_power();
+    all_heads.power = norm_.power;
     for (int h = 0; h < tensor.heads; ++h) all_heads.add((tensor.*norms)[h * width_ + lane]);
     for (int h = 0; h < tensor.heads; ++h) {
       const double scale = tensor.log_scales[h * width_ + lane];
       double& chosen = tensor.rates[h * width_ + lane];
-      switch (optimizer_.by) {
+      switch (norm_.by) {
         case Scope::kTensor:
           chosen = divided(rate, all_heads, scale, kept);
           break;
@@ -153,59 +167,49 @@ template <class real>
 void Descent<real>::choose_rates(std::int64_t step, const std::vector<double>& lr,
                                  const std::vector<double>& losses,
                                  const std::vector<char>& frozen) {
-  const Optimizer& o = optimizer_;
-  const double factor = o.schedule ? o.schedule[step] : 1.0;
   frozen_ = frozen;
-  const bool adapts = o.method == Method::kAdam, clips = std::isfinite(o.clip);
-  const double taken = double(step + 1 - o.since);  // steps since the moments were zero
-  const double correction = adapts ? 1 / (1 - std::pow(o.beta1, taken)) : 1;
-  if (adapts) root_ = 1 / std::sqrt(1 - std::pow(o.beta2, taken));
+  std::visit(
+      [&](auto& rule) {
+        rule.begin(double(step + 1 - optimizer_.since));
+        choose_rates_of(rule, step, lr, losses);
+      },
+      optimizer_.rule);
+}
+
+template <class real>
+template <class Rule>
+void Descent<real>::choose_rates_of(const Rule& rule, std::int64_t step,
+                                    const std::vector<double>& lr,
+                                    const std::vector<double>& losses) {
+  const Optimizer& o = optimizer_;
+  AtStep at{};
+  at.schedule = o.schedule ? o.schedule[step] : 1.0;
   for (int lane = 0; lane < width_; ++lane) {
-    double rate = lr[lane] * factor, norm = 0, kept = 1;  // kept: what clipping leaves
     if (frozen_[lane]) {
       fill(lane, 0.0);
       continue;
     }
-    if (clips || o.method == Method::kPolyak) {
+    at.lr = lr[lane] * at.schedule;
+    at.loss = losses[lane];
+    at.norm = 0;
+    at.kept = 1;
+    if (std::isfinite(o.clip) || Rule::kNeedsNorm) {
       double log_scale = 0;
       const PowerSum whole = whole_norm(&Trained<real>::step_norms, lane, log_scale);
-      norm = whole.is_zero() ? 0.0 : whole.norm() * std::exp(log_scale);
-      if (norm > o.clip) kept = o.clip / norm;
+      at.norm = whole.is_zero() ? 0.0 : whole.norm() * std::exp(log_scale);
+      if (at.norm > o.clip) at.kept = o.clip / at.norm;
     }
-    kept_[lane] = kept;
-    switch (o.method) {
-      case Method::kNormalized:
-        choose_normalized(lane, rate, kept);
-        break;
-      case Method::kMirror:
-        if (o.normalized)
-          choose_normalized(lane, rate, kept);
-        else
-          fill(lane, rate * kept);
-        break;
-      case Method::kPolyak: {
-        const double excess = losses[lane] - o.target, clipped = norm * kept;
-        const double polyak = excess > 0 && clipped > 0 ? o.factor * excess / clipped / clipped : 0;
-        fill(lane, std::min(polyak, o.max_lr) * factor * kept);
-        break;
-      }
-      case Method::kGradientDescent:
-        fill(lane, rate * kept);
-        break;
-      case Method::kMomentum:
-        fill(lane, rate);
-        break;
-      case Method::kAdam:
-        decay_[lane] = rate * o.weight_decay;
-        fill(lane, rate * correction);
-        break;
-    }
+    kept_[lane] = at.kept;
+    decay_[lane] = rule.decay(at);
+    if (norm_.divides)
+      choose_normalized(lane, at.lr, at.kept);
+    else
+      fill(lane, rule.rate(at));
   }
 }
 
 template <class real>
 void Descent<real>::apply(const Member& member) {
-  const Optimizer& o = optimizer_;
   const int L = kernels_.lanes;
   real rate[kMostLanes], kept[kMostLanes], frozen[kMostLanes], decay[kMostLanes];
   const auto lane_of = [this](int l) { return width_ > 1 ? l : 0; };
@@ -226,26 +230,8 @@ void Descent<real>::apply(const Member& member) {
                                    rate,
                                    kept,
                                    frozen,
-                                   decay,
-                                   o.beta1,
-                                   o.beta2,
-                                   o.eps,
-                                   root_,
-                                   o.power,
-                                   o.nesterov};
-      switch (o.method) {
-        case Method::kMomentum:
-          kernels_.step_momentum(in);
-          break;
-        case Method::kAdam:
-          kernels_.step_adam(in);
-          break;
-        case Method::kMirror:
-          kernels_.step_mirror(in);
-          break;
-        default:
-          kernels_.step_gradient(in);
-      }
+                                   decay};
+      optimizer_.with_rule([&](const auto& rule) { step_of(kernels_, rule)(in, rule); });
     }
 }
 

@@ -145,7 +145,7 @@ void outputs(const Data<real>& data, const Model<const real*>& model, real scale
   if (data.shape.n == 0) return;
   CallScratch scratch;
   const DenseModel<real> dense(data.shape, model, scale, false, scratch.model());
-  Engine<real> engine(data, Loss::kLinear, {}, threads);
+  Engine<real> engine(data, std::nullopt, {}, threads);
   engine.bind(scratch.engine());
   engine.write_outputs(out);
   run_short_team(engine.threads(), engine.leisurely_seconds(), [&](const Member& member) {

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import checks as _checks
+from .lists import OF_ROWS, TARGETS
 from .values import Array
 
 Integers = npt.NDArray[np.int64]
@@ -90,7 +91,7 @@ def name(loss: str) -> str:
 def targets(
     y: npt.ArrayLike, loss: str, letters: str, expected: tuple[int, ...], dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
-    """Return targets of the `expected` shape in `dtype`; as int64 for "cross_entropy".
+    """Return targets of the `expected` shape in `dtype`; as int64 where they are classes.
 
     That labels are -1 or 1 and classes in [0, p) is left to the core to check.
 
@@ -107,20 +108,20 @@ def targets(
         and y.dtype is dtype
         and y.shape == expected
         and y.flags.num & _checks.READY == _checks.READY
-        and loss != "cross_entropy"
+        and loss not in OF_ROWS
     ):
         return y
     argument = name(loss)
     array = _checks.as_array(y, argument)
     _checks.shape(array, argument, letters, expected, runs=True)
     kind = array.dtype.kind
-    if loss == "cross_entropy":
+    if loss in OF_ROWS:
         if kind not in "iu":
             raise TypeError(f"y: expected integer classes, got dtype {array.dtype.name}")
         return _checks.ready(array.astype(np.int64, copy=False))
     if kind not in "iuf":
         raise TypeError(f"{argument}: expected a real or integer dtype, got {array.dtype.name}")
-    if kind == "f" and loss in ("squared", "cotangent"):
+    if kind == "f" and TARGETS[loss] != "signs":
         return _checks.real(y, argument, dtype, "X")
     labels = _checks.ready(array.astype(dtype))
     if kind == "f" and array.itemsize > labels.itemsize:
@@ -209,9 +210,9 @@ def targets_have_runs(y: npt.NDArray[Any], n: int) -> bool:
 
 def filled(y: npt.NDArray[Any], visible: npt.NDArray[np.bool_], loss: str) -> npt.NDArray[Any]:
     """Return targets with one that the loss takes in the rows that are not `visible` (n, q)."""
-    if loss != "cross_entropy":
+    if loss not in OF_ROWS:
         visible = visible[..., None]
-    filler = y.dtype.type(1 if loss in ("logistic", "exponential", "linear") else 0)
+    filler = y.dtype.type(1 if TARGETS[loss] == "signs" else 0)
     return np.ascontiguousarray(np.where(visible, y, filler))
 
 

@@ -7,11 +7,12 @@ import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments.checks import Wrt
+from .._arguments.lists import BITS, LOSSES
 from .._arguments.values import Scalar
 from ..dataset.dataset import Dataset, no_second_source
 from ..models import Model
 from ..models import problem as arguments
-from ..models.problem import BITS, CoreGradients, Problem
+from ..models.problem import CoreGradients, Problem
 from .record import Gradients
 
 
@@ -134,8 +135,8 @@ def _differentiated(
     core = model._core
     bits = core.bits if wrt is None else _bits(model, problem, wrt)
     value, gradients = _core.value_and_grad(
-        problem.data, core.parameters, problem.runs.length, model.scale, problem.causal, loss, bits,
-        config.threads(num_threads),
+        problem.data, core.parameters, runs=problem.runs.length, scale=model.scale,
+        causal=problem.causal, loss=LOSSES[loss], wrt=bits, threads=config.threads(num_threads),
     )  # fmt: skip
     if problem.token is not None and bits & BITS["X"]:
         gradients = _gathered(gradients, problem.token)

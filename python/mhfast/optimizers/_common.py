@@ -11,6 +11,8 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments.lists import SLOTS
+
 Numbers: TypeAlias = Sequence[float] | npt.NDArray[np.floating[Any]]
 Rates: TypeAlias = float | Numbers
 Schedule: TypeAlias = Numbers
@@ -50,8 +52,11 @@ class StepRule:
     """
 
     name: ClassVar[str]
-    slots: ClassVar[int] = 0
+    slots: ClassVar[int]
     """How many arrays of a parameter's shape the rule carries from step to step."""
+
+    def __init_subclass__(cls) -> None:
+        cls.slots = SLOTS[cls.name]
 
     schedule: Schedule | None = None
     l2: float = 0.0

@@ -139,7 +139,6 @@ class Momentum(StepRule):
     """
 
     name: ClassVar[str] = "momentum"
-    slots: ClassVar[int] = 1
 
     lr: Rates
     beta: float = 0.9
@@ -180,7 +179,6 @@ class Adam(StepRule):
     """
 
     name: ClassVar[str] = "adam"
-    slots: ClassVar[int] = 2
 
     lr: Rates
     beta1: float = 0.9

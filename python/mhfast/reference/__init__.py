@@ -7,7 +7,7 @@ fast.  Gradients are dicts of arrays by name.
 
 `model`: parameters, query rows and visible keys.  `attention`: weights and outputs.  `losses`.
 `gradients`: centred, so that they are right in saturation.  `normalized`: directions of gradients
-that underflow.  `hessian`.  `training`: the optimizers.  `runs`: the run axis, a loop.
+that underflow.  `hessian`.  `optimizers`.  `training`.  `runs`: the run axis, a loop.
 """
 
 from .attention import attention, outputs
@@ -16,10 +16,12 @@ from .hessian import hvp
 from .losses import LOSSES, loss_terms
 from .model import Model
 from .normalized import Scaled, scaled_gradients
+from .optimizers import STEPS
 from .training import train
 
 __all__ = [
     "LOSSES",
+    "STEPS",
     "Model",
     "Scaled",
     "attention",

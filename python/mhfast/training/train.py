@@ -6,12 +6,12 @@ import os
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments.checks import Wrt
+from .._arguments.lists import LOSSES
 from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models import problem as _core_arguments
@@ -142,7 +142,7 @@ def train(
     )
     problem, test_problems = arguments.problems(run, data, tests)
     run = spread(run, problem.runs.length)
-    settings = core_settings(run.optimizer, last, run.runs) | {"since": run.since}
+    settings = core_settings(run.optimizer, last, run.runs, run.since)
     sides = arguments.directions(directions, run.model, problem.runs)
     arguments.function(callback, "callback")
     named, functions = prepare(
@@ -164,29 +164,31 @@ def train(
         run, named, functions, callback, arguments.checkpoint(checkpoint), inside,
         arguments.frozen(run, released=stop is not None),
     )  # fmt: skip
-    settings["reasons"] = loop.reasons
     every = loop.every()
+    end = None
     with progress_bar(first, last) if progress else nullcontext() as tick:
         try:
-            reached, reasons = _core.train(
-                problem.data, loop.parameters, start._core.parameters,
-                run.runs or 0, run.model.scale, problem.causal, run.loss,
-                _core_arguments.bits(run.wrt),
-                settings, loop.state, first, last,
-                [arguments.core_record(rows, data) for rows in named],
-                [test.data for test in test_problems], list(sides.values()),
-                {} if callable(run.stop) else dict(run.stop),
-                loop.stopped, every or 1, loop.at if every else None, tick,
-                config.threads(num_threads),
+            end = _core.train(
+                samples=problem.data, parameters=loop.parameters, runs=run.runs or 0,
+                scale=run.model.scale, causal=problem.causal, loss=LOSSES[run.loss],
+                wrt=_core_arguments.bits(run.wrt), starts=start._core.parameters,
+                optimizer=settings, state=loop.state, first=first, last=last,
+                records=[arguments.core_record(rows, data) for rows in named],
+                tests=[test.data for test in test_problems], directions=list(sides.values()),
+                thresholds={} if callable(run.stop) else dict(run.stop),
+                stopped=loop.stopped, reasons=loop.reasons, hook_every=every or 1,
+                hook=loop.at if every else None, tick=tick, threads=config.threads(num_threads),
             )  # fmt: skip
+            if end.error is not None:
+                raise end.error
             if tick is not None:
-                tick(reached)
-            return loop.finish(reached, reasons, settings["rows"])
+                tick(end.reached)
+            return loop.finish(end)
         except KeyboardInterrupt:
-            raise Interrupted(_rescued(loop, settings, "interrupted")) from None
+            raise Interrupted(_rescued(loop, end, "interrupted")) from None
         except Exception as error:
-            if "reached" in settings:
-                _carry(error, _rescued(loop, settings, "exception"))
+            if end is not None:
+                _carry(error, _rescued(loop, end, "exception"))
             raise
 
 
@@ -220,10 +222,11 @@ def _with_optimizer(run: Run, optimizer: Optimizer | None) -> Run:
     return replace(run, optimizer=optimizer, state={}, since=run.step)
 
 
-def _rescued(loop: Loop, settings: dict[str, Any], reason: str) -> Run:
-    """Return the run as it was when an exception left the core, or before it started."""
-    rows = settings.get("rows", [0] * len(loop.named))
-    return loop.so_far(settings.get("reached", loop.run.step), reason, rows)
+def _rescued(loop: Loop, end: _core.TrainingResult | None, reason: str) -> Run:
+    """Return the run as it was when an exception ended training, or before it started."""
+    if end is None:
+        return loop.so_far(loop.run.step, reason, [0] * len(loop.named))
+    return loop.so_far(end.reached, reason, end.rows)
 
 
 def _carry(error: Exception, run: Run) -> None:

@@ -1,0 +1,63 @@
+// Adam, with AdamW's decay. At step k + 1 of its moments:
+//
+//   m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+//   theta -= lr weight_decay theta
+//   theta -= lr m / (1 - beta1^(k+1)) / (sqrt(v / (1 - beta2^(k+1))) + eps)
+#pragma once
+
+#include <cmath>
+
+#include "step_rule.hpp"
+
+namespace mhfast {
+
+struct Adam : StepRule {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+
+  template <class Visit>
+  static void fields(const Visit& visit) {
+    visit("beta1", &Adam::beta1);
+    visit("beta2", &Adam::beta2);
+    visit("eps", &Adam::eps);
+    visit("weight_decay", &Adam::weight_decay);
+  }
+  static constexpr int kSlots = 2;
+  void begin(double taken) {
+    correction = 1 / (1 - std::pow(beta1, taken));
+    root_scale = 1 / std::sqrt(1 - std::pow(beta2, taken));
+  }
+  double rate(const AtStep& at) const { return at.lr * correction; }
+  double decay(const AtStep& at) const { return at.lr * weight_decay; }
+
+  double correction = 1, root_scale = 1;  // of the moments, for having been zero at first
+
+  template <class Math>
+  struct Step {
+    using Number = typename Math::Number;
+    using Real = typename Math::Real;
+    const Number rate, kept, decay;
+    const Real beta1, rest1, beta2, rest2, scale, eps;
+
+    Step(const Adam& rule, const Factors<Number>& factors)
+        : rate(factors.rate),
+          kept(factors.kept),
+          decay(factors.decay),
+          beta1(Real(rule.beta1)),
+          rest1(Real(1 - rule.beta1)),
+          beta2(Real(rule.beta2)),
+          rest2(Real(1 - rule.beta2)),
+          scale(Real(rule.root_scale)),
+          eps(Real(rule.eps)) {}
+    template <class Slots>
+    Number operator()(Number theta, Number g, const Slots& slots) const {
+      const Number push = kept * g;
+      const Number m = beta1 * slots.load(0) + rest1 * push;
+      const Number v = beta2 * slots.load(1) + rest2 * (push * push);
+      slots.store(0, m);
+      slots.store(1, v);
+      return (theta - decay * theta) - rate * m / (Math::root(v) * scale + eps);
+    }
+  };
+};
+
+}  // namespace mhfast
