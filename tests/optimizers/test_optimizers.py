@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from lists import plain
 
 import mhfast as mh
 from mhfast.optimizers import OPTIMIZERS, StepRule, core_settings, of_runs
@@ -15,9 +16,7 @@ WITH_RATE = [kind for kind in OPTIMIZERS if kind is not mh.PolyakStep]
 
 def make(kind, **fields):
     """An optimizer of the kind with what it must have."""
-    values = {"lr": 0.5, "p": 3.0}
-    needed = {f.name: values[f.name] for f in dataclasses.fields(kind) if f.name in values}
-    return kind(**needed | fields)
+    return plain(kind, **({"lr": 0.5} if kind is not mh.PolyakStep else {}) | fields)
 
 
 def test_fields_become_plain_numbers_and_compare():
