@@ -12,12 +12,14 @@
 #include "../losses/linear.hpp"
 #include "../losses/logistic.hpp"
 #include "../losses/squared.hpp"
+#include "../losses/squared_hinge.hpp"
 
 #define MHFAST_LOSSES(X)         \
   X(Logistic, logistic)          \
   X(Exponential, exponential)    \
   X(Linear, linear)              \
   X(Squared, squared)            \
+  X(SquaredHinge, squared_hinge) \
   X(CrossEntropy, cross_entropy) \
   X(Cotangent, cotangent)
 

@@ -7,6 +7,7 @@ m = y F, y = ±1:
     exponential     exp(-m)
     linear          -m
     squared         (F - y)², y real
+    squared_hinge   max(0, 1 - m)²
     cross_entropy   logsumexp(F) - F_y, of rows F (...,p) and classes y (...); values (...,1)
 """
 
@@ -63,6 +64,13 @@ def _squared(F: Array, y: Array) -> Terms:
     return Terms((F - y) ** 2, 2.0 * (F - y), log_slope, np.full_like(F, 2.0))
 
 
+def _squared_hinge(F: Array, y: Array) -> Terms:
+    lack = np.maximum(0.0, 1.0 - y * F)
+    with np.errstate(divide="ignore"):
+        log_slope = np.log(2.0 * lack)
+    return Terms(lack**2, -2.0 * y * lack, log_slope, 2.0 * (lack > 0.0))
+
+
 def _cross_entropy(F: Array, y: Array) -> Terms:
     # 1 - p_y is taken as the sum of the other probabilities: at large margins p_y rounds to one.
     own = np.arange(F.shape[-1]) == y[..., None]
@@ -89,6 +97,7 @@ LOSSES: dict[str, Callable[[Array, Any], Terms]] = {
     "exponential": _exponential,
     "linear": _linear,
     "squared": _squared,
+    "squared_hinge": _squared_hinge,
     "cross_entropy": _cross_entropy,
 }
 OF_ROWS = ("cross_entropy",)
