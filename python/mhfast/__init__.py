@@ -14,32 +14,20 @@ from .dataset.dataset import Dataset, as_dataset
 from .gradients import Gradients, backward, dot, hvp, norm, value_and_grad
 from .learner import learn_layer
 from .models import Classifier, Layer, LowRank, explain, stack
-from .optimizers import (
-    Adam,
-    GradientDescent,
-    MirrorDescent,
-    Momentum,
-    NormalizedGradientDescent,
-    PolyakStep,
-)
+from .optimizers import rules as _rules
+from .optimizers.rules import *  # noqa: F403  # every optimizer
 from .training.run import Interrupted, Run
 from .training.train import train
 
 __version__ = version("mhfast")
 
 __all__ = [
-    "Adam",
     "Classifier",
     "Dataset",
-    "GradientDescent",
     "Gradients",
     "Interrupted",
     "Layer",
     "LowRank",
-    "MirrorDescent",
-    "Momentum",
-    "NormalizedGradientDescent",
-    "PolyakStep",
     "Run",
     "__version__",
     "as_dataset",
@@ -60,3 +48,4 @@ __all__ = [
     "train",
     "value_and_grad",
 ]
+__all__ += _rules.__all__

@@ -65,5 +65,5 @@ def of_runs(optimizer: Optimizer, index: int | slice | np.ndarray[Any, Any]) -> 
     lr = getattr(optimizer, "lr", None)
     if not isinstance(lr, tuple):
         return optimizer
-    chosen: Any = np.array(lr)[index]
-    return replace(optimizer, lr=chosen)
+    chosen: dict[str, Any] = {"lr": np.array(lr)[index]}
+    return replace(optimizer, **chosen)

@@ -25,6 +25,15 @@ from ._common import (
     truth,
 )
 
+__all__ = [
+    "Adam",
+    "GradientDescent",
+    "MirrorDescent",
+    "Momentum",
+    "NormalizedGradientDescent",
+    "PolyakStep",
+]
+
 
 @dataclass(frozen=True, repr=False)
 class GradientDescent(StepRule):
@@ -238,11 +247,7 @@ class MirrorDescent(StepRule):
         one_of("by", self.by, GROUPINGS)
 
 
-Optimizer: TypeAlias = (
-    GradientDescent | NormalizedGradientDescent | PolyakStep | Momentum | Adam | MirrorDescent
-)
+Optimizer: TypeAlias = StepRule
 
-OPTIMIZERS = (
-    GradientDescent, NormalizedGradientDescent, PolyakStep, Momentum, Adam, MirrorDescent,
-)  # fmt: skip
+OPTIMIZERS = tuple(StepRule.__subclasses__())
 """All of them."""

@@ -68,7 +68,7 @@ def _squared_hinge(F: Array, y: Array) -> Terms:
     lack = np.maximum(0.0, 1.0 - y * F)
     with np.errstate(divide="ignore"):
         log_slope = np.log(2.0 * lack)
-    return Terms(lack**2, -2.0 * y * lack, log_slope, 2.0 * (lack > 0.0))
+    return Terms(lack**2, -2.0 * y * lack, log_slope, np.where(lack > 0.0, 2.0, 0.0))
 
 
 def _cross_entropy(F: Array, y: Array) -> Terms:
