@@ -13,6 +13,7 @@
 #include "../optimizers/momentum.hpp"
 #include "../optimizers/normalized_gradient_descent.hpp"
 #include "../optimizers/polyak_step.hpp"
+#include "../optimizers/sign_descent.hpp"
 
 #define MHFAST_OPTIMIZERS(X)                                \
   X(GradientDescent, gradient_descent)                      \
@@ -20,4 +21,5 @@
   X(PolyakStep, polyak_step)                                \
   X(Momentum, momentum)                                     \
   X(Adam, adam)                                             \
-  X(MirrorDescent, mirror_descent)
+  X(MirrorDescent, mirror_descent)                          \
+  X(SignDescent, sign_descent)

@@ -32,6 +32,7 @@ __all__ = [
     "Momentum",
     "NormalizedGradientDescent",
     "PolyakStep",
+    "SignDescent",
 ]
 
 
@@ -245,6 +246,33 @@ class MirrorDescent(StepRule):
             raise ValueError(f"p: expected a finite number above 1, got {self.p}")
         self._settle("normalized", truth("normalized", self.normalized))
         one_of("by", self.by, GROUPINGS)
+
+
+@dataclass(frozen=True, repr=False)
+class SignDescent(StepRule):
+    """Sign descent: θ_{k+1} = θ_k - lr sign(g), entry by entry, with sign(0) = 0.
+
+    The size of the gradient does not matter, so that ``clip`` changes nothing. It is the steepest
+    descent in the norm max |θ_j|, up to the length of the step.
+
+    Parameters
+    ----------
+    lr : float or (R,)
+        Change of an entry, as in `GradientDescent`.
+
+    References
+    ----------
+    Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optimisation for Non-Convex
+    Problems", ICML 2018.
+    """
+
+    name: ClassVar[str] = "sign_descent"
+
+    lr: Rates
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._settle("lr", rates(self.lr))
 
 
 Optimizer: TypeAlias = StepRule

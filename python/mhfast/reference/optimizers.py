@@ -62,6 +62,11 @@ def mirror_descent(o: Any, theta: Array, g: Array, _kept: list[Array], at: At) -
     return np.asarray(np.sign(s) * np.abs(s) ** (1.0 / (o.p - 1.0)))
 
 
+def sign_descent(_o: Any, theta: Array, g: Array, _kept: list[Array], at: At) -> Array:
+    """θ - lr sign(g), with sign(0) = 0."""
+    return np.asarray(theta - at.lr * np.sign(g))
+
+
 STEPS: dict[str, Callable[[Any, Array, Array, list[Array], At], Array]] = {
     "gradient_descent": gradient_descent,
     "normalized_gradient_descent": gradient_descent,
@@ -69,4 +74,5 @@ STEPS: dict[str, Callable[[Any, Array, Array, list[Array], At], Array]] = {
     "momentum": momentum,
     "adam": adam,
     "mirror_descent": mirror_descent,
+    "sign_descent": sign_descent,
 }
