@@ -102,9 +102,32 @@ def test_bounds_are_the_formulas() -> None:
     assert theory.stability_bound(start, data, **arguments).bound == pytest.approx(S, rel=1e-9)
     gap = theory.generalization_bound(start, data, **arguments)
     assert gap.bound == pytest.approx(2 * S, rel=1e-9)
-    assert gap.vacuous
-    assert "vacuous" in str(gap)
+    # |Φ| ≤ sqrt(q) Rx ‖U‖ in the ball: losses up to 18 are possible, and a bound of 14 is below.
+    output = math.sqrt(10) * bounds.token_norm * (np.linalg.norm(start.U) + 3 * D0)
+    assert gap.trivial == pytest.approx(math.log(1 + math.exp(output)), rel=1e-9)
+    assert math.log(2) < gap.bound < gap.trivial
+    assert not gap.vacuous
+    assert "says little: not below log 2" in str(gap)
+    assert training.trivial == pytest.approx(run.history["loss"][0], rel=1e-12)
+    assert training.bound > training.trivial  # 60 steps do not show more than that the loss falls
+    assert training.vacuous
+    few = theory.generalization_bound(start, data.subset([0, 1]), **arguments)
+    assert few.bound > few.trivial
+    assert few.vacuous
+    assert "vacuous: not below" in str(few)
     assert spread < 2.8
+
+
+def test_a_bound_is_vacuous_from_what_is_known_anyway_on() -> None:
+    def bound(value: float) -> theory.Guarantee:
+        return theory.Guarantee("x", "proved", value, 0.9, (), 1.0, 3.0)
+
+    assert [bound(value).vacuous for value in (0.1, 0.8, 0.9, 1.0, math.nan)] == [
+        False, False, True, True, True
+    ]  # fmt: skip
+    assert "vacuous: not below 0.9" in str(bound(0.9))
+    assert "says little" in str(bound(0.8))
+    assert str(bound(0.1)) == "x ≤ 0.1"
 
 
 def test_recalled_constants_are_named() -> None:

@@ -25,10 +25,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .._values import Array
 from ..dataset import Dataset
 from ..models import Classifier
 from .runs import over_runs
-from .sides import classifier, dense_W, in_double, query_side, samples
+from .sides import dense_W, exponent, in_units, query_side, samples, settled
 
 CONSTANTS = ("proved", "recalled")
 
@@ -73,7 +74,7 @@ class CurvatureBounds:
     @property
     def hessian(self) -> float:
         """Bound b1²/4 + b3/sqrt(H) of ‖∇²L‖."""
-        return self.b1**2 / 4 + self.weak_convexity
+        return self.b1 * self.b1 / 4 + self.weak_convexity
 
     def gradient(self, loss: float) -> float:
         """Return the bound b1 L of ‖∇L‖ at the loss L."""
@@ -100,6 +101,7 @@ def curvature_bounds(
         With dense W and no prompt; any `query` and `scale`.  With a run axis every number of the
         result is an array (R,).
     X : array (n, T, d) or Dataset
+        The bounds are for samples of positive weight, and for losses of any weights.
     within : float
         Let the bounds hold in the whole ball of this radius about the model, by u + `within`.
     constants : {"proved", "recalled"}
@@ -117,17 +119,15 @@ def curvature_bounds(
     ValueError
         `within` is negative, or the constants are unknown or not for this model.
     """
-    model, data = in_double(classifier(model, dense=True), samples(X))
+    model, data, _ = settled(model, samples(X), dense=True)
     if not within >= 0.0:
         raise ValueError(f"within: expected a number of at least 0, got {within}")
     if constants not in CONSTANTS:
         raise ValueError(f"constants: expected one of {', '.join(CONSTANTS)}, got {constants!r}")
     Z = query_side(model, data)
-    Rx = float(np.linalg.norm(data.X, axis=2).max())
-    Rz = float(np.linalg.norm(Z, axis=2).max())
+    Rx, Rz = _longest(data.X, 1), _longest(Z, 1)
     q, scale = int(model.U.shape[1]), abs(model.scale)
-    squares = (model.U**2).sum(axis=(1, 2))
-    u = float(np.sqrt(squares.max())) + within
+    u = _longest(model.U, 2) + within
     if constants == "proved":
         b1 = math.sqrt(q) * Rx * (scale * Rz * Rx * u + 1)
     else:
@@ -136,6 +136,15 @@ def curvature_bounds(
                 "constants: expected 'proved' unless the model is self-attention with scale 1, "
                 "got 'recalled'"
             )
-        heads = float(np.sqrt((squares + (dense_W(model) ** 2).sum(axis=(1, 2))).max())) + within
-        b1 = math.sqrt(q) * Rx * (2 * Rx**2 * heads + 1)
+        both = (dense_W(model).reshape(model.heads, -1), model.U.reshape(model.heads, -1))
+        heads = _longest(np.concatenate(both, axis=1), 1) + within
+        b1 = math.sqrt(q) * Rx * (2 * Rx * Rx * heads + 1)
     return CurvatureBounds(Rx, Rz, q, model.heads, scale, u, b1)
+
+
+def _longest(array: Array, axes: int) -> float:
+    """Return the largest norm over the last axes, which squares of 1e-170 do not reach."""
+    unit = exponent(array)
+    scaled = in_units(array, unit)
+    squares = np.square(scaled).sum(axis=tuple(range(-axes, 0)))
+    return float(in_units(np.sqrt(squares.max()), -unit))
