@@ -25,11 +25,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .._values import Array
 from ..dataset import Dataset
 from ..models import Classifier
 from .runs import over_runs
-from .sides import dense_W, exponent, in_units, query_side, samples, settled
+from .sides import dense_W, norms, query_side, samples, settled
 
 CONSTANTS = ("proved", "recalled")
 
@@ -125,9 +124,9 @@ def curvature_bounds(
     if constants not in CONSTANTS:
         raise ValueError(f"constants: expected one of {', '.join(CONSTANTS)}, got {constants!r}")
     Z = query_side(model, data)
-    Rx, Rz = _longest(data.X, 1), _longest(Z, 1)
+    Rx, Rz = float(norms(data.X, 1).max()), float(norms(Z, 1).max())
     q, scale = int(model.U.shape[1]), abs(model.scale)
-    u = _longest(model.U, 2) + within
+    u = float(norms(model.U, 2).max()) + within
     if constants == "proved":
         b1 = math.sqrt(q) * Rx * (scale * Rz * Rx * u + 1)
     else:
@@ -137,14 +136,6 @@ def curvature_bounds(
                 "got 'recalled'"
             )
         both = (dense_W(model).reshape(model.heads, -1), model.U.reshape(model.heads, -1))
-        heads = _longest(np.concatenate(both, axis=1), 1) + within
+        heads = float(norms(np.concatenate(both, axis=1), 1).max()) + within
         b1 = math.sqrt(q) * Rx * (2 * Rx * Rx * heads + 1)
     return CurvatureBounds(Rx, Rz, q, model.heads, scale, u, b1)
-
-
-def _longest(array: Array, axes: int) -> float:
-    """Return the largest norm over the last axes, which squares of 1e-170 do not reach."""
-    unit = exponent(array)
-    scaled = in_units(array, unit)
-    squares = np.square(scaled).sum(axis=tuple(range(-axes, 0)))
-    return float(in_units(np.sqrt(squares.max()), -unit))

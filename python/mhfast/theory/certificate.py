@@ -173,7 +173,7 @@ def certify(
     ----------
     run : Run
         One training, of a Classifier with dense W and no prompt, on the logistic loss.  Curvature
-        is judged at the steps at which both "W" and "U" were recorded, at the start and the end; the
+        is judged where both "W" and "U" were recorded, at the start and at the end; the
         training guarantee if "loss" was recorded at every step, the distance if "distance" was,
         and the generalization gap where "loss" and "test_loss" were.  Its bound is one of
         expectations, so that no single run is guaranteed to meet it.

@@ -55,16 +55,18 @@ def nearest_point(G: Array) -> Array:
     return share
 
 
-def resolution(n: int, terms: int, cancellation: float = 1.0) -> float:
+def resolution(n: int, terms: int, precision: float, cancellation: float = 1.0) -> float:
     """Return the margin below which n features cannot be told from inseparable ones.
 
-    It is relative to the longest feature: r with r² = 10 (n + sqrt(terms)) 2⁻⁵² c. Inner products
-    of features of so many numbers, and their combinations by n convex weights, carry rounding
-    below r², and a hull point found from them has a length of r where the origin is in the hull.
-    `cancellation` c is by how much the longest feature is shorter than what it is a difference of.
+    It is relative to the longest feature: the larger of r, r² = 10 (n + sqrt(terms)) 2⁻⁵² c, and
+    16 c `precision`.  Inner products of features of so many numbers, and their combinations by n
+    convex weights, carry rounding below r², and a hull point found from them has a length of r
+    where the origin is in the hull.  Numbers given with a relative `precision` (2⁻²³ in float32)
+    leave a margin of about that.  `cancellation` c is by how much the longest feature is shorter
+    than what it is a difference of.
     """
-    eps = float(np.finfo(np.float64).eps)
-    return math.sqrt(10.0 * (n + math.sqrt(terms)) * eps * max(1.0, cancellation))
+    eps, c = float(np.finfo(np.float64).eps), max(1.0, cancellation)
+    return max(math.sqrt(10.0 * (n + math.sqrt(terms)) * eps * c), 16.0 * c * precision)
 
 
 def is_separated(products: Array, G: Array, least: float) -> bool:

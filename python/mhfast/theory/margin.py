@@ -18,7 +18,7 @@ from ..models import Classifier
 from .hull import is_separated, nearest_point, resolution
 from .kernel import scaled_kernel
 from .runs import over_runs
-from .sides import classifier, settled
+from .sides import classifier, norms, settled
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +107,9 @@ def ntk_margin(
     γ / sqrt(2) is the distance of the origin from the convex hull of y_i ∇Φ(X_i), whose nearest
     point `nearest_point` finds from the tangent kernel; everything is computed in float64.  The
     gap is typically 1e-12 of γ.  Rounding hides a distance below r times the longest gradient,
-    r² = 10 (n + sqrt(P)) 2⁻⁵² for P parameters.  Features count as separable where a direction has
-    a margin of twice that, and as inseparable where the hull point is shorter.
+    r² = 10 (n + sqrt(P)) 2⁻⁵² for P parameters, r = 16 · 2⁻²³ if larger in float32.
+    Features count as separable where a direction has a margin of twice that, and as inseparable
+    where the hull point is shorter.
 
     Property P3 of the good initialization of Deora, Ghaderi, Taheri, Thrampoulidis, "On the
     Optimization and Generalization of Multi-head Attention" (TMLR 2024).
@@ -125,7 +126,8 @@ def ntk_margin(
     _, gradient = value_and_grad(model, combined, loss="linear", wrt=wrt)
     length = norm(gradient)
     products = G @ weights
-    least = resolution(data.n, sum(x.size for x in arrays_of(gradient).values()))
+    parameters = sum(x.size for x in arrays_of(gradient).values())
+    least = resolution(data.n, parameters, float(np.finfo(dtype).eps))
     longest = math.ldexp(math.sqrt(G.diagonal().max()), unit)
     separable = is_separated(products, G, least)
     if separable:  # the products are in units of 4^unit
@@ -213,8 +215,8 @@ def arrays_of(g: Gradients) -> dict[str, Array]:
 
 def head_norms(arrays: Sequence[Array]) -> Array:
     """Return the norm (H,) of every head over arrays (H, ...)."""
-    norms: Array = np.sqrt(sum((a**2).reshape(len(a), -1).sum(axis=1) for a in arrays))
-    return norms
+    together = np.concatenate([a.reshape(len(a), -1) for a in arrays], axis=1)
+    return norms(together, 1)
 
 
 def _labels(data: Dataset, counting: npt.NDArray[np.int64]) -> Array:

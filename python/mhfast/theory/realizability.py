@@ -74,11 +74,11 @@ class Realizability:
         return self.heads_factor >= 1.0
 
     def __str__(self) -> str:
-        lines = ["    loss  distance  measured  sqrt(H) over needed  condition on H"]
+        lines = ["      loss   distance   measured  sqrt(H)/needed  condition on H"]
         for row in zip(self.epsilon, self.distance, self.loss, self.heads_factor,
                        self.heads_needed, strict=True):  # fmt: skip
             met = "met" if row[3] >= 1.0 else f"needs H >= {heads_shown(row[4])}"
-            lines.append("{:8.3g}{:10.4g}{:10.3g}{:21.3g}".format(*row[:4]) + f"  {met}")
+            lines.append("{:10.3g} {:10.4g} {:10.3g} {:15.3g}".format(*row[:4]) + f"  {met}")
         return "\n".join(lines)
 
 

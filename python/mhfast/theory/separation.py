@@ -115,7 +115,8 @@ def token_svm(
     array (N, N) must fit in memory.  Tokens and queries enter in units of their own size.
 
     Rounding hides a margin below r times the longest constraint, r² = 10 (N + d) 2⁻⁵² c, where c is
-    by how much the longest difference x_best - x_t is shorter than the longest token.  Tokens count
+    by how much the longest difference x_best - x_t is shorter than the longest token; in float32
+    that is at least 16 · 2⁻²³ c.  Tokens count
     as separable where W has a margin of twice that, and as inseparable where the hull point is
     shorter.
 
@@ -180,7 +181,7 @@ def token_svm(
         left = np.broadcast_to(Z[:, :, None], apart.shape)[rivals]
         G = (left @ left.T) * (right @ right.T)
     longest = float(np.linalg.norm(right, axis=1).max())
-    least = resolution(len(right), d * d, tokens / longest if longest > 0.0 else 1.0)
+    least = resolution(len(right), d * d, eps, tokens / longest if longest > 0.0 else 1.0)
     weights = nearest_point(G)
     point = weights @ right if wrt == "prompt" else (weights[:, None] * left).T @ right
     length = float(np.linalg.norm(point))

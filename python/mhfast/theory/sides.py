@@ -144,6 +144,13 @@ def in_units(array: Array, unit: int) -> Array:
     return scaled
 
 
+def norms(array: Array, axes: int) -> Array:
+    """Return the norms over the last axes, also of numbers whose squares are no numbers."""
+    unit = exponent(array)
+    squares = np.square(in_units(array, unit)).sum(axis=tuple(range(-axes, 0)))
+    return in_units(np.sqrt(squares), -unit)
+
+
 def double(record: Record) -> Record:
     """Return a model or data set with all its real arrays in float64."""
     return _double(record)  # type: ignore[no-any-return]
