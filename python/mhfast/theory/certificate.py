@@ -251,7 +251,7 @@ def _of_snapshot(model: Classifier, data: Dataset, hessian: bool) -> list[tuple[
         except ValueError:  # it overflows
             smallest = largest = math.nan
         pairs.append((max(-smallest, largest), bounds.hessian))
-        pairs.append((max(-smallest, 0.0), -bounds.smallest_eigenvalue(loss)))
+        pairs.append((max(0.0, -smallest), -bounds.smallest_eigenvalue(loss)))
     return pairs
 
 

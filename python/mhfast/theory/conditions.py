@@ -118,7 +118,9 @@ class Guarantee:
         lines += [f"  {condition}" for condition in self.conditions]
         if not self.applies:
             lines.append("  nothing is guaranteed: a condition is not met")
-        if self.vacuous:
+        if math.isnan(self.bound):
+            lines.append("  says nothing: the bound is not a number")
+        elif self.vacuous:
             lines.append(f"  vacuous: not below {self.trivial:.4g}, which is known anyway")
         elif not self.bound < math.log(2):
             lines.append("  says little: not below log 2, the loss of a classifier of outputs 0")

@@ -89,12 +89,20 @@ def leave_one_out(
     -------
     Stability
 
+    Raises
+    ------
+    TypeError, ValueError
+        An argument does not fit, as in `mhfast.train`; the samples have weights or are less than
+        two; or numbers of a training do not stay finite.
+
     References
     ----------
     The stability analysis of Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and
     Generalization of Multi-head Attention" (TMLR 2024).
     """
     model, data = classifier(model), as_dataset(X, y)
+    if data.runs is not None:
+        raise ValueError(f"X: expected one data set, as X.run(0) is, got {data.runs} runs")
     n = data.n
     if data.weight is not None:
         raise ValueError("weight: expected None, since leaving out a sample has no weight, got one")
@@ -122,6 +130,12 @@ def leave_one_out(
         record={"own_loss": every},
         **common,
     )
+    ended = [run.step for run in (whole, *(without[i] for i in range(n))) if run.step < steps]
+    if ended:
+        raise ValueError(
+            "lr: expected trainings whose numbers stay finite, got one that ends at step "
+            f"{ended[0]}"
+        )
     left_out = without.history["own_loss"].T
     return Stability(
         steps=whole.steps["loss"],
