@@ -68,7 +68,7 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         "stopped": None if "stopped" in arrays else run["stopped"],
         **{name: run[name] for name in _PLAIN},
     }
-    _write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
+    write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
 
 
 def _parts(
@@ -172,7 +172,7 @@ def _decode(kind: str, value: Any) -> Any:
     return MissingFunction(value) if kind == "function" else value
 
 
-def _write_at_once(path: Path, arrays: Mapping[str, Any]) -> None:
+def write_at_once(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write a neighbour of the file, force it to disk and rename it."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
