@@ -8,7 +8,8 @@
 //   load      W of factors, copies of a head's parameters       head        the prompt
 //   | pass    partial gradients, totals, scales of a chunk      chunk       what was loaded
 //   | scales  scales of heads (normalized steps only)           first
-//   | reduce  a head's gradients, with l2, and their norms      head        chunks' partials, prompt
+//   | reduce  a head's gradients, with l2, and their norms      head        chunks' partials,
+//   prompt
 //   (| reduce gradient of the prompt, from all heads            first       heads' products)
 //   | decide  rates, what stops and what is due                 first       totals, norms
 //   | tests   load and pass over each test set that is due      as above
@@ -114,6 +115,7 @@ class Loop {
 
   std::int64_t step_;
   std::vector<double> rates_, losses_;
+  std::vector<std::int64_t> since_;
   std::vector<char> frozen_;
   std::vector<std::string> reasons_;
   std::string finish_;

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from . import _checks
 from ._core_arguments import AXES, with_arrays
 from ._runs import repeated
+from ._training_arguments import settled_steps
 from ._values import Array
 from .models import Model
 from .optimizers import of_runs
@@ -45,6 +46,7 @@ def selected(run: Run, index: int | slice | npt.ArrayLike) -> Run:
         reason=run.reason[which] if one else [run.reason[r] for r in np.arange(run.runs)[which]],
         stopped=_ended_at(ends) if one else ends,
         optimizer=of_runs(run.optimizer, which),
+        since=settled_steps(np.broadcast_to(run.since, run.runs)[which]),
         subspace=None if run.subspace is None else run.subspace[which],
     )
 

@@ -247,6 +247,24 @@ def frozen(run: Run, *, released: bool) -> npt.NDArray[np.int64]:
     return np.where([reason in lasting for reason in run.reason], run.stopped, -1)
 
 
+def since(run: Run, frozen: npt.NDArray[np.int64]) -> int | tuple[int, ...]:
+    """Return `Run.since` as runs go on that are not ``frozen`` any longer.
+
+    Such a run has the state of the step where it stopped; the steps that others took meanwhile are
+    not its own.
+    """
+    if not isinstance(run.stopped, np.ndarray):
+        return run.since
+    missed = np.where((run.stopped >= 0) & (frozen < 0), run.step - run.stopped, 0)
+    return settled_steps(run.since + missed)
+
+
+def settled_steps(steps: npt.ArrayLike) -> int | tuple[int, ...]:
+    """Return steps of runs as `Run.since` keeps them: one number where all are the same."""
+    each = [int(step) for step in np.ravel(steps)]
+    return each[0] if len(set(each)) == 1 else tuple(each)
+
+
 def restored(record: Record) -> Record:
     """Return ``record``; ValueError if it is that of a saved run and functions are missing."""
     if isinstance(record, Mapping):
