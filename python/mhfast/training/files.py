@@ -107,7 +107,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    names = about["names"]
+    names, since = about["names"], about["since"]
     kind, settings = about["optimizer"]
     own = {name: arrays[name] for name in ("schedule", "lr") if name in arrays}
     return {
@@ -121,6 +121,7 @@ def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
         "stop": _decode(*about["stop"]),
         "stopped": arrays.get("stopped", about["stopped"]),
         **{name: about[name] for name in _PLAIN},
+        "since": tuple(since) if isinstance(since, list) else since,
         "wrt": tuple(about["wrt"]),
         "subspace": _subspace(about, arrays),
     }

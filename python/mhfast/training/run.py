@@ -64,8 +64,10 @@ class Run:
         The parameters θ_0, from which "distance" is measured.
     state : dict of tuples of arrays
         What `Momentum` and `Adam` carry from step to step, for each parameter in ``wrt``.
-    since : int
-        The step at which ``state`` was zero: 0 unless the optimizer was changed on the way.
+    since : int, or tuple of R of them
+        The step at which ``state`` was zero, had the run taken every step since: 0 unless the
+        optimizer was changed on the way, or of runs that others have overtaken while they were
+        frozen.
     subspace : Subspace or None
         Where tokens have many more dimensions than their span, the run inside the span, where it
         goes on bitwise; see `train`.
@@ -89,7 +91,7 @@ class Run:
     stop: Stop
     start: Model
     state: dict[str, tuple[Array, ...]] = field(default_factory=dict)
-    since: int = 0
+    since: int | tuple[int, ...] = 0
     subspace: Subspace | None = None
 
     @property
