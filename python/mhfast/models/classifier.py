@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from .._values import Array, frozen
-from ..dataset import Dataset, Seed, Seeds
-from ..low_rank import LowRank
-from . import settling, starting
+from .._arguments import checks as _checks
+from .._arguments.values import Array, frozen
+from ..dataset.dataset import Dataset, Seed, Seeds
+from . import initializers as starting
+from . import validation as settling
+from .low_rank import LowRank
 from .model import Model
+from .random_step import random_step
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -184,14 +186,12 @@ class Classifier(Model):
         *,
         query: int | None = None,
         scale: float = 1.0,
-    ) -> Classifier:
+    ) -> Self:
         """Make the classifier one gradient step of random sign per head away from zero.
 
-        See `mhfast.starts.random_step` for parameters and formula.
+        See `mhfast.models.random_step.random_step` for parameters and formula.
         """
-        from ..starts import random_step
-
-        return random_step(data, heads, seed, query=query, scale=scale)
+        return cls(**random_step(data, heads, seed, query), query=query, scale=scale)
 
     @property
     def _rows(self) -> int:

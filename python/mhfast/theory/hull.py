@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from .._values import Array
+from .._arguments.values import Array
 from .sides import exponent, in_units
 
 

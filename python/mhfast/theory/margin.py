@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from .._values import Array
-from ..dataset import Dataset, as_dataset
+from .._arguments import checks as _checks
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients, norm, value_and_grad
 from ..models import Classifier
 from .hull import is_separated, nearest_point, resolution

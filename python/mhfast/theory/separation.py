@@ -8,9 +8,10 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks, _samples
-from .._values import Array
-from ..dataset import Dataset
+from .._arguments import checks as _checks
+from .._arguments import samples as _samples
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset
 from ..gradients import Gradients
 from .hull import is_separated, nearest_point, resolution
 from .runs import stacked
