@@ -16,7 +16,8 @@ import pytest
 import mhfast as mh
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
 SMALL = {
     "benign_overfitting.py": "--dim 30 --signals 5 2 --steps 5 --output figure.png",
     "implicit_bias.py": "--instances 3 --steps 30 --output figure.png",
