@@ -118,6 +118,11 @@ def test_the_commands_of_the_readme():
         assert command in lines
 
 
+def test_the_output_in_the_readme_is_that_of_its_first_example(tmp_path):
+    (tmp_path / "page.py").write_text(blocks(PAGES[0], "python")[0], "utf-8")
+    assert run(["page.py"], tmp_path) == blocks(PAGES[0], "text")[0]
+
+
 def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
