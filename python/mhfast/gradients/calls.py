@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core, config
-from .. import _core_arguments as arguments
-from .._checks import Wrt
-from .._core_arguments import BITS, CoreGradients, Problem
-from .._values import Scalar
-from ..dataset import Dataset, no_second_source
+from .._arguments.checks import Wrt
+from .._arguments.values import Scalar
+from ..dataset.dataset import Dataset, no_second_source
 from ..models import Model
+from ..models import problem as arguments
+from ..models.problem import BITS, CoreGradients, Problem
 from .record import Gradients
 
 

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from .. import _core_arguments as arguments
-from .._core_arguments import AXES
-from .._runs import NO_RUNS, Runs
-from .._values import Array, Scalar, describe, same_fields
+from .._arguments import checks as _checks
+from .._arguments.runs import NO_RUNS, Runs
+from .._arguments.values import Array, Scalar, describe, same_fields
 from ..models import Model
+from ..models import problem as arguments
+from ..models.problem import AXES
 
 M = TypeVar("M", bound=Model)
 

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import _checks, config
-from .._core_arguments import problem
-from .._values import Array
+from .. import config
+from .._arguments import checks as _checks
+from .._arguments.values import Array
 from ..gradients import backward
 from ..models import Classifier, Layer, Model
+from ..models.problem import problem
 
 try:
     import jax

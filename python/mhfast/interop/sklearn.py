@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from .. import _checks
-from .._values import Array
-from ..dataset import Dataset, Seed
+from .._arguments import checks as _checks
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset, Seed
 from ..models import Classifier
 from ..optimizers import GradientDescent, Optimizer
-from ..run import Stop
-from ..training import train
+from ..training.run import Stop
+from ..training.train import train
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin

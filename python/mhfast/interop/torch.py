@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from .._values import Array
+from .._arguments import checks as _checks
+from .._arguments.values import Array
 from ..gradients import backward
 from ..models import Classifier, Layer
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from ..low_rank import LowRank
+from .._arguments import checks as _checks
 from ..models import Layer
+from ..models.low_rank import LowRank
 from .examples import Float64, Int64
 
 DEPENDENT = 1e-8

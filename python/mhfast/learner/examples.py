@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from .._values import Array
+from .._arguments import checks as _checks
+from .._arguments.values import Array
 from ..models import Layer
 
 Float64 = npt.NDArray[np.float64]

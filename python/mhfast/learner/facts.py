@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks, _core
-from .._values import frozen
+from .. import _core
+from .._arguments import checks as _checks
+from .._arguments.values import frozen
 from ..config import threads
 from .examples import Examples, Float64, Int64
 from .sums import ROUNDING, SumEstimate

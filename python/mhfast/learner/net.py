@@ -7,8 +7,8 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
-from .. import _checks
-from .._values import frozen
+from .._arguments import checks as _checks
+from .._arguments.values import frozen
 from .examples import Examples, Float64
 from .facts import Facts
 from .sculpting import Body

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import _checks
-from .._values import frozen
+from .._arguments import checks as _checks
+from .._arguments.values import frozen
 from .examples import Float64
 from .facts import Facts
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import _checks, _core
+from .. import _core
+from .._arguments import checks as _checks
 from ..config import threads
 from .examples import Examples, Float64
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._values import frozen
+from .._arguments.values import frozen
 from ..models import Layer
 from .examples import Examples, Float64
 

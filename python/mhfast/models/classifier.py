@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from .._values import Array, frozen
-from ..dataset import Dataset, Seed, Seeds
-from ..low_rank import LowRank
-from . import settling, starting
+from .._arguments import checks as _checks
+from .._arguments.values import Array, frozen
+from ..dataset.dataset import Dataset, Seed, Seeds
+from . import initializers as starting
+from . import validation as settling
+from .low_rank import LowRank
 from .model import Model
+from .random_step import random_step
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -230,13 +232,13 @@ class Classifier(Model):
         *,
         query: int | None = None,
         scale: float = 1.0,
-    ) -> Classifier:
+    ) -> Self:
         """Make the classifier one gradient step of random sign per head away from zero.
 
             W_h = 0,   U_h = α_h / 2 · 1_q (Σ_i w_i y_i x̄_i / Σ w)ᵀ
 
         with fair independent signs α_h and x̄_i the mean token of sample i; see
-        `mhfast.starts.random_step`.
+        `mhfast.models.random_step`.
 
         Parameters
         ----------
@@ -263,9 +265,7 @@ class Classifier(Model):
         ValueError
             If a label is neither -1 nor 1, or seeds are not as many as runs.
         """
-        from ..starts import random_step
-
-        return random_step(data, heads, seed, query=query, scale=scale)
+        return cls(**random_step(data, heads, seed, query), query=query, scale=scale)
 
     @property
     def _rows(self) -> int:

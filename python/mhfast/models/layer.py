@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from .._values import Array, frozen
-from ..dataset import Seed, Seeds
-from ..low_rank import LowRank
-from . import settling, starting
+from .._arguments import checks as _checks
+from .._arguments.values import Array, frozen
+from ..dataset.dataset import Seed, Seeds
+from . import initializers as starting
+from . import validation as settling
+from .low_rank import LowRank
 from .model import Model
 
 if TYPE_CHECKING:

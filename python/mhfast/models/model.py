@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks, _core, config
-from .. import _core_arguments as arguments
-from .._core_arguments import CoreModel
-from .._values import Array, describe, field_values, same_fields
-from ..low_rank import LowRank
-from . import settling
+from .. import _core, config
+from .._arguments import checks as _checks
+from .._arguments.values import Array, describe, field_values, same_fields
+from . import problem as arguments
+from . import validation as settling
+from .low_rank import LowRank
+from .problem import CoreModel
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ..dataset import Dataset
+    from ..dataset.dataset import Dataset
 
 
 class Model:

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from .. import _core_arguments as arguments
-from .._runs import repeated
-from .._values import Array, same
+from .._arguments.runs import repeated
+from .._arguments.values import Array, same
+from . import problem as arguments
 from .model import Model
 
 M = TypeVar("M", bound=Model)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..dataset import Dataset
+from ..dataset.dataset import Dataset
 from ..models import Classifier
 from .runs import over_runs
 from .sides import classifier, dense_W, in_double, query_side, samples

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .._values import Array
-from ..dataset import Dataset, as_dataset
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import norm, value_and_grad
 from ..models import Classifier
 from ..optimizers import GradientDescent
-from ..run import Run
+from ..training.run import Run
 from .bounds import curvature_bounds
 from .conditions import Guarantee
 from .guarantees import Comparison, compare

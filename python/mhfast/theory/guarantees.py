@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from .. import _checks
-from ..dataset import Dataset, as_dataset
+from .._arguments import checks as _checks
+from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients, norm, value_and_grad
 from ..models import Classifier
 from .bounds import CONSTANTS, CurvatureBounds, curvature_bounds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._values import Array
+from .._arguments.values import Array
 
 
 def nearest_point(G: Array) -> Array:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._values import Array
-from ..dataset import Dataset, as_dataset
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients, norm, value_and_grad
 from ..models import Classifier
 from .hull import is_positive, nearest_point

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._values import Array
-from ..dataset import Dataset, as_dataset
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset, as_dataset
 from ..models import Classifier
 from ..optimizers import GradientDescent
-from ..training import train
+from ..training.train import train
 from .sides import classifier
 
 DIVISORS = ("n-1", "n")
