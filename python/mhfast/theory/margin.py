@@ -81,6 +81,13 @@ def ntk_margin(
     TangentMargin
         With a run axis in model or data every number is an array (R,) and arrays gain a leading R.
 
+    Raises
+    ------
+    TypeError
+        If the model is not a Classifier, or an array has the wrong kind or dtype.
+    ValueError
+        If a shape or a name in `wrt` does not fit, or a label is neither -1 nor 1.
+
     Notes
     -----
     γ / sqrt(2) is the distance of the origin from the convex hull of y_i ∇Φ(X_i), whose nearest
@@ -156,6 +163,13 @@ def good_initialization(
     Returns
     -------
     GoodInitialization
+
+    Raises
+    ------
+    TypeError
+        If the model is not a Classifier, or an array has the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, or run axes differ.
 
     References
     ----------
