@@ -32,10 +32,17 @@ def set_num_threads(k: int) -> None:
     Without this call the number is, in this order: the environment variable MHFAST_NUM_THREADS,
     OMP_NUM_THREADS, the processors that the container and the affinity mask allow.
 
+    Parameters
+    ----------
+    k : int
+        At least 1.
+
     Raises
     ------
-    TypeError, ValueError
-        If `k` is not an integer of at least 1.
+    TypeError
+        If `k` is not an integer.
+    ValueError
+        If `k` is below 1.
     """
     _core.set_num_threads(_count(k, "k"))
 
@@ -44,10 +51,21 @@ def set_num_threads(k: int) -> None:
 def num_threads(k: int) -> Iterator[None]:
     """Use `k` threads within a `with` block, in the Python thread that entered it.
 
+    Parameters
+    ----------
+    k : int
+        At least 1.
+
+    Yields
+    ------
+    None
+
     Raises
     ------
-    TypeError, ValueError
-        If `k` is not an integer of at least 1.
+    TypeError
+        If `k` is not an integer.
+    ValueError
+        If `k` is below 1.
     """
     token = _threads.set(_count(k, "k"))
     try:
@@ -72,12 +90,17 @@ def show_config(mode: Literal["text"] = "text") -> None: ...
 @overload
 def show_config(mode: Literal["dict"]) -> dict[str, Any]: ...
 def show_config(mode: str = "text") -> dict[str, Any] | None:
-    """Tell version, compiler, instruction sets, threads and OpenMP runtime.
+    """Show version, compiler, instruction sets, threads and OpenMP runtime.
 
     Parameters
     ----------
     mode : "text" or "dict"
         "text" prints a table; "dict" returns the same as a dict.
+
+    Returns
+    -------
+    dict or None
+        With "dict", the values by name; None otherwise.
 
     Raises
     ------

@@ -112,7 +112,7 @@ DATASET = [
     (
         lambda: dataset(token_groups=([0, 1], [2, 3])),
         TypeError,
-        "token_groups: expected integers or a pair (integers, names), got another tuple",
+        "token_groups: expected integers or a pair (integers, names), got ([0, 1], [2, 3])",
     ),
     (
         lambda: dataset(token_groups=[0, 1]),

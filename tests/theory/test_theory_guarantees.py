@@ -307,6 +307,7 @@ def test_values_and_bounds_of_a_certificate() -> None:
         (mh.GradientDescent(1.0, l2=0.1), None, "its steps have l2"),
         (mh.GradientDescent(1.0, clip=1.0), None, "its steps have clip"),
         (mh.GradientDescent(1.0, schedule=(1.0, 0.5, 0.2)), None, "its steps have schedule"),
+        (mh.GradientDescent(0.0), None, "lr is 0, not above 0"),
         (mh.Adam(0.1), None, "Adam is not gradient descent"),
         (mh.NormalizedGradientDescent(0.1), None, "NormalizedGradientDescent is not gradient"),
         (mh.GradientDescent(1.0), ("U",), "W was not trained"),
@@ -535,6 +536,12 @@ def test_errors() -> None:
         theory.training_bound(start, data, comparator=run.model, lr=0.0, steps=1)
     with pytest.raises(ValueError, match="constants: expected one of proved, recalled"):
         theory.training_bound(start, data, comparator=run.model, lr=1.0, steps=1, constants="x")
+    with pytest.raises(ValueError, match="steps: expected an integer of at least 1, got 0"):
+        theory.compare(start, data, comparator=run.model).training(1.0, 0)
+    with pytest.raises(ValueError, match=r"lr: expected a number above 0, got -1\.0"):
+        theory.compare(start, data, comparator=run.model).conditions(-1.0, 1)
+    with pytest.raises(ValueError, match="constants: expected 'proved' for the stability"):
+        theory.compare(start, data, comparator=run.model, constants="recalled").stability(1.0, 1)
     squared = mh.train(start, data, steps=1, optimizer=mh.GradientDescent(1.0), loss="squared")
     with pytest.raises(ValueError, match="run: expected training on the logistic loss"):
         theory.certify(squared, data)

@@ -144,5 +144,8 @@ def _covariance(covariance: ArrayLike | None, features: int) -> NDArray[np.float
 def _root(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     root = cholesky(matrix)
     if root is None:
-        raise ValueError("covariance: expected a positive definite matrix, got another")
+        raise ValueError(
+            "covariance: expected a positive definite matrix, "
+            f"got one with the eigenvalue {np.linalg.eigvalsh(matrix)[0]:.3g}"
+        )
     return root

@@ -157,10 +157,18 @@ class Dataset:
         **changes
             Arguments of the generator to change, such as `flip=0.0` for clean labels.
 
+        Returns
+        -------
+        Dataset
+            X (n, T, d), with a run axis if this data set has one.
+
         Raises
         ------
+        TypeError
+            If `n`, a seed or a change is of the wrong kind, or there is no such argument.
         ValueError
-            If the data set was not made by a generator of `mhfast.data`.
+            If the data set was not made by a generator of `mhfast.data`, or a value is out of
+            range.
         """
         if self.generator is None:
             raise ValueError(
@@ -170,7 +178,17 @@ class Dataset:
         return self.generator(_checks.count(n, "n"), seed=seed, **changes)
 
     def subset(self, index: slice | npt.ArrayLike) -> Dataset:
-        """Select samples by a slice (without a copy), a mask or integers.
+        """Select samples.
+
+        Parameters
+        ----------
+        index : slice, bool array (n,) or integers
+            A slice makes no copy. The same samples are selected in every run.
+
+        Returns
+        -------
+        Dataset
+            The samples in the order of the index; `truth` and generator stay.
 
         Raises
         ------
@@ -187,6 +205,16 @@ class Dataset:
 
     def run(self, r: int) -> Dataset:
         """Return the data set of one run; `truth` and generator become those of the run.
+
+        Parameters
+        ----------
+        r : int
+            The number of the run, from -R to R - 1.
+
+        Returns
+        -------
+        Dataset
+            Without a run axis.
 
         Raises
         ------
@@ -266,12 +294,30 @@ def as_dataset(
     lengths: npt.ArrayLike | None = None,
     weight: npt.ArrayLike | None = None,
 ) -> Dataset:
-    """Return `X` itself if it is a Dataset, else the Dataset of the arrays.
+    """Return `X` itself if it is a Dataset, else a Dataset of the arrays.
+
+    Parameters
+    ----------
+    X : array (n, T, d), float32 or float64, or Dataset
+        With a Dataset, all other arguments must be None.
+    y : array, optional
+        Targets, as for `Dataset`.
+    query : array (n, q, d), optional
+    lengths : integers (n,), optional
+    weight : array (n,) or (n, q), optional
+        As for `Dataset`.
+
+    Returns
+    -------
+    Dataset
 
     Raises
     ------
     TypeError
-        If X is a Dataset and another argument is given too, or X is an array and y is missing.
+        If X is a Dataset and another argument is given too, X is an array and y is missing, or an
+        array has the wrong kind of entries.
+    ValueError
+        If a shape or a value does not fit.
     """
     if isinstance(X, Dataset):
         no_second_source(y=y, query=query, lengths=lengths, weight=weight)

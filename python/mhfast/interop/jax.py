@@ -115,6 +115,13 @@ def layer(
     Returns
     -------
     array (n, q, p) of the same dtype
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape or a value does not fit.
     """
     arrays = {"X": X, "W": W, "V": V, "prompt": prompt, "lengths": lengths}
     return _apply(Layer, arrays, query, scale, causal, num_threads)

@@ -114,6 +114,11 @@ def merge_heads(layer: Layer, *, tolerance: float = 1e-6) -> Layer:
         tokens of entries of order one that is a logit. A head whose ‖V‖ is no more than this part
         of the largest ‖V‖ is none.
 
+    Returns
+    -------
+    Layer
+        With at least one head, in the order of the first of each group.
+
     Raises
     ------
     TypeError

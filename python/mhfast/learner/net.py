@@ -95,12 +95,27 @@ def search_net(
     ----------
     examples : Examples
     body : Body
+        The affine hull of the key-query matrices.
     facts : Facts
         Those the body was sculpted from.
     seed : int
+        Draws the random points.
     samples : int
         Examples that judge a candidate.
     num_threads : int, optional
+        Threads for this call, in place of the default.
+
+    Returns
+    -------
+    Net
+        The candidates, the best one first.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If a number is out of range.
 
     References
     ----------

@@ -60,7 +60,13 @@ class LowRank:
         return self.Q.dtype
 
     def dense(self) -> Array:
-        """Return the matrices Q_h K_hᵀ themselves, (H, d, d)."""
+        """Compute the matrices W_h = Q_h K_hᵀ themselves.
+
+        Returns
+        -------
+        array (H, d, d) of the dtype of the factors
+            With a leading R if a factor has a run axis.
+        """
         product: Array = self.Q @ np.swapaxes(self.Q if self.K is None else self.K, -1, -2)
         return product
 

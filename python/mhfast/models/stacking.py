@@ -26,6 +26,11 @@ def stack(models: Sequence[M]) -> M:
     models : sequence of Classifier or of Layer
         At least one; alike in kind, shapes, dtype, scale, causal and integer query.
 
+    Returns
+    -------
+    Classifier or Layer
+        Of the kind of the models, with a run axis of as many runs as they have together.
+
     Raises
     ------
     TypeError

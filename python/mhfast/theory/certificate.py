@@ -104,7 +104,15 @@ class Certificate:
         return tuple(i.name for i in self.inequalities if i.violated.any())
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a dict for each inequality and step, as `pandas.DataFrame` takes them."""
+        """Yield a dict for each inequality and step, in the form that `pandas.DataFrame` takes.
+
+        Yields
+        ------
+        dict
+            "inequality", "step", "value", "bound", "ratio", "applies", "vacuous" and "violated" as
+            plain
+            Python values.
+        """
         for i in self.inequalities:
             for j, step in enumerate(i.steps):
                 yield {
@@ -136,6 +144,10 @@ class Certificate:
         """Draw value over bound of every inequality against the steps.
 
         Dotted where nothing is guaranteed; a line above 1 would be a violation.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
 
         Raises
         ------
@@ -332,6 +344,8 @@ def _plain_rate(run: Run) -> tuple[float | None, list[str]]:
         others.append(f"{type(rule).__name__} is not gradient descent")
     elif not isinstance(rule.lr, float):
         others.append("lr is not one number")
+    elif not rule.lr > 0.0:
+        others.append(f"lr is {rule.lr:g}, not above 0")
     else:
         lr = rule.lr
         plain = GradientDescent(lr)

@@ -50,10 +50,13 @@ class Comparison:
     start_loss, loss : float
         L(θ0) and L(θ*).
     radius : float
-        Radius of the ball in which `bounds` hold, 3 D0 (recalled: 4 D0).
+        Radius of the ball in which `bounds` hold, 3 D0, or 4 D0 with "recalled".
     bounds : CurvatureBounds
+        The bounds of gradient and Hessian in that ball.
     n : int
+        The number of samples.
     constants : {"proved", "recalled"}
+        "recalled": the constants are recalled, not derived or quoted.
     output : float
         sqrt(q) Rx (‖U0‖ + `radius`): no |Φ| is larger in the ball for tokens of norm Rx or less.
     """
@@ -73,14 +76,36 @@ class Comparison:
         return float(np.logaddexp(0.0, self.output))
 
     def conditions(self, lr: float, steps: int) -> tuple[Condition, ...]:
-        """Return the conditions on H and lr for a number of steps."""
+        """Return the conditions on H and lr for a number of steps.
+
+        Parameters
+        ----------
+        lr : float
+            The constant step size, above 0.
+        steps : int
+            The number k of steps, at least 1.
+
+        Returns
+        -------
+        tuple of Condition
+            Where the constants are recalled, not derived or quoted, the condition on H has an
+            unknown factor.
+
+        Raises
+        ------
+        TypeError
+            If `lr` is no number or `steps` no integer.
+        ValueError
+            If `lr` is not above 0, or `steps` is below 1.
+        """
+        lr, steps = _settings(lr, steps)
         root, D0 = math.sqrt(self.bounds.heads), self.distance
         if self.constants == "proved":
             # The products of two in this order: neither over- nor underflows where the whole fits.
             enough = 64 / 7 * (self.bounds.b3 * D0) * D0
             heads = Condition("sqrt(H) ≥ (64/7) b3 D0²", root, enough, True, True)
         else:
-            heads = Condition("sqrt(H) ≥ D0³ (factor unknown)", root, D0 * D0 * D0, True, True)
+            heads = Condition("sqrt(H) ≥ D0³ (factor unknown)", root, D0 * D0 * D0, True)
         return (
             heads,
             Condition("lr ≤ 1/ρ", lr, _ratio(1.0, self.bounds.hessian), False),
@@ -89,10 +114,31 @@ class Comparison:
         )
 
     def training(self, lr: float, steps: int) -> Guarantee:
-        """Return the bound of the average loss of steps 1 .. k.
+        """Bound the average loss of steps 1 .. k.
 
-        Without it, but under the same lr ≤ 1/ρ, descent alone bounds that by L(θ0).
+        Without the theory, but with lr ≤ 1/ρ, descent alone bounds it by L(θ0).
+
+        Parameters
+        ----------
+        lr : float
+            The constant step size, above 0.
+        steps : int
+            The number k of steps, at least 1.
+
+        Returns
+        -------
+        Guarantee
+            With its conditions. Its constants are those of `constants`: proved, or recalled, not
+            derived or quoted.
+
+        Raises
+        ------
+        TypeError
+            If `lr` is no number or `steps` no integer.
+        ValueError
+            If `lr` is not above 0, or `steps` is below 1.
         """
+        lr, steps = _settings(lr, steps)
         share = self.distance / (lr * steps) * self.distance
         if self.constants == "proved":
             bound = 5 / 3 * self.loss + share
@@ -103,7 +149,28 @@ class Comparison:
         )
 
     def stability(self, lr: float, steps: int) -> Guarantee:
-        """Return the bound S of the on-average stability; it has proved constants only."""
+        """Bound the on-average stability by S; there are proved constants only.
+
+        Parameters
+        ----------
+        lr : float
+            The constant step size, above 0.
+        steps : int
+            The number k of steps, at least 1.
+
+        Returns
+        -------
+        Guarantee
+            With its conditions.
+
+        Raises
+        ------
+        TypeError
+            If `lr` is no number or `steps` no integer.
+        ValueError
+            If `constants` is not "proved", `lr` is not above 0, or `steps` is below 1.
+        """
+        lr, steps = _settings(lr, steps)
         if self.constants != "proved":
             raise ValueError("constants: expected 'proved' for the stability, got 'recalled'")
         # Where the condition on H is not met the formula promises nothing; it is kept finite.
@@ -117,7 +184,29 @@ class Comparison:
         )
 
     def generalization(self, lr: float, steps: int) -> Guarantee:
-        """Return the bound of the expected generalization gap."""
+        """Bound the expected generalization gap.
+
+        Parameters
+        ----------
+        lr : float
+            The constant step size, above 0.
+        steps : int
+            The number k of steps, at least 1.
+
+        Returns
+        -------
+        Guarantee
+            With its conditions. Its constants are those of `constants`: proved, or recalled, not
+            derived or quoted.
+
+        Raises
+        ------
+        TypeError
+            If `lr` is no number or `steps` no integer.
+        ValueError
+            If `lr` is not above 0, or `steps` is below 1.
+        """
+        lr, steps = _settings(lr, steps)
         if self.constants == "proved":
             bound = 2 * self.stability(lr, steps).bound
         else:
@@ -153,7 +242,7 @@ def compare(
     X : array (n, T, d) of the models' dtype, or Dataset
     y : array (n,) of -1 and 1, None with a Dataset
     constants : {"proved", "recalled"}
-        "recalled": as stated in the paper, constants from memory.
+        "recalled": the constants are recalled, not derived or quoted.
 
     Returns
     -------
@@ -161,9 +250,11 @@ def compare(
 
     Raises
     ------
-    TypeError, ValueError
-        A model is not of this kind, start and comparator differ in more than W and U, a number is
-        not finite, or the constants are unknown.
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, start and comparator differ in more than W and U, a number is not
+        finite, or there are no such constants.
     """
     if constants not in CONSTANTS:
         raise ValueError(f"constants: expected one of {', '.join(CONSTANTS)}, got {constants!r}")
@@ -224,19 +315,28 @@ def training_bound(
     X : array (n, T, d) of the model's dtype, or Dataset
     y : array (n,) of -1 and 1, None with a Dataset
     comparator : Classifier
-        Any θ*; good ones are near and have a small loss, as the model that training reached.
+        Any θ*; good ones are near and have a small loss, such as the model that training reached.
     lr : float
-        The constant step size.
+        The constant step size, above 0.
     steps : int
-        k.
+        k, at least 1.
     constants : {"proved", "recalled"}
-        The formulas of this module; or average loss ≤ 2 L(θ*) + 5 D0²/(4 lr k) with iterates within
-        4 D0, as stated in the paper, constants from memory.  Its condition sqrt(H) ≳ D0³ has a
-        factor that we do not know and take as 1.
+        "proved": the formulas of this module. "recalled": average loss ≤ 2 L(θ*) + 5 D0²/(4 lr k)
+        with iterates within 4 D0, whose constants are recalled, not derived or quoted. Its
+        condition
+        sqrt(H) ≳ D0³ has a factor that we do not know and take as 1.
 
     Returns
     -------
     Guarantee
+        The bound with its conditions.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, `lr` or `steps` is not above 0, or there are no such constants.
     """
     lr, steps = _settings(lr, steps)
     return compare(start, X, y, comparator=comparator, constants=constants).training(lr, steps)
@@ -256,11 +356,20 @@ def generalization_bound(
 
     Parameters
     ----------
-    start, X, y, comparator, lr, steps
-        As in `training_bound`.  Samples may not be weighted.
+    start : Classifier
+        θ0, with dense W and no prompt.
+    X : array (n, T, d) of the model's dtype, or Dataset
+        Samples may not be weighted.
+    y : array (n,) of -1 and 1, None with a Dataset
+    comparator : Classifier
+        Any θ*, as in `training_bound`.
+    lr : float
+        The constant step size, above 0.
+    steps : int
+        k, at least 1.
     constants : {"proved", "recalled"}
-        The formulas of this module; or (4/n) (2 k L(θ*) + 9 D0²/(4 lr)), as stated in the paper,
-        constants from memory.
+        "proved": the formulas of this module. "recalled": (4/n) (2 k L(θ*) + 9 D0²/(4 lr)), whose
+        constants are recalled, not derived or quoted.
 
     Returns
     -------
@@ -268,6 +377,14 @@ def generalization_bound(
         The expectation is over training sets, and the bound that of this one; the statement is
         about the mean bound of training sets that all meet the conditions, whose tokens and those
         of test samples are no longer than Rx here.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, samples are weighted, `lr` or `steps` is not above 0, or there are
+        no such constants.
     """
     return _of_samples(X, y, start, comparator, constants).generalization(*_settings(lr, steps))
 
@@ -285,13 +402,29 @@ def stability_bound(
 
     Parameters
     ----------
-    start, X, y, comparator, lr, steps
-        As in `training_bound`.  Samples may not be weighted.
+    start : Classifier
+        θ0, with dense W and no prompt.
+    X : array (n, T, d) of the model's dtype, or Dataset
+        Samples may not be weighted.
+    y : array (n,) of -1 and 1, None with a Dataset
+    comparator : Classifier
+        Any θ*, as in `training_bound`.
+    lr : float
+        The constant step size, above 0.
+    steps : int
+        k, at least 1.
 
     Returns
     -------
     Guarantee
         No expectation is involved: it holds for this training set.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, samples are weighted, or `lr` or `steps` is not above 0.
     """
     return _of_samples(X, y, start, comparator, "proved").stability(*_settings(lr, steps))
 

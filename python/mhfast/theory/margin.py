@@ -96,9 +96,10 @@ def ntk_margin(
     Raises
     ------
     TypeError
-        The model is not a Classifier, or the dtypes differ.
+        If the model is not a Classifier, or an array has the wrong kind or dtype.
     ValueError
-        A label is not -1 or 1, a number is not finite, or a shape or name does not fit.
+        If a shape or a name in `wrt` does not fit, a number is not finite, or a
+        label is neither -1 nor 1.
 
     Notes
     -----
@@ -188,6 +189,13 @@ def good_initialization(
     -------
     GoodInitialization
         Of the samples of positive weight.
+
+    Raises
+    ------
+    TypeError
+        If the model is not a Classifier, or an array has the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, or run axes differ.
 
     References
     ----------

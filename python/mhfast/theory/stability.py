@@ -76,14 +76,18 @@ def leave_one_out(
     X : array (n, T, d) of the model's dtype, or Dataset without weights, n at least 2
     y : array (n,) of -1 and 1, None with a Dataset
     steps : int
+        The number of steps, at least 1.
     lr : float
+        The constant step size.
     every : int
         Losses are recorded every so many steps.
     test : Dataset, optional
+        A test set, on which the training with all samples is measured.
     divisor : {"n-1", "n"}
         Without sample i the loss is the sum over the others divided by this; "n" is what the
         theorem behind `stability_bound` speaks about.
     num_threads : int, optional
+        Threads for this call, in place of the default.
 
     Returns
     -------
@@ -91,9 +95,11 @@ def leave_one_out(
 
     Raises
     ------
-    TypeError, ValueError
-        An argument does not fit, as in `mhfast.train`; the samples have weights or are less than
-        two; or numbers of a training do not stay finite.
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, samples are weighted, n is below 2, there is no such divisor, or the
+        numbers of a training do not stay finite.
 
     References
     ----------

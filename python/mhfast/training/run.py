@@ -115,6 +115,16 @@ class Run:
         """Write the run as an .npz archive without pickled objects.
 
         The file appears under ``path`` at once and complete, or not at all.
+
+        Parameters
+        ----------
+        path : str or path
+            The name of the file. An existing file is replaced.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
         """
         _run_file.write(path, _stored(self))
 
@@ -122,8 +132,20 @@ class Run:
     def load(cls, path: str | os.PathLike[str]) -> Run:
         """Read a run that `save` wrote; nothing in the file is executed.
 
+        Parameters
+        ----------
+        path : str or path
+            The name of the file.
+
+        Returns
+        -------
+        Run
+            Equal to the run that was saved; functions are placeholders.
+
         Raises
         ------
+        OSError
+            If the file cannot be read.
         ValueError
             If the file is not a saved run.
         """
@@ -135,6 +157,11 @@ class Run:
         A record with one value a head, or with any other single axis, gets a column for each:
         ``attention_max[0]``. Records with more axes do not fit a table and are left out. Steps at
         which something was not recorded hold NaN. With R runs the index is (run, step).
+
+        Returns
+        -------
+        pandas.DataFrame
+            The index is the step k, or (run, step) with R runs.
 
         Raises
         ------
@@ -189,10 +216,10 @@ class Run:
 class Interrupted(KeyboardInterrupt):
     """Training was interrupted by Ctrl-C.
 
-    Attributes
+    Parameters
     ----------
     run : Run
-        The run up to the step reached; ``mhfast.train(run, ...)`` goes on from there.
+        The run up to the step reached, an attribute too; ``mhfast.train(run, ...)`` resumes it.
     """
 
     def __init__(self, run: Run) -> None:
