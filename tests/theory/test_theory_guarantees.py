@@ -333,6 +333,54 @@ def test_a_run_of_no_steps_or_of_several_trainings() -> None:
     assert theory.certify(both[0], data, hessian=False).guarantee is not None
 
 
+def test_a_continued_run_is_covered_up_to_other_settings() -> None:
+    """Judged by the last step size alone, this correct run would violate its bound."""
+    start, data, _, _ = covered(0, H=36, steps=1)
+    record = ("loss", "distance")
+    comparator = mh.train(start, data, steps=100, optimizer=mh.GradientDescent(900.0)).model
+    slow = mh.train(start, data, steps=300, optimizer=mh.GradientDescent(1e-3), record=record)
+    run = mh.train(slow, data, steps=1, optimizer=mh.GradientDescent(900.0))
+    as_one = theory.compare(start, data, comparator=comparator).training(900.0, 301)
+    assert as_one.applies
+    assert run.history["loss"][1:].mean() > as_one.bound
+    certificate = theory.certify(run, data, comparator=comparator, hessian=False)
+    assert certificate.violated == ()
+    assert certificate.guarantee is not None
+    own = theory.training_bound(start, data, comparator=comparator, lr=1e-3, steps=300)
+    assert certificate.guarantee.bound == own.bound
+    assert all(i.steps[-1] == 300 for i in certificate.inequalities[1:])
+    (note,) = certificate.notes
+    assert note.startswith("no guarantee covers steps 301 to 301: they do not start at θ0, but")
+    assert note.endswith("go on with other optimizer")
+    same = mh.train(slow, data, steps=2)
+    assert theory.certify(same, data, hessian=False).notes == ()
+    assert theory.certify(same, data, hessian=False).inequalities[1].steps[-1] == 302
+
+
+def test_a_run_on_other_data_is_not_certified_as_one_on_these() -> None:
+    start, data, _, run = covered(0, H=3, steps=2)
+    shuffled = mh.Dataset(data.X, data.y[::-1])
+    certificate = theory.certify(run, shuffled, hessian=False)
+    assert certificate.guarantee is None
+    assert certificate.notes == (
+        "no guarantee covers this run: it trained on other data than these",
+    )
+    moved = mh.train(run, shuffled, steps=3)
+    assert theory.certify(moved, data, hessian=False).notes == (
+        "no guarantee covers steps 3 to 5: they do not start at θ0, but go on with other data",
+    )
+    assert theory.certify(moved, data, hessian=False).guarantee is not None
+    squared = mh.train(start, data, steps=1, optimizer=mh.GradientDescent(1.0), loss="squared")
+    back = mh.train(squared, data, steps=1, loss="logistic")
+    assert "no guarantee covers steps 1 to 1: the loss was squared" in str(
+        theory.certify(back, data, hessian=False)
+    )
+    unknown = dataclasses.replace(run, segments=())
+    assert "how its steps were taken is not known" in str(theory.certify(unknown, data))
+    with pytest.raises(ValueError, match=r"X: expected one data set, as X\.run\(0\) is, got 2"):
+        theory.certify(run, mh.Dataset(np.stack([data.X, data.X]), data.y))
+
+
 def wild() -> tuple[mh.Classifier, mh.Dataset]:
     rng = np.random.default_rng(0)
     data = mh.Dataset(rng.standard_normal((4, 3, 5)), [1, -1, 1, -1.0])
@@ -476,14 +524,15 @@ def test_weights_count_as_they_do_in_training() -> None:
     ]
     assert bounds[0].bound == pytest.approx(bounds[1].bound, rel=1e-13)
     assert bounds[0].radius == bounds[1].radius
-    run = mh.train(
-        start, twice, steps=3, optimizer=mh.GradientDescent(lr), record=("loss", "distance")
-    )
-    for ours, theirs in zip(
-        theory.certify(run, weighted).inequalities,
-        theory.certify(run, twice).inequalities,
-        strict=True,
-    ):
+    weighted = weighted.subset(slice(5))
+    certificates = []
+    for of in (weighted, twice):
+        run = mh.train(
+            start, of, steps=3, optimizer=mh.GradientDescent(lr), record=("loss", "distance")
+        )
+        certificates.append(theory.certify(run, of))
+    assert len(certificates[0].inequalities) == 5
+    for ours, theirs in zip(*(c.inequalities for c in certificates), strict=True):
         np.testing.assert_allclose(ours.value, theirs.value, rtol=1e-7)
         np.testing.assert_allclose(ours.bound, theirs.bound, rtol=1e-12)
 

@@ -401,6 +401,7 @@ def test_the_condition_of_realizability_is_the_formula(H: int, epsilon: float) -
     assert curve.met[0] == met.any()
     if met.any():
         assert curve.distance[0] == pytest.approx(math.sqrt(2) * s[met][0], rel=0.05)
+        assert 1 <= curve.heads_factor[0] == pytest.approx(1, rel=0.05) or met[0]
     else:
         assert curve.heads_factor[0] == pytest.approx(math.sqrt(H) / root.min(), rel=0.01)
         assert f"needs H >= {curve.heads_needed[0]:.0f}" in str(curve)

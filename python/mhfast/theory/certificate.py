@@ -17,6 +17,7 @@ from ..gradients import norm, value_and_grad
 from ..models import Classifier, Model
 from ..optimizers import GradientDescent
 from ..training.run import Run
+from ..training.segments import Segment, fingerprint
 from .bounds import curvature_bounds
 from .conditions import Guarantee
 from .guarantees import Comparison, compare
@@ -88,8 +89,8 @@ class Certificate:
     ----------
     inequalities : tuple of Inequality
     guarantee : Guarantee or None
-        The training guarantee for all steps, with its conditions one by one; None if the run is
-        not one that it speaks about.
+        The training guarantee for the steps that it covers, with its conditions one by one; None
+        if the run has none.
     notes : tuple of str
         What no guarantee covers, and why.
     """
@@ -211,6 +212,10 @@ def certify(
 
     Notes
     -----
+    A guarantee covers steps of plain gradient descent from θ0 on: of a run that was continued with
+    other settings or on other data, its first segment (`Run.segments`).  `notes` of the certificate
+    say which steps are not covered, and why.
+
     Where the parameters reached are not finite nothing is decided, and no guarantee is given for
     the default comparator.
     """
@@ -219,9 +224,12 @@ def certify(
     if run.loss != "logistic":
         raise ValueError(f"run: expected training on the logistic loss, got {run.loss!r}")
     start, end = classifier(run.start, dense=True), classifier(run.model, dense=True)
-    _, data, _ = settled(start, as_dataset(X, y), dense=True)
+    given = as_dataset(X, y)
+    if given.runs is not None:
+        raise ValueError(f"X: expected one data set, as X.run(0) is, got {given.runs} runs")
+    _, data, _ = settled(start, given, dense=True)
     inequalities = list(_curvature(run, data, hessian))
-    lr, notes = _plain_rate(run)
+    lr, last, notes = _covered(run, fingerprint(given))
     if comparator is None and not _is_finite(end):
         lr = None
         notes.append(
@@ -231,9 +239,8 @@ def certify(
         return Certificate(tuple(inequalities), None, tuple(notes))
     end = end if comparator is None else classifier(comparator)
     comparison = compare(double(start), data, comparator=double(end))
-    inequalities += _guaranteed(run, comparison, lr, data.weight is not None)
-    guarantee = comparison.training(lr, run.step)
-    return Certificate(tuple(inequalities), guarantee, tuple(notes))
+    inequalities += _guaranteed(run, comparison, lr, last, data.weight is not None)
+    return Certificate(tuple(inequalities), comparison.training(lr, last), tuple(notes))
 
 
 def _curvature(run: Run, data: Dataset, hessian: bool) -> Iterator[Inequality]:
@@ -272,18 +279,20 @@ def _is_finite(model: Model) -> bool:
 
 
 def _guaranteed(
-    run: Run, comparison: Comparison, lr: float, weighted: bool
+    run: Run, comparison: Comparison, lr: float, last: int, weighted: bool
 ) -> Iterator[Inequality]:
     k, loss = run.steps.get("loss", np.zeros(0, np.int64)), run.history.get("loss")
     slack = SLACK[run.model.dtype.name]
-    if loss is not None and np.array_equal(k, np.arange(run.step + 1)):
+    if loss is not None and np.array_equal(k[: last + 1], np.arange(last + 1)):
+        k, losses = k[: last + 1], loss[: last + 1]
         found = [comparison.training(lr, int(step)) for step in k[1:]]
         with np.errstate(over="ignore"):
-            mean = np.cumsum(loss[1:], dtype=np.float64) / k[1:]
+            mean = np.cumsum(losses[1:], dtype=np.float64) / k[1:]
         yield _inequality("average loss ≤ (5/3) L(θ*) + D0²/(lr k)", k[1:], mean, found, slack)
-    if "distance" in run.steps and run.steps["distance"].any():
-        k = run.steps["distance"]
-        k, distance = k[k > 0], run.history["distance"][k > 0]
+    k = run.steps.get("distance", np.zeros(0, np.int64))
+    inside = (k > 0) & (k <= last)
+    if inside.any():
+        k, distance = k[inside], run.history["distance"][inside]
         found = [comparison.training(lr, int(step)) for step in k]
         near = [replace(g, bound=g.radius, trivial=np.inf) for g in found]
         yield _inequality("distance ≤ 3 D0", k, distance, near, slack)
@@ -291,11 +300,12 @@ def _guaranteed(
         k, at, at_test = np.intersect1d(
             run.steps["loss"], run.steps["test_loss"], return_indices=True
         )
-        if not k.any():
+        inside = (k > 0) & (k <= last)
+        if not inside.any():
             return
-        gap = run.history["test_loss"][at_test] - loss[at]
-        found = [comparison.generalization(lr, int(step)) for step in k[k > 0]]
-        gaps = _inequality("test - training loss ≤ 2 S", k[k > 0], gap[k > 0], found, slack)
+        k, gap = k[inside], (run.history["test_loss"][at_test] - loss[at])[inside]
+        found = [comparison.generalization(lr, int(step)) for step in k]
+        gaps = _inequality("test - training loss ≤ 2 S", k, gap, found, slack)
         note = "; ".join(filter(None, [gaps.note, "the mean over training sets"]))
         yield replace(gaps, applies=np.zeros_like(gaps.applies), note=note)
 
@@ -332,14 +342,36 @@ def _snapshots(run: Run) -> Iterator[tuple[int, Classifier]]:
         yield step, double(known[step])
 
 
-def _plain_rate(run: Run) -> tuple[float | None, list[str]]:
-    """Return lr if the run is what the guarantees mean; else None, and what is different.
+def _covered(run: Run, data: str) -> tuple[float | None, int, list[str]]:
+    """Return lr and the last step of what the guarantees speak about, and what they do not cover.
 
-    They mean constant steps of gradient descent on W and U, no extras.
+    They mean constant steps of gradient descent on W and U, no extras, from θ0 on.
     """
-    rule, lr, others = run.optimizer, None, []
     if run.step == 0:
-        others.append("it made no step")
+        return None, 0, ["no guarantee covers this run: it made no step"]
+    segments = [segment for segment in run.segments if segment.first < run.step]
+    if not segments or segments[0].first != 0:
+        return None, 0, ["no guarantee covers this run: how its steps were taken is not known"]
+    ends = [segment.first for segment in segments[1:]] + [run.step]
+    lr, others = _plain_rate(segments[0], data)
+    whole = len(segments) == 1
+    steps = "this run" if whole else f"steps 1 to {ends[0]}"
+    notes = [f"no guarantee covers {steps}: {other}" for other in others]
+    for before, segment, end in zip(segments, segments[1:], ends[1:], strict=False):
+        changed = [
+            f.name for f in fields(Segment)
+            if f.name != "first" and getattr(segment, f.name) != getattr(before, f.name)
+        ]  # fmt: skip
+        notes.append(
+            f"no guarantee covers steps {segment.first + 1} to {end}: they do not start at θ0, "
+            f"but go on with other {' and '.join(changed)}"
+        )
+    return (None if others else lr), ends[0], notes
+
+
+def _plain_rate(segment: Segment, data: str) -> tuple[float | None, list[str]]:
+    """Return lr, and what keeps a first segment from being what the guarantees mean."""
+    rule, lr, others = segment.optimizer, None, []
     if not isinstance(rule, GradientDescent):
         others.append(f"{type(rule).__name__} is not gradient descent")
     elif not isinstance(rule.lr, float):
@@ -351,10 +383,12 @@ def _plain_rate(run: Run) -> tuple[float | None, list[str]]:
         plain = GradientDescent(lr)
         extras = [f.name for f in fields(rule) if getattr(rule, f.name) != getattr(plain, f.name)]
         others += [f"its steps have {name}" for name in extras]
-    lacking = [name for name in ("W", "U") if name not in run.wrt]
-    others += [f"{name} was not trained" for name in lacking]
-    notes = [f"no guarantee covers this run: {other}" for other in others]
-    return None if others else lr, notes
+    others += [f"{name} was not trained" for name in ("W", "U") if name not in segment.wrt]
+    if segment.loss != "logistic":
+        others.append(f"the loss was {segment.loss}")
+    if segment.data != data:
+        others.append("it trained on other data than these")
+    return lr, others
 
 
 def _verdict(i: Inequality) -> str:

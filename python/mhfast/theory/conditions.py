@@ -19,6 +19,8 @@ class Condition:
         Its two sides.
     at_least : bool
         True for value ≥ limit, False for value ≤ limit.
+    of_heads : bool
+        Whether `value` is sqrt(H), so that a larger H would meet the condition.
     """
 
     statement: str
@@ -26,7 +28,6 @@ class Condition:
     limit: float
     at_least: bool
     of_heads: bool = False
-    """Whether `value` is sqrt(H)."""
 
     @property
     def factor(self) -> float:

@@ -98,8 +98,8 @@ def leave_one_out(
     TypeError
         If an argument is of the wrong kind or dtype.
     ValueError
-        If a shape does not fit, samples are weighted, n is below 2, there is no such divisor, or the
-        numbers of a training do not stay finite.
+        If a shape does not fit, samples are weighted, n is below 2, there is no such divisor, or
+        the numbers of a training do not stay finite.
 
     References
     ----------
