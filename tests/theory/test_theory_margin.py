@@ -212,6 +212,7 @@ def test_margin_certifies_itself() -> None:
     assert 0 < only_U.margin < found.margin
 
 
+@pytest.mark.verdict
 def test_features_that_are_not_separable() -> None:
     model, data = problem(8)
     twice = mh.Dataset(np.concatenate([data.X, data.X[:1]]), np.append(data.y, -data.y[0]))
@@ -405,6 +406,17 @@ def test_the_condition_of_realizability_is_the_formula(H: int, epsilon: float) -
     else:
         assert curve.heads_factor[0] == pytest.approx(math.sqrt(H) / root.min(), rel=0.01)
         assert f"needs H >= {curve.heads_needed[0]:.0f}" in str(curve)
+
+
+def test_realizability_of_runs_as_a_table() -> None:
+    model, data = small_tokens(3)
+    both = mh.stack([model, mh.Classifier(2 * model.W, 2 * model.U)])
+    curve = theory.realizability(both, data, epsilon=[0.3, 0.1])
+    assert curve.heads_needed.shape == (2, 2)
+    lines = str(curve).splitlines()
+    assert len(lines) == 5
+    own = theory.realizability(both[1], data, epsilon=[0.3, 0.1])
+    assert lines[3:] == str(own).splitlines()[1:]
 
 
 def test_realizability_says_where_it_promises_nothing() -> None:

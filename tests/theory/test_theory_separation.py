@@ -79,6 +79,7 @@ def test_training_goes_there() -> None:
     assert run.history["cosine_svm"][-1] > 0.97
 
 
+@pytest.mark.verdict
 def test_tokens_that_cannot_be_separated() -> None:
     data = tokens(6, n=1, T=4)
     X = np.array(data.X)
@@ -91,6 +92,7 @@ def test_tokens_that_cannot_be_separated() -> None:
     assert found.dual < 1e-7
 
 
+@pytest.mark.verdict
 def test_copies_of_the_best_token_are_no_rivals() -> None:
     X = np.array(tokens(7, n=2, T=3).X)
     X[:, 2] = X[:, 0]

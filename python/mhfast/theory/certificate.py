@@ -342,7 +342,7 @@ def _snapshots(run: Run) -> Iterator[tuple[int, Classifier]]:
         yield step, double(known[step])
 
 
-def _covered(run: Run, data: str) -> tuple[float | None, int, list[str]]:
+def _covered(run: Run, data: str | tuple[str, ...]) -> tuple[float | None, int, list[str]]:
     """Return lr and the last step of what the guarantees speak about, and what they do not cover.
 
     They mean constant steps of gradient descent on W and U, no extras, from θ0 on.
@@ -369,7 +369,7 @@ def _covered(run: Run, data: str) -> tuple[float | None, int, list[str]]:
     return (None if others else lr), ends[0], notes
 
 
-def _plain_rate(segment: Segment, data: str) -> tuple[float | None, list[str]]:
+def _plain_rate(segment: Segment, data: str | tuple[str, ...]) -> tuple[float | None, list[str]]:
     """Return lr, and what keeps a first segment from being what the guarantees mean."""
     rule, lr, others = segment.optimizer, None, []
     if not isinstance(rule, GradientDescent):

@@ -75,8 +75,8 @@ class Realizability:
 
     def __str__(self) -> str:
         lines = ["      loss   distance   measured  sqrt(H)/needed  condition on H"]
-        for row in zip(self.epsilon, self.distance, self.loss, self.heads_factor,
-                       self.heads_needed, strict=True):  # fmt: skip
+        columns = (self.epsilon, self.distance, self.loss, self.heads_factor, self.heads_needed)
+        for row in zip(*map(np.ravel, columns), strict=True):
             met = "met" if row[3] >= 1.0 else f"needs H >= {heads_shown(row[4])}"
             lines.append("{:10.3g} {:10.4g} {:10.3g} {:15.3g}".format(*row[:4]) + f"  {met}")
         return "\n".join(lines)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..dataset.dataset import Dataset
 from ..optimizers import OPTIMIZERS, Optimizer, of_runs
@@ -68,31 +69,41 @@ def _of(data: str | tuple[str, ...], which: Any) -> str | tuple[str, ...]:
     return tuple(data[r] for r in np.arange(len(data))[which])
 
 
-def fingerprints(data: Dataset) -> str | tuple[str, ...]:
-    """Return the fingerprint of a data set, of each run where it has a run axis."""
-    if data.runs is None:
-        return fingerprint(data)
-    return tuple(fingerprint(data.run(r)) for r in range(data.runs))
+def fingerprint(data: Dataset) -> str | tuple[str, ...]:
+    """Return what tells data sets apart, of each run where there is a run axis.
 
-
-def fingerprint(data: Dataset) -> str:
-    """Return what tells data sets of one run apart: 16 hexadecimal digits of their numbers.
-
-    Of tokens and queries the sum of the bits of each row enters, which one pass over them gives.
+    16 hexadecimal digits of all numbers that training depends on. Of tokens and queries the sum of
+    the bits of each row enters, which one pass over them gives.
     """
+    axes = data._run_axes
+    parts: list[tuple[Any, bool]] = [
+        (b"none", False) if array is None else (_bits(array, name), axes[name])
+        for name in ("X", "query", "y", "lengths", "weight")
+        for array in (getattr(data, name),)
+    ]
+    if data.runs is None:
+        return _digest(part for part, _ in parts)
+    return tuple(
+        _digest(part[r] if has_runs else part for part, has_runs in parts) for r in range(data.runs)
+    )
+
+
+def _bits(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    if name not in ("X", "query"):
+        return array.astype(np.float64)
+    bits = array.view(np.uint32 if array.dtype == np.float32 else np.uint64)
+    sums: npt.NDArray[Any] = bits.sum(axis=-1, dtype=np.uint64)
+    return sums
+
+
+def _digest(parts: Iterable[npt.NDArray[Any] | bytes]) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    for array in (data.X, data.query):
-        if array is None:
-            digest.update(b"none")
-            continue
-        digest.update(str((array.shape, array.dtype.name)).encode())
-        bits = array.view(np.uint32 if array.dtype == np.float32 else np.uint64)
-        digest.update(bits.sum(axis=-1, dtype=np.uint64).tobytes())
-    for other in (data.y, data.lengths, data.weight):
-        if other is None:
-            digest.update(b"none")
+    for part in parts:
+        if isinstance(part, bytes):
+            digest.update(part)
         else:
-            digest.update(str(other.shape).encode() + other.astype(np.float64).tobytes())
+            digest.update(str(part.shape).encode())
+            digest.update(part.tobytes())
     return digest.hexdigest()
 
 
