@@ -145,6 +145,19 @@ def test_recalled_constants_are_named() -> None:
     assert gap.bound == pytest.approx(expected, rel=1e-9)
 
 
+def test_the_spread_stays_finite_where_nothing_is_promised() -> None:
+    start, data, lr, _ = covered(2, H=3, steps=1)
+    far = start + 1e5 * theory.ntk_margin(start, data).direction
+    found = theory.compare(start, data, comparator=far)
+    assert found.bounds.weak_convexity * found.distance**2 > 7 / 64
+    bound = found.stability(lr, 4)
+    assert not bound.applies
+    # e at x = 7/64: exp((22/3) (7/64) / (25/32)).
+    share = 5 / 3 * lr * 4 * found.loss + found.distance**2 + lr * found.start_loss
+    expected = math.exp(22 / 3 * 7 / 64 * 32 / 25) * found.bounds.b1**2 / 12 * share
+    assert bound.bound == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("steps", [1, 20])
 def test_stability_is_below_its_bound(steps: int) -> None:
     start, data, lr, run = covered(3, n=9, steps=steps)
