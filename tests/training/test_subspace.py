@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mhfast as mh
+from mhfast.training import quantities
 from mhfast.training import subspace as _subspace
 
 # Rounding of the basis and of both ways, times ten for the steps; float32 as the kernels promise.
@@ -162,7 +163,7 @@ def test_records(monkeypatch, start):
     tests = {"seen": samples(5, seed=11), "other": samples(4, seed=12)}
     named = {
         name: every + 1
-        for every, name in enumerate(mh.recording.names(("W", "U")))
+        for every, name in enumerate(quantities.names(("W", "U")))
         if name not in ("attention_groups",)
     }
     record = named | {"seen_loss": 1, "seen_margin": 3, "other_accuracy": 4, mean_of_w: 2}
@@ -176,7 +177,7 @@ def test_records(monkeypatch, start):
 
 @pytest.mark.usefixtures("small")
 def test_room_is_known_before_the_start(monkeypatch):
-    monkeypatch.setattr(mh.recording, "LIMIT", 10_000)
+    monkeypatch.setattr(quantities, "LIMIT", 10_000)
     with pytest.raises(ValueError, match=r"record: the limit is .* 'W' takes"):
         mh.train(
             classifier(), samples(), steps=9, optimizer=MOMENTUM, record="W",
