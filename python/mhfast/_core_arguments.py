@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _checks, _samples
 from ._checks import PARAMETERS, Wrt
+from ._names import Loss
 from ._runs import NO_RUNS, Runs, repeated
 from ._values import Array, frozen
 from .dataset import Dataset, no_second_source
@@ -189,7 +190,7 @@ def bits(names: Iterable[str]) -> int:
     return sum(BITS[name] for name in names)
 
 
-def loss(model: Model, name: str) -> str:
+def loss(model: Model, name: str) -> Loss:
     """Return the name of a loss that the model can have.
 
     Raises
@@ -199,7 +200,7 @@ def loss(model: Model, name: str) -> str:
     """
     if name not in model.losses:
         raise ValueError(f"loss: expected one of {', '.join(model.losses)}, got {name!r}")
-    return name
+    return cast(Loss, name)
 
 
 def problem(

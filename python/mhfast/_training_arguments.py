@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -233,6 +234,34 @@ def stop(value: Stop) -> Stop:
         if name not in THRESHOLDS:
             raise ValueError(f"stop: expected names from {', '.join(THRESHOLDS)}, got {name!r}")
     return {name: _checks.finite(number, f"stop[{name!r}]") for name, number in value.items()}
+
+
+def warn_of_nonfinite(run: Run, first: int, data: Dataset) -> None:
+    """Warn if the training that began at step ``first`` could not take one step from it."""
+    reasons = np.atleast_1d(np.asarray(run.reason))
+    ended = np.atleast_1d(np.asarray(run.stopped if run.stopped is not None else -1))
+    if run.reason == "steps" or not np.any((reasons == "nonfinite") & (ended == first)):
+        return
+    parts: dict[str, npt.NDArray[Any] | None] = {
+        "X": data.X, "y": data.y, "query": data.query, **run.model.parameters
+    }  # fmt: skip
+    for name, array in parts.items():
+        if array is not None and not np.isfinite(array).all():
+            place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+            cause = f"{name} holds {array[place]} at index {', '.join(map(str, place))}"
+            break
+    else:
+        cause = "data and parameters are finite, so it is too large for their dtype"
+    warnings.warn(
+        f"no step was taken: the loss or its gradient is not finite at step {first}; {cause}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def thresholds(value: Stop) -> dict[str, float]:
+    """Return the thresholds as the core takes them: none for a function."""
+    return {} if callable(value) else {str(name): number for name, number in value.items()}
 
 
 def frozen(run: Run, *, released: bool) -> npt.NDArray[np.int64]:

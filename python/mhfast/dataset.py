@@ -73,7 +73,7 @@ class Dataset:
     weight: Array | None = None
     token_groups: Groups | None = None
     sample_groups: Groups | None = None
-    truth: Mapping[str, Any] | None = None
+    truth: Any = None  # a mapping where there is one
     generator: Callable[..., Dataset] | None = field(default=None, compare=False)
 
     def __init__(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _run_file
+from ._names import Loss, Threshold
 from ._subspace import Subspace
 from ._values import Array, same_fields
 from .models import Model
@@ -19,15 +20,24 @@ from .optimizers import Optimizer
 from .recording import Metric, MissingFunction
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
+    from typing_extensions import TypeVar
 
-Stop: TypeAlias = Mapping[str, float] | Callable[[int, Any], object]
+    # What is said to be a Run without its model is that of any model.
+    ModelT_co = TypeVar("ModelT_co", bound=Model, default=Model, covariant=True)
+else:
+    from typing import TypeVar
+
+    ModelT_co = TypeVar("ModelT_co", bound=Model, covariant=True)
+
+Stop: TypeAlias = Mapping[Threshold, float] | Callable[[int, Any], object]
 Stopped: TypeAlias = int | npt.NDArray[np.int64] | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Run:
+class Run(Generic[ModelT_co]):
     """The result of `mhfast.train`, and all that is needed to go on from there.
 
     Trainings side by side are one Run with a run axis of length R on what depends on the run;
@@ -74,18 +84,18 @@ class Run:
     placeholder, since code cannot be stored safely: to go on, give them again.
     """
 
-    model: Model
+    model: ModelT_co
     history: dict[str, npt.NDArray[Any]]
     steps: dict[str, npt.NDArray[np.int64]]
     step: int
     reason: str | list[str]
     stopped: Stopped
     optimizer: Optimizer
-    loss: str
+    loss: Loss
     wrt: tuple[str, ...]
     record: dict[str | Metric, int]
     stop: Stop
-    start: Model
+    start: ModelT_co
     state: dict[str, tuple[Array, ...]] = field(default_factory=dict)
     since: int = 0
     subspace: Subspace | None = None
@@ -95,7 +105,7 @@ class Run:
         """The number R of trainings side by side; None without a run axis."""
         return self.model.runs
 
-    def __getitem__(self, index: int | slice | npt.ArrayLike) -> Run:
+    def __getitem__(self, index: int | slice | npt.ArrayLike) -> Run[ModelT_co]:
         """Return the Run of one training, or a Run of some by a slice, a mask or integers.
 
         Raises
@@ -117,7 +127,7 @@ class Run:
         _run_file.write(path, _stored(self))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Run:
+    def load(cls, path: str | os.PathLike[str]) -> Run[Any]:
         """Read a run that `save` wrote; nothing in the file is executed.
 
         Raises
@@ -143,35 +153,45 @@ class Run:
 
         return table(self)
 
-    def plot(self) -> Figure:
+    def plot(self, ax: Axes | Sequence[Axes] | npt.NDArray[np.object_] | None = None) -> Figure:
         """Draw the scalar records against the steps, one panel for each kind of record.
 
-        Records of the training data and of test sets share a panel, and so do all cosines; the loss
-        and the norm of the gradient have a logarithmic axis. With R runs a line is the mean over
-        the runs, in a band from the 10 % to the 90 % quantile.
+        Records of the training data and of test sets share a panel, and so do all cosines. The loss
+        and the norm of the gradient have a logarithmic axis, unless a value is negative. With R
+        runs a line is the mean over the runs, in a band from the 10 % to the 90 % quantile; runs
+        that ended as "nonfinite" beside others are counted in the legend and left out.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, or as many as there are panels, optional
+            Where to draw, for example Axes of a pyplot figure. By default a new figure that pyplot
+            does not know: a notebook shows it once, and nothing has to be closed.
 
         Returns
         -------
         matplotlib.figure.Figure
+            To be saved by ``.savefig(path)``.
 
         Raises
         ------
         ImportError
             If matplotlib is not installed.
+        TypeError
+            If `ax` is no Axes.
         ValueError
-            If there is no scalar record.
+            If there is no scalar record, or not one of `ax` for each panel.
         """
         from ._run_display import figure
 
-        return figure(self)
+        return figure(self, ax)
 
     def __getstate__(self) -> dict[str, Any]:
         return _stored(self)
 
-    def __copy__(self) -> Run:
+    def __copy__(self) -> Run[ModelT_co]:
         return replace(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Run:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Run[ModelT_co]:
         return Run(**{name: deepcopy(value, memo) for name, value in vars(self).items()})
 
     def __eq__(self, other: object) -> bool:
@@ -197,7 +217,7 @@ class Interrupted(KeyboardInterrupt):
         The run up to the step reached; ``mhfast.train(run, ...)`` goes on from there.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run[Any]) -> None:
         super().__init__(run)
         self.run = run
 

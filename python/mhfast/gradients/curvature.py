@@ -10,6 +10,7 @@ from .. import _checks, _core, config
 from .. import _core_arguments as arguments
 from .._checks import PARAMETERS, Wrt
 from .._core_arguments import AXES
+from .._names import Loss
 from .._values import Array
 from ..dataset import Dataset
 from ..models import Model
@@ -22,7 +23,7 @@ def hvp(
     y: npt.ArrayLike | None = None,
     tangent: Gradients | Model | None = None,
     *,
-    loss: str = "logistic",
+    loss: Loss = "logistic",
     wrt: Wrt = None,
     query: npt.ArrayLike | None = None,
     weight: npt.ArrayLike | None = None,

@@ -102,7 +102,7 @@ class Learning:
         What ended the phases early.
     """
 
-    layer: Layer | None
+    layer: Layer | Any
     unrefined: Layer | None
     learnt: bool
     heads: int | None

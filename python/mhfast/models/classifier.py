@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._values import Array, frozen
+from .._values import Array, Optional, frozen
 from ..dataset import Dataset, Seed, Seeds
 from ..low_rank import LowRank
 from . import settling, starting
@@ -67,10 +67,10 @@ class Classifier(Model):
 
     losses: ClassVar[tuple[str, ...]] = ("logistic", "exponential", "linear", "squared")
 
-    W: Array | LowRank
+    W: Any  # Array or LowRank; which one, callers know
     U: Array
     query: int | Array | None = None
-    prompt: Array | None = None
+    prompt: Optional = None
     scale: float = 1.0
     causal: bool = False
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._values import Array, frozen
+from .._values import Array, Optional, frozen
 from ..dataset import Seed, Seeds
 from ..low_rank import LowRank
 from . import settling, starting
@@ -56,10 +56,10 @@ class Layer(Model):
         "logistic", "exponential", "linear", "squared", "cross_entropy",
     )  # fmt: skip
 
-    W: Array | LowRank
+    W: Any  # Array or LowRank; which one, callers know
     V: Array
     query: int | Array | None = None
-    prompt: Array | None = None
+    prompt: Optional = None
     scale: float = 1.0
     causal: bool = False
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .. import _checks, _core, config
 from .. import _core_arguments as arguments
 from .._core_arguments import CoreModel
-from .._values import Array, describe, field_values, same_fields
+from .._values import Array, Optional, describe, field_values, same_fields
 from ..low_rank import LowRank
 from . import settling
 
@@ -29,9 +29,9 @@ class Model:
     losses: ClassVar[tuple[str, ...]]
     """The names of the losses that the outputs of the model may have."""
 
-    W: Array | LowRank
+    W: Any  # Array or LowRank; which one, callers know
     query: int | Array | None
-    prompt: Array | None
+    prompt: Optional
     scale: float
     causal: bool
 
@@ -48,15 +48,16 @@ class Model:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of parameters, data and results: float32 or float64."""
-        return self.W.dtype
+        dtype: np.dtype[Any] = self.W.dtype
+        return dtype
 
     @property
-    def Q(self) -> Array | None:  # noqa: N802  (the name of the parameter)
+    def Q(self) -> Optional:  # noqa: N802  (the name of the parameter)
         """The query factor (H, d, r) of a `LowRank` W, else None."""
         return self.W.Q if isinstance(self.W, LowRank) else None
 
     @property
-    def K(self) -> Array | None:  # noqa: N802
+    def K(self) -> Optional:  # noqa: N802
         """The key factor (H, d, r) of a `LowRank` W that is not tied, else None."""
         return self.W.K if isinstance(self.W, LowRank) else None
 

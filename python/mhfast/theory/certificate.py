@@ -197,7 +197,8 @@ def _curvature(run: Run, data: Dataset, hessian: bool) -> Iterator[Inequality]:
     steps, columns = [], []
     for step, model in _snapshots(run):
         bounds = curvature_bounds(model, data)
-        loss, gradient = value_and_grad(model, data)
+        value, gradient = value_and_grad(model, data)
+        loss = float(value)
         pairs = [(norm(gradient), bounds.gradient(loss))]
         if hessian:
             ends = hessian_extremes(model, data)

@@ -148,12 +148,12 @@ def compare(
     end, _ = in_double(classifier(comparator, dense=True), data)
     start, data = in_double(classifier(start, dense=True), data)
     change = {name: end.parameters[name] - x for name, x in start.parameters.items()}
-    distance = norm(Gradients(**change))
+    distance = float(norm(Gradients(**change)))
     radius = (3.0 if constants == "proved" else 4.0) * distance
     return Comparison(
         distance=distance,
-        start_loss=value_and_grad(start, data)[0],
-        loss=value_and_grad(end, data)[0],
+        start_loss=float(value_and_grad(start, data)[0]),
+        loss=float(value_and_grad(end, data)[0]),
         radius=radius,
         bounds=curvature_bounds(start, data, within=radius),
         n=data.n,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 import mhfast
 
+from .._names import Loss
 from .._values import Array
 from ..dataset import Dataset, as_dataset
 from ..gradients import Gradients
@@ -50,7 +51,7 @@ def hessian_extremes(
     X: npt.ArrayLike | Dataset,
     y: npt.ArrayLike | None = None,
     *,
-    loss: str = "logistic",
+    loss: Loss = "logistic",
     wrt: Any = None,
     tolerance: float | None = None,
     num_threads: int | None = None,

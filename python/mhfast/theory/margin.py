@@ -99,7 +99,7 @@ def ntk_margin(
     # The linear loss -Σ λ_i y_i Φ(X_i) has minus the hull point for its gradient.
     combined = replace(data, y=labels, weight=weights)
     _, gradient = value_and_grad(model, combined, loss="linear", wrt=wrt)
-    length = norm(gradient)
+    length = float(norm(gradient))
     products = G @ weights
     if not is_positive(products, G):
         dual, margins = math.sqrt(2) * length, np.zeros(data.n)
