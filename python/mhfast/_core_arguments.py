@@ -199,7 +199,10 @@ def loss(model: Model, name: str) -> Loss:
         For another name; the message lists what there is.
     """
     if name not in model.losses:
-        raise ValueError(f"loss: expected one of {', '.join(model.losses)}, got {name!r}")
+        message = f"loss: expected one of {', '.join(model.losses)}, got {name!r}"
+        if name == "cross_entropy":
+            message += ", a loss of layers; of two classes labelled -1 and 1 it is 'logistic'"
+        raise ValueError(message)
     return cast(Loss, name)
 
 

@@ -20,7 +20,7 @@ from .dataset import Dataset, as_dataset
 from .gradients import Gradients
 from .history import NamedRows
 from .models import Model
-from .optimizers import Optimizer, StepRule
+from .optimizers import OPTIMIZERS, Optimizer, StepRule
 from .recording import MissingFunction, Record
 from .run import Run, Stop
 
@@ -38,8 +38,22 @@ LETTERS = {
 def optimizer(value: Optimizer | None) -> Optimizer:
     """Return the optimizer; TypeError if it is none."""
     if not isinstance(value, StepRule):
-        raise TypeError(f"optimizer: expected one such as GradientDescent(lr), got {value!r}")
+        raise TypeError(f"optimizer: expected {_optimizers(value)}, got {value!r:.80}")
     return value
+
+
+def _optimizers(value: object) -> str:
+    """Return what to write in place of a name, a class or anything else."""
+    known = {kind.__name__: kind for kind in OPTIMIZERS}
+    name = getattr(value, "__name__", value)
+    plain = {"".join(filter(str.isalpha, key)).lower(): key for key in known}
+    plain |= {kind.name.replace("_", ""): key for key, kind in known.items()}
+    plain |= {"sgd": "GradientDescent", "gd": "GradientDescent"}
+    if isinstance(name, str):
+        key = plain.get("".join(filter(str.isalpha, name)).lower())
+        if key is not None:
+            return f"a made one, such as mhfast.{key}(lr{', p' if key == 'MirrorDescent' else ''})"
+    return f"one of {', '.join(known)}, such as GradientDescent(lr)"
 
 
 def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: Model) -> Dataset:

@@ -76,4 +76,7 @@ def _split(groups: GroupsLike, name: str) -> tuple[npt.ArrayLike, tuple[str, ...
         index, names = groups[0], tuple(groups[1])
         if all(isinstance(text, str) for text in names):
             return index, names
-    raise TypeError(f"{name}: expected integers or a pair (integers, names), got another tuple")
+    raise TypeError(
+        f"{name}: expected integers or a pair (integers, names), got a tuple of "
+        f"{', '.join(type(part).__name__ for part in groups) or 'nothing'}"
+    )

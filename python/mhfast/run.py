@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from ._subspace import Subspace
 from ._values import Array, same_fields
 from .models import Model
 from .optimizers import Optimizer
-from .recording import Metric, MissingFunction
+from .recording import Metric, MissingFunction, close_to
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,19 @@ else:
     ModelT_co = TypeVar("ModelT_co", bound=Model, covariant=True)
 
 Stop: TypeAlias = Mapping[Threshold, float] | Callable[[int, Any], object]
+Rows: TypeAlias = npt.NDArray[Any]
 Stopped: TypeAlias = int | npt.NDArray[np.int64] | None
+
+
+class History(dict[str, Rows]):
+    """A dict of records whose KeyError tells a misspelt name what there is."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        """Raise the KeyError."""
+        raise KeyError(
+            f"{name!r} is not a record of this run, which has {', '.join(self) or 'none'}"
+            f"{close_to(name, self)}"
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,6 +111,10 @@ class Run(Generic[ModelT_co]):
     state: dict[str, tuple[Array, ...]] = field(default_factory=dict)
     since: int = 0
     subspace: Subspace | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("history", "steps"):
+            object.__setattr__(self, name, History(getattr(self, name)))
 
     @property
     def runs(self) -> int | None:

@@ -144,5 +144,9 @@ def _covariance(covariance: ArrayLike | None, features: int) -> NDArray[np.float
 def _root(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     root = cholesky(matrix)
     if root is None:
-        raise ValueError("covariance: expected a positive definite matrix, got another")
+        smallest = np.linalg.eigvalsh(matrix)[0]
+        raise ValueError(
+            f"covariance: expected a positive definite matrix, got one whose smallest eigenvalue "
+            f"is {smallest:.3g}"
+        )
     return root
