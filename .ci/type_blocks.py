@@ -1,4 +1,4 @@
-"""Check the types of the Python blocks in README and docs, as `mypy --strict` sees them.
+"""Check what `mypy --strict` makes of the Python blocks in README and docs, and of mhfast in use.
 
 The blocks of a page are one program, as in the tests that run them. Blocks that import a package
 which is not here, such as torch, are checked with that package unknown.
@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+USE = ROOT / "tests" / "project" / "typed_use.py"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -38,7 +39,7 @@ def main() -> int:
                 files[-1].write_text(text, "utf-8")
         assert files
         command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
-        return subprocess.run([*command, "--strict", *files], cwd=ROOT, check=False).returncode
+        return subprocess.run([*command, "--strict", *files, USE], cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":

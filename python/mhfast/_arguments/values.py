@@ -69,9 +69,10 @@ def field_values(record: Any) -> dict[str, Any]:
 def describe(record: Any) -> str:
     """Return a one-line repr of a dataclass, with the dtype and shape of its arrays.
 
-    What is None or False is left out.
+    What is None or False is left out, and fields that say so.
     """
-    given = field_values(record).items()
+    fields = dataclasses.fields(record)
+    given = [(field.name, getattr(record, field.name)) for field in fields if field.repr]
     shown = (pair for pair in given if pair[1] is not None and pair[1] is not False)
     parts = (f"{name}={_short(value)}" for name, value in shown)
     return f"{type(record).__name__}({', '.join(parts)})"

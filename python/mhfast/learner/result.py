@@ -104,7 +104,7 @@ class Learning:
     """
 
     layer: Layer | Any
-    unrefined: Layer | None
+    unrefined: Layer | Any
     learnt: bool
     heads: int | None
     sureness: float | None

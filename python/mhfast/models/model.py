@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
@@ -184,6 +185,26 @@ class Model:
             seen.data, self._core.parameters, seen.runs.length, self.scale, seen.causal,
             config.threads(num_threads),
         )  # fmt: skip
+
+    def replace(self, **changes: Any) -> Self:
+        """Return the model with other fields, checked as in its constructor.
+
+        Parameters
+        ----------
+        **changes
+            Arguments of the constructor by name, such as ``U=``, ``query=`` or ``scale=``.
+
+        Returns
+        -------
+        Classifier or Layer
+            Of the same kind; what is not given stays.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As the constructor.
+        """
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def __getitem__(self, index: int | slice | npt.ArrayLike) -> Self:
         """Select a run by an integer, or runs by a slice, integers or a mask.

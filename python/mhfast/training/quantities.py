@@ -37,12 +37,18 @@ import numpy.typing as npt
 
 from .._arguments import checks as _checks
 from .._arguments.checks import PARAMETERS
+from .._arguments.names import RecordName
 from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models.problem import AXES, CoreData
 
 Metric: TypeAlias = Callable[[Any], npt.ArrayLike]
-Record: TypeAlias = str | Metric | Sequence[str | Metric] | Mapping[str | Metric, int]
+Record: TypeAlias = (
+    RecordName
+    | Metric
+    | Sequence[RecordName | Metric]
+    | Mapping[Any, int]  # of names and functions; also of test sets, whose names the call knows
+)
 
 LIMIT = 2 * 1024**3
 """Bytes that the records of one call of `mhfast.train` may take."""
