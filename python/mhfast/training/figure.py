@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .quantities import names
-from .run import Run
+
+if TYPE_CHECKING:
+    from .run import Run
 
 BAND = (0.1, 0.9)
 """The quantiles over the runs between which a band is drawn."""
