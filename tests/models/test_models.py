@@ -34,6 +34,15 @@ def gaussian(dtype=np.float64, query=None, scale=1.0):
     return mh.Classifier.gaussian(H, T, d, std=0.5, seed=3, dtype=dtype, query=query, scale=scale)
 
 
+def test_replace_checks_as_the_constructor_does():
+    model = mh.Classifier.zeros(2, 3, 5)
+    moved = model.replace(U=np.ones((2, 3, 5)), scale=2.0)
+    assert moved == mh.Classifier(model.W, np.ones((2, 3, 5)), scale=2.0)
+    assert model.scale == 1.0
+    with pytest.raises(ValueError, match=r"U: expected shape \(H, q, d\)"):
+        model.replace(U=np.ones((3, 3, 5)))
+
+
 @pytest.mark.parametrize("scale", [1.0, -0.25])
 @pytest.mark.parametrize("kind", QUERIES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

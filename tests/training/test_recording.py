@@ -20,7 +20,7 @@ def data_set(dtype, n, seed):
         X,
         y,
         query=rng.standard_normal((n, 4, 5)).astype(dtype),
-        weight=0.5 + rng.random(n),
+        weight=(0.5 + rng.random(n)).astype(dtype),
         # The last sample group stays empty.
         sample_groups=(rng.integers(0, 2, n), ("common", "rare", "none")),
         token_groups=(rng.integers(0, 4, (n, 3)), ("a", "b", "c", "d")),
@@ -305,7 +305,7 @@ def test_missing_ingredients():
         mh.train(model, X, y, record="cosine", **options)
     with pytest.raises(ValueError, match=r"'attention_groups': expected a Dataset with token"):
         mh.train(model, X, y, record="attention_groups", **options)
-    with pytest.raises(ValueError, match=r"with test= also names behind 'test_'"):
+    with pytest.raises(ValueError, match=r"record: expected test= beside 'test_loss', got no test"):
         mh.train(model, X, y, record="test_loss", **options)
 
 

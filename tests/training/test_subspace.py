@@ -341,7 +341,8 @@ def test_another_rule_begins_anew_inside(monkeypatch):
 def test_numbers_that_are_not_finite_stay_outside():
     W = np.array(classifier().W)
     W[0, 1, 2] = np.nan
-    run = mh.train(mh.Classifier(W, classifier().U), samples(), steps=3, optimizer=MOMENTUM)
+    with pytest.warns(RuntimeWarning, match=r"W holds nan at index 0, 1, 2$"):
+        run = mh.train(mh.Classifier(W, classifier().U), samples(), steps=3, optimizer=MOMENTUM)
     assert run.subspace is None
     assert run.reason == "nonfinite"
 
