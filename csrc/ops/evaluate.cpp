@@ -4,6 +4,7 @@
 #include <cmath>
 #include <exception>
 
+#include "clean.hpp"
 #include "factors.hpp"
 #include "float_mode.hpp"
 #include "inputs.hpp"
@@ -140,9 +141,11 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
 }  // namespace
 
 template <class real>
-void outputs(const Data<real>& data, const Model<const real*>& model, real scale, int threads,
+void outputs(const Data<real>& given, const Model<const real*>& model, real scale, int threads,
              real* out) {
-  if (data.shape.n == 0) return;
+  if (given.shape.n == 0) return;
+  const CleanData<real> clean(given, 1);
+  const Data<real>& data = *clean;
   CallScratch scratch;
   const DenseModel<real> dense(data.shape, model, scale, false, scratch.model());
   Engine<real> engine(data, Loss::kLinear, {}, threads);
@@ -156,8 +159,10 @@ void outputs(const Data<real>& data, const Model<const real*>& model, real scale
 }
 
 template <class real>
-double value_and_grad(const Data<real>& data, const Model<const real*>& model, real scale,
+double value_and_grad(const Data<real>& given, const Model<const real*>& model, real scale,
                       Loss loss, int threads, const Gradients<real>& gradients) {
+  const CleanData<real> clean(given, 1);
+  const Data<real>& data = *clean;
   const Shape& s = data.shape;
   CallScratch scratch;
   const DenseModel<real> dense(s, model, scale, true, scratch.model());

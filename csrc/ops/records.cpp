@@ -20,7 +20,7 @@ struct View {
   Model<const real*> model;
 
   View(const TrainingTask<real>& of, std::ptrdiff_t r)
-      : task(of), run(r), data(at_run(of.data, r, 1)), model{{}, of.rank} {
+      : task(of), run(r), data(at_run(of.given, r, 1)), model{{}, of.rank} {
     const Tensors<real*> tensors = of.model.of(r);
     std::copy(tensors.begin(), tensors.end(), model.at.begin());
   }
@@ -88,21 +88,35 @@ void for_attention(const View<real>& view, const Body& body) {
   }
 }
 
-/// (H): mean over samples and query rows of the row's largest weight.
+/// What a query row counts in a mean over attention: the weight that the loss gives it, nothing
+/// where it sees no key.
+template <class real>
+double row_weight(const View<real>& view, std::ptrdiff_t sample, int row) {
+  return view.data.limit(sample, 0, row) == 0 ? 0.0 : view.data.weight_of(0, sample, row);
+}
+
+/// (H): mean of the rows' largest weights over the query rows of all samples, each with its weight.
 template <class real>
 void attention_max(const View<real>& view, double* out) {
   const Shape& s = view.shape();
   std::fill_n(out, s.H, 0.0);
-  for_attention(view, [&](std::ptrdiff_t, const real* weights) {
-    for (int h = 0; h < s.H; ++h)
-      for (int t = 0; t < s.q; ++t, weights += s.T)
-        out[h] += double(*std::max_element(weights, weights + s.T));
+  double total = 0;
+  for_attention(view, [&](std::ptrdiff_t i, const real* weights) {
+    for (int t = 0; t < s.q; ++t) {
+      const double w = row_weight(view, i, t);
+      if (w == 0) continue;
+      total += w;
+      for (int h = 0; h < s.H; ++h) {
+        const real* row = weights + (std::ptrdiff_t(h) * s.q + t) * s.T;
+        out[h] += w * double(*std::max_element(row, row + s.T));
+      }
+    }
   });
-  for (int h = 0; h < s.H; ++h) out[h] /= double(s.n) * s.q;
+  for (int h = 0; h < s.H && total > 0; ++h) out[h] /= total;
 }
 
-/// (H, sample groups, token groups): mean over the group's samples and query rows of the weight
-/// that falls on the token group; 0 for a group without samples.
+/// (H, sample groups, token groups): mean over the query rows of the group's samples, each with its
+/// weight, of the attention that falls on the token group; 0 for a group without rows.
 template <class real>
 void attention_groups(const View<real>& view, const Record& record, std::ptrdiff_t run,
                       double* out) {
@@ -113,15 +127,20 @@ void attention_groups(const View<real>& view, const Record& record, std::ptrdiff
   for_attention(view, [&](std::ptrdiff_t i, const real* weights) {
     const std::int64_t a = record.sample_groups[run * record.sample_run + i];
     const std::int64_t* tokens = record.token_groups + run * record.token_run + i * s.T;
-    members[a] += 1;
-    for (int h = 0; h < s.H; ++h)
-      for (int t = 0; t < s.q; ++t)
-        for (int k = 0; k < s.T; ++k) out[(h * A + a) * B + tokens[k]] += double(*weights++);
+    for (int t = 0; t < s.q; ++t) {
+      const double w = row_weight(view, i, t);
+      if (w == 0) continue;
+      members[a] += w;
+      for (int h = 0; h < s.H; ++h) {
+        const real* row = weights + (std::ptrdiff_t(h) * s.q + t) * s.T;
+        for (int k = 0; k < s.T; ++k) out[(h * A + a) * B + tokens[k]] += w * double(row[k]);
+      }
+    }
   });
   for (int h = 0; h < s.H; ++h)
     for (int a = 0; a < A; ++a)
       for (int b = 0; b < B; ++b)
-        if (members[a] > 0) out[(h * A + a) * B + b] /= members[a] * s.q;
+        if (members[a] > 0) out[(h * A + a) * B + b] /= members[a];
 }
 
 }  // namespace
