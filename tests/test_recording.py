@@ -380,3 +380,16 @@ def test_means_over_attention_by_hand():
     assert means(mh.Classifier(np.zeros((1, 3, 3)), np.zeros((1, 1, 3))), query) == (
         [0.5], [[[0.5, 0.5]]],
     )  # fmt: skip
+
+
+def test_a_direction_is_compared_with_the_parameters_that_there_are():
+    """With factors these are Q and K, each on its own; a direction of W is refused."""
+    rng = np.random.default_rng(0)
+    Q, K, U = rng.standard_normal((2, 5, 3)), rng.standard_normal((2, 5, 3)), np.ones((2, 4, 5))
+    model, data = mh.Classifier(mh.LowRank(Q, K), U), data_set(np.float64, 7, 1)
+    options = {"steps": 0, "optimizer": mh.GradientDescent(0.0), "record": "cosine"}
+    with pytest.raises(ValueError, match="expected parts among Q, K, U, got 'W'"):
+        mh.train(model, data, directions={"W": np.ones((2, 5, 5))}, **options)
+    run = mh.train(model, data, directions={"Q": 2 * Q, "K": K}, **options)
+    want = (2 * (Q**2).sum() + (K**2).sum()) / (length(2 * Q, K) * length(Q, K))
+    assert run.history["cosine"][0] == pytest.approx(want, rel=1e-14)

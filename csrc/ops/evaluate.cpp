@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <memory>
 
 #include "clean.hpp"
 #include "factors.hpp"
@@ -29,9 +30,11 @@ class CallScratch {
   Block& model() const { return kept()[1]; }
 
  private:
+  /// On the heap: of the storage that a thread has from its start there is little to go round.
   static std::array<Block, 2>& kept() {
-    thread_local std::array<Block, 2> blocks;
-    return blocks;
+    thread_local std::unique_ptr<std::array<Block, 2>> blocks;
+    if (!blocks) blocks = std::make_unique<std::array<Block, 2>>();
+    return *blocks;
   }
 };
 

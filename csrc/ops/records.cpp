@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "evaluate.hpp"
-#include "factors.hpp"
 
 namespace mhfast {
 namespace {
@@ -42,19 +41,11 @@ double parameter_norm(const View<real>& view, const Tensors<const real*>& origin
   return sum.norm();
 }
 
-/// Cosine of theta and a direction over the tensors that the direction has; 0 where either is zero.
-/// A direction of W is compared with the product of the factors where W is factored.
+/// Cosine of theta and a direction over the tensors that the direction has, each one of theta; 0
+/// where either is zero.
 template <class real>
 double cosine(const View<real>& view, const Tensors<const real*>& direction) {
-  const Shape& s = view.shape();
-  std::vector<real> dense;
-  Tensors<const real*> theta = view.model.at;
-  if (direction[kW] && view.model.is_factored()) {
-    dense.resize(extent(kW, s, 0).all());
-    for (int h = 0; h < s.H; ++h)
-      compose(active_kernels<real>(), s, view.model.rank, theta[kQ], theta[kK], h, 1, dense.data());
-    theta[kW] = dense.data();
-  }
+  const Tensors<const real*>& theta = view.model.at;
   PowerSum of_theta, of_direction;
   const auto for_common = [&](const auto& body) {
     for (int name = 0; name < kTensors; ++name)
