@@ -97,7 +97,7 @@ class Classifier(Model):
             U=frozen(U),
             query=query,
             prompt=prompt,
-            scale=_checks.finite(scale, "scale"),
+            scale=settling.scale(scale, W.dtype),
             causal=settling.causal(causal, prompt),
         )
         self._core  # noqa: B018  (checks that the run axes agree)
