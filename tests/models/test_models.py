@@ -248,3 +248,14 @@ def test_objects_with_dlpack_alone_are_read_in_place():
     X, model = tokens(), gaussian()
     assert np.shares_memory(_checks.real(Exporter(X), "X", model.dtype), X)
     np.testing.assert_array_equal(model(Exporter(X)), model(X))
+
+
+@pytest.mark.parametrize("scale", [1e300, -1e39, 1e-60])
+def test_a_scale_beyond_the_dtype_is_refused(scale):
+    W, U, V = np.ones((2, 3, 3)), np.ones((2, 4, 3)), np.ones((2, 3, 1))
+    w, u, v = (array.astype(np.float32) for array in (W, U, V))
+    for make in (lambda: mh.Classifier(w, u, scale=scale), lambda: mh.Layer(w, v, scale=scale)):
+        with pytest.raises(ValueError, match="scale: expected a number in the range of float32"):
+            make()
+    assert mh.Classifier(W, U, scale=scale).scale == scale
+    assert mh.Classifier(w, u, scale=0.0).scale == 0.0

@@ -13,9 +13,10 @@
 | W, Q, K, U, V,   | a snapshot of the parameter, of those that the model has                      |
 | prompt           |                                                                               |
 | attention        | the weights (n,H,q,T)                                                         |
-| attention_max    | (H,), the largest weight of a row, mean over samples and rows                 |
+| attention_max    | (H,), the largest weight of a row, mean over the rows that see a key, each    |
+|                  | with the weight that the loss gives it                                        |
 | attention_groups | (H, sample groups, token groups), the weight that a row gives to the tokens   |
-|                  | of a group, mean over the samples of a group and their rows                   |
+|                  | of a group, the same mean over the rows of a group's samples                  |
 
 loss, accuracy and margin exist for test sets too, behind the name of the set: ``test_loss``. All
 else is about the training data; a function of the model can record the rest. With R runs side by
