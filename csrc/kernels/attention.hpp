@@ -183,6 +183,20 @@ void scores_rows(const ScoreArguments<real>& in) {
   }
 }
 
+/// C = U X^T and then D from the weights A that are in s, query rows as lanes.
+template <class real>
+void derivative_rows(const ScoreArguments<real>& in) {
+  constexpr int L = kLanes<real>;
+  const int T = in.T, qL = round_up(in.q, L), TL = round_up(T, L), N = qL / L;
+  multiply<Left::kShared>(Product<real>{{T, N, in.d, 1, in.units},
+                                        {in.x, TL, 0, Index(in.d) * TL},
+                                        {in.ut, in.ut_k, L, 0, in.ut_unit},
+                                        {in.c, qL, L, in.unit_stride}});
+  for (int u = 0; u < in.units; ++u)
+    differentiate_weights(
+        Rows<real>{T, N, qL, in.s + u * in.unit_stride, in.c + u * in.unit_stride});
+}
+
 template <class real>
 void gradients_samples(const GradientArguments<real>& in) {
   constexpr int L = kLanes<real>;

@@ -261,6 +261,8 @@ struct Kernels {
   void (*scores_samples)(const ScoreArguments<real>&);
   void (*scores_runs)(const ScoreArguments<real>&);  // parameters have a number for each lane
   void (*scores_rows)(const ScoreArguments<real>&);
+  // C = U X^T, then D, from the weights in s: what scores_rows does after its softmax.
+  void (*derivative_rows)(const ScoreArguments<real>&);
   void (*gradients_samples)(const GradientArguments<real>&);
   // Features as lanes; A and D come from scores_rows, or from one block of scores_samples, whose
   // samples are then the units.

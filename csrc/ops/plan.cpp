@@ -65,6 +65,18 @@ int tile_rows(const Shape& s, int bytes, int lanes) {
   return int(std::min<std::ptrdiff_t>(std::max(fitting, lanes), round_up(s.q, lanes)));
 }
 
+/// Query rows of a layer's sample that go together where rows are the lanes. A prompt's product
+/// with W has all of its rows.
+int layer_tile(const Shape& s, int bytes, int lanes) {
+  return s.shared_query ? s.q : std::min(tile_rows(s, bytes, lanes), s.q);
+}
+
+/// Whether A of all heads of such a tile is kept until the loss is known.
+bool keeps_layer_weights(const Shape& s, int bytes, int lanes) {
+  const double rows = double(round_up(layer_tile(s, bytes, lanes), lanes));
+  return s.H * rows * s.T * bytes <= kSlabBytes;
+}
+
 /// Bytes of A and D of all heads, for a block of samples or for a sample.
 double weights_bytes(const Shape& s, bool samples_are_lanes, int bytes, int lanes) {
   const double rows = samples_are_lanes ? double(s.q) * lanes : double(round_up(s.q, lanes));
@@ -100,6 +112,18 @@ struct Cost {
            softmax_cycles(rows, s.T, bytes, L) + 2 * product_cycles(rows, s.d, s.T, true) +
            product_cycles(p, rows, s.d) + product_cycles(s.d, rows, p) +
            product_cycles(s.d, s.d, rows, true) + product_cycles(s.d, p, rows, true);
+  }
+  double layer_rows() const {  // for a sample
+    const int rows = layer_tile(s, bytes, L);
+    const double N = round_up(rows, L) / L, F = round_up(s.d, L) / L, P = round_up(s.p, L) / L;
+    const double scores = product_cycles(s.d, N, s.d) + product_cycles(s.T, N, s.d) +
+                          softmax_cycles(N, s.T, bytes, L);
+    const double a_tile = (keeps_layer_weights(s, bytes, L) ? 1 : 2) * scores +
+                          product_cycles(s.d, N, s.T) + product_cycles(rows, P, s.d) +
+                          product_cycles(s.d, N, s.p) + product_cycles(s.T, N, s.d) +
+                          product_cycles(rows, F, s.T) + product_cycles(s.d, F, rows) +
+                          product_cycles(s.d, P, rows) + 2 * N * s.d;
+    return std::ceil(double(s.q) / rows) * (a_tile + 3.0 * s.T * s.d / s.H);
   }
   double runs() const {  // for a sample of `lanes` runs
     if (s.is_layer()) return layer();
@@ -158,6 +182,8 @@ Prediction predict(const Shape& s, int bytes, int lanes) {
   result.cycles[int(PlanKind::kRuns)] = H * n * cost.runs() / lanes;
   if (s.is_layer()) {
     in_chunks(PlanKind::kSamples, blocks, H * blocks * cost.layer());
+    const double parts = std::ceil(double(s.q) / layer_tile(s, bytes, lanes));
+    in_chunks(PlanKind::kRows, n * parts, H * n * cost.layer_rows());
     return result;
   }
   const auto fits = [&](PlanKind kind) {
@@ -293,6 +319,15 @@ Plan make_plan(const Shape& s, int bytes, int lanes, bool runs_are_lanes) {
     const double gradients =
         double(s.H) * plan.parts * bytes * round_up(s.d, lanes) * (s.d + double(s.q) / plan.parts);
     plan.slab = int(std::max(1.0, std::min(double(s.n), kTileGradientBytes / gradients)));
+    return plan;
+  }
+
+  if (s.is_layer() && plan.kind == PlanKind::kRows) {
+    plan.tile = layer_tile(s, bytes, lanes);
+    plan.parts = (s.q + plan.tile - 1) / plan.tile;
+    plan.units = s.n * plan.parts;
+    plan.keep = keeps_layer_weights(s, bytes, lanes);
+    plan.slab = 1;
     return plan;
   }
 

@@ -35,12 +35,12 @@ inline bool features_are_lanes(PlanKind kind) {
 
 struct Plan {
   PlanKind kind;
-  std::ptrdiff_t units;  // blocks of `lanes` samples, or samples
+  std::ptrdiff_t units;  // blocks of `lanes` samples, or samples; layers by rows: tiles of samples
   int chunks;            // of units; each owns one partial gradient
   int slab;              // units whose weights (tiles: gradients) are held at a time, all heads
   bool keep;             // weights are kept from the loss to the gradient; else computed again
   int tile;              // tiles and layers: query rows at a time
-  int parts;             // tiles: pieces of a sample's query rows that threads share
+  int parts;  // tiles, layers by rows: pieces of a sample's query rows; threads share them
   double cycles[kPlanKinds];  // predicted for one loss and gradient of one run, by kind: with what
                               // chunks cost, without what a step of training does beside
 
