@@ -4,9 +4,9 @@
 |------------------------|------------------------------------------------------|
 | about                  | JSON text: everything that is not an array           |
 | model.W, start.W, ...  | parameters at the step reached and at step 0         |
-| query, schedule, lr    | if the model or the optimizer has such an array   |
+| query, schedule, lr    | if the model or the optimizer has such an array      |
 | stopped                | with a run axis                                      |
-| state.W.j, ...         | state of the optimizer, such as moments               |
+| state.W.j, ...         | state of the optimizer, such as moments              |
 | history.j, steps.j     | rows and steps of the j-th record named in `about`   |
 | subspace.basis, ...    | if training continues in the span of the tokens:     |
 |                        | its basis, and the model, initial model and state    |
