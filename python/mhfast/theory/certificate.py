@@ -31,7 +31,7 @@ SLACK = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Inequality:
-    """value ≤ bound at the steps of a run; arrays have one entry a step.
+    """value ≤ bound at the steps of a run; arrays have one entry per step.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Inequality:
     vacuous : bool array
         Whether the bound says no more than what is known without it.
     note : str
-        What is wanting for a guarantee at the last step: conditions that are not met.
+        The conditions of the guarantee that are not met at the last step.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Inequality:
 
     @property
     def violated(self) -> npt.NDArray[np.bool_]:
-        """Where it is guaranteed and does not hold: nowhere, unless something is wrong."""
+        """Where it is guaranteed but does not hold; this indicates an error."""
         return self.applies & ~(self.ratio <= 1.0 + SLACK)
 
 
@@ -76,8 +76,8 @@ class Certificate:
     ----------
     inequalities : tuple of Inequality
     guarantee : Guarantee or None
-        The training guarantee for all steps, with its conditions one by one; None if the run is
-        not one that it speaks about.
+        The training guarantee for all steps, with its conditions one by one; None if it does not
+        apply to the run.
     """
 
     inequalities: tuple[Inequality, ...]
@@ -85,7 +85,7 @@ class Certificate:
 
     @property
     def violated(self) -> tuple[str, ...]:
-        """Names of the inequalities that are guaranteed somewhere and do not hold there."""
+        """Names of the inequalities that are guaranteed at a step but do not hold there."""
         return tuple(i.name for i in self.inequalities if i.violated.any())
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -167,11 +167,11 @@ def certify(
     Parameters
     ----------
     run : Run
-        Of a Classifier with dense W and no prompt, on the logistic loss.  Curvature is judged at
+        Of a Classifier with dense W and no prompt, on the logistic loss.  Curvature is evaluated at
         the steps at which both "W" and "U" were recorded, and at the start and the end; the
-        training guarantee if "loss" was recorded at every step, the distance if "distance" was,
-        and the generalization gap where "loss" and "test_loss" were.  Its bound is one of
-        expectations, so that no single run is guaranteed to meet it.
+        training guarantee if "loss" was recorded at every step, the distance if "distance" was, and
+        the generalization gap where "loss" and "test_loss" were.  Its bound is on an expectation,
+        so a single run may exceed it.
     X : array (n, T, d) of the model's dtype, or Dataset
         The training data.
     y : array (n,) of -1 and 1, None with a Dataset
@@ -187,7 +187,7 @@ def certify(
     Raises
     ------
     ValueError
-        The run trained on another loss.
+        The run was trained with another loss.
     """
     end, data = in_double(classifier(run.model, dense=True), as_dataset(X, y))
     start = double(classifier(run.start, dense=True))
@@ -278,7 +278,7 @@ def _snapshots(run: Run) -> Iterator[tuple[int, Classifier]]:
 
 
 def _plain_rate(run: Run) -> float | None:
-    """Return lr if the run is what the guarantees mean: constant steps on W and U, no extras."""
+    """Return lr if the guarantees apply to the run: constant steps on W and U, no options."""
     rule = run.optimizer
     if (
         isinstance(rule, GradientDescent)

@@ -27,7 +27,7 @@ class Condition:
 
     @property
     def factor(self) -> float:
-        """By what factor the condition is met (1 or more) or missed (less than 1)."""
+        """The factor by which the condition is met (1 or more) or missed (less than 1)."""
         larger, smaller = self.value, self.limit
         if not self.at_least:
             larger, smaller = smaller, larger
