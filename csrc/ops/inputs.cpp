@@ -2,7 +2,7 @@
 //
 //   dL/dX += A^T U + D^T (Z W),   dL/dZ += D X W^T
 //
-// A sample at a time, a head at a time: nothing but A and D of these is held.
+// Works on one sample and one head at a time, so only their A and D are stored.
 #include "inputs.hpp"
 
 #include <algorithm>
