@@ -243,3 +243,35 @@ def test_projection_scales_norms_that_a_sum_of_squares_cannot_hold(by, size):
     run = mh.train(model, data, steps=1, loss="linear", wrt="U", optimizer=optimizer)
     expected = 1.0 / math.sqrt(15 if by == "head" else 30)
     assert abs(run.model.U / expected - 1).max() < 1e-14
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_adam_without_eps_leaves_what_has_no_gradient(dtype):
+    """A feature that no token has gives W rows and columns, and U columns, of gradient zero."""
+    model, data = problem(dtype=dtype)
+    X = data.X.copy()
+    X[..., 3] = 0
+    run = mh.train(model, X, data.y, steps=4, optimizer=mh.Adam(0.02, eps=0.0, weight_decay=0.5))
+    assert run.reason == "steps"
+    kept = (1 - dtype(0.02 * 0.5)) ** 4  # four roundings of the decay, and of the power
+    tolerance = 8 * np.finfo(dtype).eps
+    close = TOLERANCE if dtype is np.float64 else 1e-4  # Adam divides by roots of small numbers
+    np.testing.assert_allclose(run.model.U[..., 3], kept * model.U[..., 3], rtol=tolerance)
+    np.testing.assert_allclose(run.model.W[:, 3], kept * model.W[:, 3], rtol=tolerance)
+    want = transcribed(run.optimizer, model, mh.Dataset(X, data.y), 4)
+    assert difference(run.model, want) < close
+    end, _ = mh.reference.train(model, X, data.y, steps=4, optimizer=run.optimizer)
+    assert difference(run.model, mh.Classifier(end.W, end.U)) < (
+        TOLERANCE if dtype is np.float64 else 1e-4
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_adam_without_eps_makes_no_step_where_squares_vanish(dtype):
+    """A gradient of 1e-30 in float32, of 1e-200 in float64, has a square of zero."""
+    model, data = problem(dtype=dtype)
+    X = data.X * dtype(1e-30 if dtype is np.float32 else 1e-200)
+    assert 0 < mh.norm(mh.value_and_grad(model, X, data.y, wrt="U")[1]) < 1e-29
+    run = mh.train(model, X, data.y, steps=2, optimizer=mh.Adam(0.02, eps=0.0))
+    assert run.reason == "steps"
+    assert run.model == model

@@ -23,6 +23,7 @@ from ..optimizers import Optimizer, StepRule
 from .history import NamedRows
 from .quantities import MissingFunction, Record
 from .run import Run, Stop
+from .run_axis import settled_steps
 
 Pair: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]
 Tests: TypeAlias = Dataset | Pair | Mapping[str, Dataset | Pair]
@@ -246,6 +247,18 @@ def frozen(run: Run, *, released: bool) -> npt.NDArray[np.int64]:
         return np.full(1, -1, np.int64)
     lasting = ("nonfinite",) if released else ("nonfinite", *THRESHOLDS)
     return np.where([reason in lasting for reason in run.reason], run.stopped, -1)
+
+
+def since(run: Run, frozen: npt.NDArray[np.int64]) -> int | tuple[int, ...]:
+    """Return `Run.since` as runs go on that are not ``frozen`` any longer.
+
+    Such a run has the state of the step where it stopped; the steps that others took meanwhile are
+    not its own.
+    """
+    if not isinstance(run.stopped, np.ndarray):
+        return run.since
+    missed = np.where((run.stopped >= 0) & (frozen < 0), run.step - run.stopped, 0)
+    return settled_steps(run.since + missed)
 
 
 def restored(record: Record) -> Record:

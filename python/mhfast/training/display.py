@@ -26,7 +26,7 @@ def table(run: Run) -> DataFrame:
     """Return the history as `Run.to_dataframe` describes."""
     pandas = _optional("pandas", "to_dataframe")
     columns = {}
-    for name, k, column in _columns(run):
+    for name, k, column in scalar_columns(run):
         if run.runs is None:
             index: Any = pandas.Index(k, name="step")
         else:
@@ -36,7 +36,7 @@ def table(run: Run) -> DataFrame:
     return frame if run.runs is not None else frame.rename_axis("step")
 
 
-def _columns(run: Run) -> Iterator[tuple[str, npt.NDArray[np.int64], npt.NDArray[Any]]]:
+def scalar_columns(run: Run) -> Iterator[tuple[str, npt.NDArray[np.int64], npt.NDArray[Any]]]:
     """Go through the columns of the table: name, steps (rows,) and values (rows,) or (R, rows)."""
     scalar = 1 if run.runs is None else 2
     for name, rows in run.history.items():

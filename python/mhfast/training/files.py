@@ -68,7 +68,7 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         "stopped": None if "stopped" in arrays else run["stopped"],
         **{name: run[name] for name in _PLAIN},
     }
-    _write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
+    write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
 
 
 def _parts(
@@ -107,7 +107,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    names = about["names"]
+    names, since = about["names"], about["since"]
     kind, settings = about["optimizer"]
     own = {name: arrays[name] for name in ("schedule", "lr") if name in arrays}
     return {
@@ -121,6 +121,7 @@ def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
         "stop": _decode(*about["stop"]),
         "stopped": arrays.get("stopped", about["stopped"]),
         **{name: about[name] for name in _PLAIN},
+        "since": tuple(since) if isinstance(since, list) else since,
         "wrt": tuple(about["wrt"]),
         "subspace": _subspace(about, arrays),
     }
@@ -172,7 +173,7 @@ def _decode(kind: str, value: Any) -> Any:
     return MissingFunction(value) if kind == "function" else value
 
 
-def _write_at_once(path: Path, arrays: Mapping[str, Any]) -> None:
+def write_at_once(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write a temporary file beside it, flush it to disk and rename it."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

@@ -65,8 +65,9 @@ class Run:
         The initial parameters θ_0, from which "distance" is measured.
     state : dict of tuples of arrays
         The state of `Momentum` (velocity) and `Adam` (moments), for each parameter in ``wrt``.
-    since : int
-        The step at which ``state`` was zero: 0 unless the optimizer was changed later.
+    since : int, or tuple of R of them
+        The step at which ``state`` was zero if the run has taken every step since: 0 unless the
+        optimizer was changed later; more for runs that were frozen while others continued.
     subspace : Subspace or None
         If training took place inside the span of the tokens, the run in that span, from which it is
         resumed bit for bit; see `train`.
@@ -90,7 +91,7 @@ class Run:
     stop: Stop
     start: Model
     state: dict[str, tuple[Array, ...]] = field(default_factory=dict)
-    since: int = 0
+    since: int | tuple[int, ...] = 0
     subspace: Subspace | None = None
 
     @property

@@ -47,6 +47,7 @@ def selected(run: Run, index: int | slice | npt.ArrayLike) -> Run:
         reason=run.reason[which] if one else [run.reason[r] for r in np.arange(run.runs)[which]],
         stopped=_ended_at(ends) if one else ends,
         optimizer=of_runs(run.optimizer, which),
+        since=settled_steps(np.broadcast_to(run.since, run.runs)[which]),
         subspace=None if run.subspace is None else run.subspace[which],
     )
 
@@ -116,3 +117,9 @@ def _spread_model(model: Model, names: tuple[str, ...], runs: int) -> Model:
     for array in arrays.values():
         array.flags.writeable = False
     return with_arrays(model, arrays) if arrays else model
+
+
+def settled_steps(steps: npt.ArrayLike) -> int | tuple[int, ...]:
+    """Return steps of runs as `Run.since` keeps them: one number where all are the same."""
+    each = [int(step) for step in np.ravel(steps)]
+    return each[0] if len(set(each)) == 1 else tuple(each)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from .. import _core, config
@@ -23,7 +24,7 @@ from .history import of_subspace, prepare
 from .progress import progress_bar
 from .quantities import Record
 from .run import Interrupted, Run, Stop
-from .run_axis import spread
+from .run_axis import settled_steps, spread
 from .session import Callback, Loop
 from .subspace import enter
 
@@ -145,7 +146,10 @@ def train(
     )
     problem, test_problems = arguments.problems(run, data, tests)
     run = spread(run, problem.runs.length)
-    settings = core_settings(run.optimizer, last, run.runs) | {"since": run.since}
+    frozen = arguments.frozen(run, released=stop is not None)
+    run = replace(run, since=arguments.since(run, frozen))
+    settings = core_settings(run.optimizer, last, run.runs)
+    settings["since"] = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
     sides = arguments.directions(directions, run.model, problem.runs)
     arguments.function(callback, "callback")
     named, functions = prepare(
@@ -164,8 +168,7 @@ def train(
         functions += others
         start, problem, sides = inside.start, inside.problem(problem), {}
     loop = Loop(
-        run, named, functions, callback, arguments.checkpoint(checkpoint), inside,
-        arguments.frozen(run, released=stop is not None),
+        run, named, functions, callback, arguments.checkpoint(checkpoint), inside, frozen,
     )  # fmt: skip
     settings["reasons"] = loop.reasons
     every = loop.every()
@@ -220,7 +223,10 @@ def _with_optimizer(run: Run, optimizer: Optimizer | None) -> Run:
     optimizer = arguments.optimizer(optimizer)
     if type(optimizer) is type(run.optimizer):
         return replace(run, optimizer=optimizer)
-    return replace(run, optimizer=optimizer, state={}, since=run.step)
+    stood_at: int | tuple[int, ...] = run.step
+    if isinstance(run.stopped, np.ndarray):
+        stood_at = settled_steps(np.where(run.stopped < 0, run.step, run.stopped))
+    return replace(run, optimizer=optimizer, state={}, since=stood_at)
 
 
 def _rescued(loop: Loop, settings: dict[str, Any], reason: str) -> Run:
