@@ -1,9 +1,9 @@
-// Losses of one output f, stable at any margin, for the number type of Math: one number or one for
-// each lane.
+// Losses of one output f, stable at any margin, for whichever numbers Math works on: one number or
+// one for each lane.
 //
 //   logistic log(1 + exp(-m)) · exponential exp(-m) · linear -m,  m = y f, y = +-1
 //   squared (f - y)^2
-//   given: the derivative itself is given instead of y
+//   given: the derivative itself is given in the place of y
 #pragma once
 
 namespace mhfast {
@@ -17,8 +17,8 @@ struct LossTerm {
   Number log_slope;  // log |slope|, finite where slope underflows
 };
 
-/// Without `values`, value is only finite or not, as the loss is, and log_slope may be too large by
-/// log 2; both are cheaper. Math::log1p is called for numbers from 0 to 1.
+/// Without `values`, value only tells by being finite or not whether the loss is, and log_slope may
+/// be too large by log 2: both are cheaper. Math::log1p is called for numbers from 0 to 1.
 template <class Math>
 inline LossTerm<typename Math::Number> loss_term(Loss loss, typename Math::Number f,
                                                  typename Math::Number y, bool values) {

@@ -1,4 +1,4 @@
-// The kernels of one instruction set: their arguments and the table of entry points.
+// What one instruction set offers: the arguments of the leaf kernels and the table of entry points.
 //
 // A *unit* is what one kernel step works on: a block of `lanes` samples when samples are the lanes,
 // a single sample when query rows are. Kernels neither allocate, throw, nor start threads.

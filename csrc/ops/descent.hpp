@@ -1,9 +1,9 @@
-// From gradients to steps: the update of every optimizer.
+// From gradients to steps: what every optimizer does with the trained tensors.
 //
 //   g += l2 theta  ->  clip by the global norm  ->  normalize, or momentum  ->  step  ->  project
 //
 // Tensors hold one run's numbers, or vectors with one number for each of as many runs as there are
-// lanes; then norms, rates and projections are separate for each lane.
+// lanes; then norms, rates and projections are those of each lane.
 #pragma once
 
 #include <cstdint>

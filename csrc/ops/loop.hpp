@@ -36,24 +36,24 @@
 
 namespace mhfast {
 
-/// Workspace of one thread, for any loop it works on.
+/// Scratch of one thread for whichever loop it works on.
 struct Workspace {
   Block engine, tests;
 };
 
-/// Packed data that loops share if their runs share the arrays.
+/// Packed data that loops share where their runs share the arrays.
 template <class real>
 struct SharedPacked {
   std::shared_ptr<Packed<real>> data;
   std::vector<std::shared_ptr<Packed<real>>> tests;
 };
 
-/// What the threads of a loop share. All members of a team call `advance`; variables that only the
-/// first member writes are read by the others after a barrier.
+/// What the threads of a loop share. Members of a team call `advance` together; whatever only the
+/// first member writes is read by the others after a barrier.
 template <class real>
 class Loop {
  public:
-  /// The runs from `run` on, as many as the plan computes side by side.
+  /// The runs from `run` on, as many as the plan puts side by side.
   Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads, SharedPacked<real>& shared);
 
   /// Lanes of a block of runs, 1 where runs go one by one.
@@ -64,14 +64,14 @@ class Loop {
   std::int64_t step() const { return step_; }
   const std::string& reason(int lane) const { return reasons_[lane]; }
 
-  /// Sets the workspace; called by one member before each advance.
+  /// Takes scratch; one member's call before each advance.
   void bind(Workspace& workspace);
 
   /// Goes to `until`, or to the end: at the last step of the task theta is evaluated, recorded and
   /// left. `interrupted` asks for the tick between chunks of work; a loop that it stops has ended.
   void advance(std::int64_t until, bool interruptible, const Member& member);
 
-  /// Makes the next advance evaluate and record the current theta, and end there for this reason.
+  /// Makes the next advance evaluate and record theta as it is, and end there for this reason.
   void finish(const std::string& reason) { finish_ = reason; }
 
   /// Copies parameters and the optimizer's state from lanes to the task.

@@ -1,4 +1,4 @@
-// Losses of single outputs and of rows. Arithmetic is in double for every type of the model.
+// Losses of single outputs and of rows. Arithmetic is double whatever the type of the model.
 //
 //   of a row, beside those of loss_term.hpp: cross entropy log sum_o exp(f_o) - f_y, y the class
 #pragma once
@@ -43,7 +43,7 @@ inline double curvature(Loss loss, double f, double y) {
   return 0;
 }
 
-/// Loss of one row of outputs f[0], f[stride], ..., and whether its labels are correct.
+/// Loss of one row of outputs f[0], f[stride], ..., and what its labels say of it.
 struct RowLoss {
   double value = 0, correct = 0, margin = HUGE_VAL;
 };
@@ -58,7 +58,7 @@ inline RowLoss cross_entropy(const real* f, const real* y, std::ptrdiff_t stride
   for (int o = 0; o < p; ++o)
     if (o != label) other = std::max(other, double(f[o * stride]));
   const double largest = std::max(other, of_class), own = std::exp(of_class - largest);
-  // The other classes separately from the own one, so that a small loss keeps its accuracy.
+  // The other classes apart from the own one, so that a small loss keeps its digits.
   double rest = 0;
   for (int o = 0; o < p; ++o)
     if (o != label) rest += std::exp(double(f[o * stride]) - largest);
@@ -88,7 +88,7 @@ inline RowLoss row_loss(Loss loss, const real* f, const real* y, std::ptrdiff_t 
   return row;
 }
 
-/// Calls emit(o, tangent of the loss derivative by output o) for the tangent df of the outputs f.
+/// Calls emit(o, move of the slope of output o) as the row's outputs f move by df.
 template <class real, class Emit>
 inline void move_slopes(Loss loss, const real* f, const real* df, const real* y,
                         std::ptrdiff_t stride, int p, const Emit& emit) {
@@ -98,7 +98,7 @@ inline void move_slopes(Loss loss, const real* f, const real* df, const real* y,
            curvature(loss, double(f[o * stride]), double(y[o * stride])) * double(df[o * stride]));
     return;
   }
-  // P (df - sum(P df)), with differences from the most likely output.
+  // P (df - sum(P df)), the differences taken from the likeliest output's.
   double largest = -HUGE_VAL, sum = 0, mean = 0, centre = 0;
   for (int o = 0; o < p; ++o)
     if (double(f[o * stride]) > largest) {

@@ -1,5 +1,4 @@
-// Quantities of one run that training records besides the loss: norms and directions of parameters,
-// attention.
+// What training records of one run besides the loss: sizes and directions of parameters, attention.
 #pragma once
 
 #include "train.hpp"
@@ -12,7 +11,7 @@ template <class real>
 void write_record(const TrainingTask<real>& task, const Record& record, std::ptrdiff_t run,
                   std::int64_t row);
 
-/// Whether a record is of parameters, which runs side by side store elsewhere during training.
+/// Whether a record is of parameters, which runs side by side keep elsewhere meanwhile.
 inline bool is_of_parameters(Quantity quantity) {
   return quantity != Quantity::kLoss && quantity != Quantity::kAccuracy &&
          quantity != Quantity::kMargin && quantity != Quantity::kGradNorm;

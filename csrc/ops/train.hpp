@@ -1,9 +1,9 @@
-// Training: full-batch descent with its records, entirely in C++.
+// Training: full-batch descent with its records, wholly outside of the caller's language.
 //
 //   step k:  loss and gradient at theta_k  ->  decide, record  ->  theta_{k+1}
 //
-// Values recorded for k belong to theta_k. Independent runs are trained side by side: each on its
-// own thread, or one per lane on one thread. The caller's code is called through the hooks only.
+// Values recorded for k belong to theta_k. Independent runs go side by side: each on its own
+// thread, or as many as there are lanes on one. The caller's code runs only through the hooks.
 #pragma once
 
 #include <functional>
@@ -79,8 +79,8 @@ struct TrainingTask {
   Data<real> data;      // of the first run
   std::vector<Data<real>> tests;
   OfRuns<real*> model;          // trained tensors are stepped in place
-  OfRuns<const real*> starts;   // initial parameters, for the distance
-  OfRuns<real*> first, second;  // state of the optimizer, if it has any
+  OfRuns<const real*> starts;   // where distance is measured from
+  OfRuns<real*> first, second;  // what the optimizer keeps, where it keeps something
   std::vector<OfRuns<const real*>> directions;
   int rank;
   real scale;
@@ -94,7 +94,7 @@ struct TrainingTask {
   std::vector<std::string> reasons;              // by run: why it was frozen, empty: it was not
   std::int64_t hook_every = 0;                   // 0: no hook
   std::function<HookAnswer(std::int64_t)> hook;  // at due steps and at the end
-  std::function<HookAnswer(std::int64_t)> tick;  // called from time to time
+  std::function<HookAnswer(std::int64_t)> tick;  // now and then
   int threads;
 };
 
