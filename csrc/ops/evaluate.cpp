@@ -84,12 +84,8 @@ bool is_faint(const real* gradient, const Extent& e) {
   return false;
 }
 
-<<<<<<< HEAD
-/// Loss and gradient; `careful`: also accurate if their factors underflow, at twice the cost then.
-=======
-/// Loss and gradient, and the outputs unless that is null; `careful`: right also where their
-/// factors underflow, at twice the cost there.
->>>>>>> main
+/// Loss and gradient, and the outputs unless that is null; `careful`: also accurate if their
+/// factors underflow, at twice the cost then.
 template <class real>
 double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss loss, int threads,
                 const typename Engine<real>::Gradient& gradient, bool careful, real* outputs,

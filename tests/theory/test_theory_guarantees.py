@@ -206,7 +206,7 @@ def test_certificate_says_what_is_not_guaranteed() -> None:
     assert certificate.violated == ()
     assert [len(i.steps) for i in certificate.inequalities] == [2, 5]
     text = str(certificate)
-    assert "not guaranteed, for want of sqrt(H) ≥ (64/7) b3 D0²" in text
+    assert "not guaranteed, because it requires sqrt(H) ≥ (64/7) b3 D0²" in text
     assert certificate.guarantee is not None
     assert not certificate.guarantee.applies
     decayed = dataclasses.replace(run, optimizer=mh.GradientDescent(1.0, l2=0.1))

@@ -46,7 +46,7 @@ class Certificate:
     def __str__(self) -> str:
         sign = ">=" if self.above else "<="
         state = "holds" if self.holds else "fails"
-        return f"{self.name} {self.value:.2g}, wanted {sign} {self.limit:.2g}: {state}"
+        return f"{self.name} {self.value:.2g}, required {sign} {self.limit:.2g}: {state}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -294,5 +294,9 @@ def _verdict(i: Inequality) -> str:
     if i.violated.any():
         return "VIOLATED"
     if not i.applies.all():
-        return f"not guaranteed, for want of {i.note}" if i.note else "not guaranteed at all steps"
+        return (
+            f"not guaranteed, because it requires {i.note}"
+            if i.note
+            else "not guaranteed at all steps"
+        )
     return "holds, but vacuous" if i.vacuous.all() else "holds"

@@ -75,7 +75,7 @@ class MissingFunction:
         """Raise the ValueError for resuming without the function."""
         raise ValueError(
             f"{argument}: the function {self.name!r} is not kept in a saved or pickled run; "
-            f"give {argument}= again to go on"
+            f"give {argument}= again to resume"
         )
 
 
