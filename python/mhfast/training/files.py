@@ -30,6 +30,7 @@ from .._arguments.checks import PARAMETERS
 from .._arguments.values import frozen
 from ..models import Classifier, Layer, LowRank, Model
 from ..optimizers import OPTIMIZERS
+from . import segments
 from .quantities import MissingFunction
 from .subspace import Subspace
 
@@ -67,6 +68,7 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         "stop": _code(run["stop"]),
         "stopped": None if "stopped" in arrays else run["stopped"],
         **{name: run[name] for name in _PLAIN},
+        "segments": segments.stored(run["segments"]),
     }
     write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
 
@@ -124,6 +126,7 @@ def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
         "since": tuple(since) if isinstance(since, list) else since,
         "wrt": tuple(about["wrt"]),
         "subspace": _subspace(about, arrays),
+        "segments": segments.restored(about.get("segments", [])),
     }
 
 

@@ -18,6 +18,7 @@ from . import display
 from . import files as _run_file
 from .quantities import Metric, MissingFunction
 from .run_axis import selected
+from .segments import Segment
 from .subspace import Subspace
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ class Run:
     subspace : Subspace or None
         If training took place inside the span of the tokens, the run in that span, from which it is
         resumed bit for bit; see `train`.
+    segments : tuple of Segment
+        Which steps were taken with which settings on which data, in order; empty where that is not
+        known.
 
     Notes
     -----
@@ -93,6 +97,7 @@ class Run:
     state: dict[str, tuple[Array, ...]] = field(default_factory=dict)
     since: int | tuple[int, ...] = 0
     subspace: Subspace | None = None
+    segments: tuple[Segment, ...] = ()
 
     @property
     def runs(self) -> int | None:

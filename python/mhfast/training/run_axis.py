@@ -19,6 +19,7 @@ from .._arguments.values import Array
 from ..models import Model
 from ..models.problem import AXES, with_arrays
 from ..optimizers import of_runs
+from .segments import of_training
 
 if TYPE_CHECKING:
     from .run import Run, Stopped
@@ -49,6 +50,7 @@ def selected(run: Run, index: int | slice | npt.ArrayLike) -> Run:
         optimizer=of_runs(run.optimizer, which),
         since=settled_steps(np.broadcast_to(run.since, run.runs)[which]),
         subspace=None if run.subspace is None else run.subspace[which],
+        segments=of_training(run.segments, which, last),
     )
 
 

@@ -25,6 +25,7 @@ from .progress import progress_bar
 from .quantities import Record
 from .run import Interrupted, Run, Stop
 from .run_axis import settled_steps, spread
+from .segments import Segment, extended, fingerprint
 from .session import Callback, Loop
 from .subspace import enter
 
@@ -148,6 +149,9 @@ def train(
     run = spread(run, problem.runs.length)
     frozen = arguments.frozen(run, released=stop is not None)
     run = replace(run, since=arguments.since(run, frozen))
+    if last > first:
+        now = Segment(first, run.optimizer, run.loss, run.wrt, fingerprint(data))
+        run = replace(run, segments=extended(run.segments, now))
     settings = core_settings(run.optimizer, last, run.runs)
     settings["since"] = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
     sides = arguments.directions(directions, run.model, problem.runs)
