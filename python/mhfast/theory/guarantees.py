@@ -266,14 +266,14 @@ def compare(
         raise ValueError(f"comparator: {error}") from error
     start, data, _ = settled(start, given, dense=True)
     change = {name: end.parameters[name] - x for name, x in start.parameters.items()}
-    distance = norm(Gradients(**change))
+    distance = float(norm(Gradients(**change)))
     radius = (3.0 if constants == "proved" else 4.0) * distance
     bounds = curvature_bounds(start, data, within=radius)
     readout = norm(Gradients(U=start.U)) + radius
     return Comparison(
         distance=distance,
-        start_loss=value_and_grad(start, data)[0],
-        loss=value_and_grad(end, data)[0],
+        start_loss=float(value_and_grad(start, data)[0]),
+        loss=float(value_and_grad(end, data)[0]),
         radius=radius,
         bounds=bounds,
         n=data.n,

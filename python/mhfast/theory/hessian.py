@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 import mhfast
 
+from .._arguments.names import Loss
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients
@@ -54,7 +55,7 @@ def hessian_extremes(
     X: npt.ArrayLike | Dataset,
     y: npt.ArrayLike | None = None,
     *,
-    loss: str = "logistic",
+    loss: Loss = "logistic",
     wrt: Any = None,
     tolerance: float | None = None,
     num_threads: int | None = None,

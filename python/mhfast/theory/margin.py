@@ -125,7 +125,7 @@ def ntk_margin(
     # The linear loss -Σ λ_i y_i Φ(X_i) has minus the hull point for its gradient.
     combined = replace(data, y=labels, weight=weights)
     _, gradient = value_and_grad(model, combined, loss="linear", wrt=wrt)
-    length = norm(gradient)
+    length = float(norm(gradient))
     products = G @ weights
     parameters = sum(x.size for x in arrays_of(gradient).values())
     least = resolution(data.n, parameters, float(np.finfo(dtype).eps))
