@@ -73,20 +73,16 @@ def query_rows(
     return tokens if q is None else q
 
 
-def causal(value: object, prompt: Array | None) -> bool:
-    """Return `causal` as a bool; a model with a prompt cannot be causal."""
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(f"causal: expected True or False, got {type(value).__name__}")
-    if value and prompt is not None:
-        raise ValueError(
-            "causal: expected False beside a prompt, whose rows have no place among the tokens, "
-            "got True"
-        )
-    return bool(value)
-
-
 def scale(value: object, dtype: np.dtype[Any]) -> float:
-    """Return the factor of the logits, finite and, unless it is 0, other than 0 in `dtype`."""
+    """Return the factor of the logits as a float that ``dtype`` can hold.
+
+    Raises
+    ------
+    TypeError
+        If it is no real number.
+    ValueError
+        If it is not finite, or neither zero nor within the range of ``dtype``.
+    """
     number = _checks.finite(value, "scale")
     with np.errstate(over="ignore", under="ignore"):
         kept = float(dtype.type(number))
@@ -97,6 +93,18 @@ def scale(value: object, dtype: np.dtype[Any]) -> float:
             f"{limits.max:.1e}, the range of {dtype.name}, got {number}"
         )
     return number
+
+
+def causal(value: object, prompt: Array | None) -> bool:
+    """Return `causal` as a bool; a model with a prompt cannot be causal."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"causal: expected True or False, got {type(value).__name__}")
+    if value and prompt is not None:
+        raise ValueError(
+            "causal: expected False beside a prompt, whose rows have no place among the tokens, "
+            "got True"
+        )
+    return bool(value)
 
 
 def no_empty_axis(name: str, W: Array | LowRank, readout_name: str, readout: Array) -> None:
