@@ -6,12 +6,12 @@
 //   D[s] = A[s] (C[s] - r)                derivative of r by S[s]
 //
 // Layout: key s of column n is the vector at s * stride + n * step. A column is a set of query
-// rows, one a lane; nothing crosses lanes.
+// rows, one a lane; no lanes interact.
 //
 // Numeric method: D is a difference of nearly equal numbers once the attention saturates, so it is
 // centred first at the row's largest logit, key m: c[s] = C[s] - C[m], p = sum A[s] c[s],
 // D[s] = A[s] (c[s] - p). No digits cancel: c[m] = 0 exactly, and a weight other than the largest
-// is at most 1/2. So D has full relative accuracy however small it is.
+// is at most 1/2. D therefore has full relative accuracy, however small it is.
 //
 // Limits: row i may see only the keys s < limit[i]. The others count as logits of -inf, whatever
 // logit and coefficient they have; a row that sees no key has weights, readout and derivative 0,
@@ -37,7 +37,7 @@ struct Rows {
   Index step = kLanes<real>;     // from column to column; limits and results are side by side
 };
 
-/// The largest logit of a row and what belongs to it.
+/// The largest logit of a row and the data of its key.
 template <class real>
 struct Peak {
   Vec<real> logit, runner_up, coefficient;
@@ -148,13 +148,13 @@ inline void for_columns(const Rows<real>& rows, const Body& body) {
   for_columns_of<false>(rows, body);
 }
 
-/// log of the largest weight but one over the largest; -inf where there is no second.
+/// log of the second largest weight over the largest; -inf if there is no second.
 template <class Columns, class Peaks, class real>
 inline void store_gap(const Columns& columns, const Peaks& peaks, int w, real* gaps) {
   store<real>(gaps + columns.at + w * kLanes<real>, peaks[w].runner_up - peaks[w].logit);
 }
 
-/// Writes the readout of each row to `readouts` (columns vectors); S and C are left as they are.
+/// Writes the readout of each row to `readouts` (columns vectors); S and C are not changed.
 template <class real>
 inline void readout(const Rows<real>& rows, real* readouts) {
   for_columns(rows, [readouts](const auto& columns, const auto& peaks) {
@@ -234,7 +234,7 @@ inline void find_gaps(const Rows<real>& rows, real* gaps) {
   });
 }
 
-/// As `differentiate`, but C becomes D exp(-shift), right even where every entry of D underflows.
+/// As `differentiate`, but C becomes D exp(-shift), accurate even if every entry of D underflows.
 /// `shift`, at most 0, must be at least the gap of each row it serves.
 template <class real>
 inline void differentiate_scaled(const Rows<real>& rows, Vec<real> shift, real* readouts) {

@@ -1,4 +1,4 @@
-// Softmax, its derivative and how both move along a direction, one query row per lane.
+// Softmax, its derivative and the tangents of both along a direction, one query row per lane.
 //
 //   weights      A = softmax(S),  a = dS - sum(A dS)                 so that dA = A a
 //   derivative   b = C - sum(A C),  D = A b,  E = a b + dC,  dD = A (E - sum(A E))

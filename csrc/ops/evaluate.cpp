@@ -13,10 +13,10 @@
 namespace mhfast {
 namespace {
 
-// Scratch that a thread keeps between calls; more than this is given back at once.
+// The workspace that a thread keeps between calls; a larger one is freed at once.
 constexpr std::size_t kKeptScratch = std::size_t(32) << 20;
 
-/// The calling thread's blocks, for the length of one call.
+/// The calling thread's workspaces, for the duration of one call.
 class CallScratch {
  public:
   CallScratch() = default;
@@ -38,8 +38,8 @@ class CallScratch {
   }
 };
 
-/// A model's parameters as an engine takes them: W composed of its factors, in `block`, where it is
-/// factored, with room for the gradient by it.
+/// A model's parameters in the form that an engine expects: a factored W is multiplied out, in
+/// `block`, with memory for the gradient by it.
 template <class real>
 class DenseModel {
  public:
@@ -66,7 +66,7 @@ class DenseModel {
   real *w_ = nullptr, *gradient_ = nullptr;
 };
 
-/// x *= factor exp(log_factor), also where these alone would underflow.
+/// x *= factor exp(log_factor), also if these factors alone would underflow.
 template <class real>
 void multiply(real* x, std::ptrdiff_t size, double factor, double log_factor) {
   if (std::isinf(log_factor)) return;  // x is zero
@@ -80,7 +80,7 @@ bool is_faint(const real* gradient, const Extent& e) {
   constexpr real kFaint = sizeof(real) == 4 ? real(1e-18) : real(1e-240);
   for (int h = 0; gradient && h < e.heads; ++h, gradient += e.size()) {
     const real* const end = gradient + e.size();
-    // As a rule the first entry answers.
+    // Usually the first entry decides.
     const auto is_large = [](real x) { return !(std::fabs(x) < kFaint); };
     if (std::any_of(gradient, end, is_large)) continue;
     if (std::any_of(gradient, end, [](real x) { return x != 0; })) return true;
@@ -88,8 +88,8 @@ bool is_faint(const real* gradient, const Extent& e) {
   return false;
 }
 
-/// Loss and gradient, and the outputs unless that is null; `careful`: right also where their
-/// factors underflow, at twice the cost there.
+/// Loss and gradient, and the outputs unless that is null; `careful`: also accurate if their
+/// factors underflow, at twice the cost then.
 template <class real>
 double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss loss, int threads,
                 const typename Engine<real>::Gradient& gradient, bool careful, real* outputs,

@@ -1,4 +1,4 @@
-"""How mhfast runs here: threads, instruction set, build."""
+"""Configuration: threads, instruction set, build."""
 
 from __future__ import annotations
 

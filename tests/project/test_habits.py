@@ -1,4 +1,4 @@
-"""Facts that files of the repository state twice: versions of lint tools."""
+"""Facts that files of the repository state twice: versions of the package and of lint tools."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ needs_ci = pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="not in a sour
 
 def text(name: str) -> str:
     return (ROOT / name).read_text("utf-8")
+
+
+def test_the_version_is_the_same_everywhere():
+    version = re.search(r'^version = "(.+)"$', text("pyproject.toml"), re.M)[1]
+    assert re.search(r"^version: (.+)$", text("CITATION.cff"), re.M)[1] == version
+    assert re.findall(r"^## \[?(\d[\w.]*)", text("CHANGELOG.md"), re.M)[0] == version
 
 
 @needs_ci

@@ -242,7 +242,7 @@ def test_certificate_says_what_is_not_guaranteed() -> None:
     assert certificate.violated == ()
     assert [len(i.steps) for i in certificate.inequalities] == [2, 5]
     text = str(certificate)
-    assert "not guaranteed, for want of sqrt(H) ≥ (64/7) b3 D0²" in text
+    assert "not guaranteed; it needs sqrt(H) ≥ (64/7) b3 D0²" in text
     assert certificate.guarantee is not None
     assert not certificate.guarantee.applies
 
@@ -463,7 +463,7 @@ def test_verdicts_in_words() -> None:
         (yes, yes, "", "holds, but vacuous"),
         (yes, one, "", "holds, but vacuous at some steps"),
         (one, no, "", "not guaranteed at all steps"),
-        (one, no, "heads", "not guaranteed, for want of heads"),
+        (one, no, "heads", "not guaranteed; it needs heads"),
     ]
     for applies, vacuous, note, expected in cases:
         i = theory.Inequality("x", np.arange(2), value, bound, applies, vacuous, note)

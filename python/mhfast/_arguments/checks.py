@@ -2,8 +2,8 @@
 
 Each function takes an argument, names it in its errors, and returns it in the form the core reads:
 arrays C-contiguous, aligned, in native byte order and of one dtype, float32 or float64. An array
-that is so already passes without a copy after a few attribute look-ups, because these checks stand
-before every call of microseconds.
+that already has this form passes without a copy after a few attribute look-ups, because calls of
+microseconds go through these checks.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def shape(
     *,
     runs: bool = False,
 ) -> None:
-    """Raise ValueError unless `array` has the `expected` shape, where None is any length.
+    """Raise ValueError unless `array` has the `expected` shape, where None stands for any length.
 
     `letters` names the axes in the message, as "n T d". With `runs` there may be one more axis, of
     any length, before the others.
@@ -193,13 +193,13 @@ def _reshaped(
 
 
 def token_index(query: int, tokens: int) -> None:
-    """Raise ValueError unless an integer query is a token; -1 is the last one."""
+    """Raise ValueError unless an integer query selects a token; -1 is the last one."""
     if not -tokens <= query < tokens:
         raise ValueError(f"query: expected a token in [-{tokens}, {tokens}), got {query}")
 
 
 def integer(value: object, name: str, expected: str = "an integer") -> int:
-    """Return `value` as an int; TypeError if it is not a whole number, which a bool is not."""
+    """Return `value` as an int; TypeError if it is not an integer; a bool is not."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -234,14 +234,14 @@ def generator(seed: object, name: str = "seed") -> np.random.Generator:
 
 
 def generators(seed: object, runs: int | None, name: str = "seed") -> list[np.random.Generator]:
-    """Return a generator for each run: those of a sequence of seeds, else of children of one.
+    """Return a generator for each run: from a sequence of seeds, or else from children of one seed.
 
     Child r is the same for every number of runs.
 
     Raises
     ------
     TypeError, ValueError
-        If the seeds are no seeds, or not as many as `runs`.
+        If a seed is invalid, or there are not as many as `runs`.
     """
     if is_sequence(seed):
         seeds = list(seed)  # type: ignore[call-overload]
@@ -256,7 +256,7 @@ def generators(seed: object, runs: int | None, name: str = "seed") -> list[np.ra
 
 
 def is_sequence(seed: object) -> bool:
-    """Tell whether `seed` is several seeds, which then belong to runs."""
+    """Tell whether `seed` is a sequence of seeds, one per run."""
     return isinstance(seed, list | tuple | range) or (
         isinstance(seed, np.ndarray) and seed.ndim > 0
     )

@@ -14,16 +14,16 @@ class Runs(NamedTuple):
     Parameters
     ----------
     length : int
-        R, or 0 as long as no array has a run axis.
+        R, or 0 if no array so far has a run axis.
     origin : str
-        The argument whose run axis was met first.
+        The first argument that had a run axis.
     """
 
     length: int = 0
     origin: str = ""
 
     def meet(self, name: str, shape: tuple[int, ...], axes: int) -> Runs:
-        """Return what is known after the argument `name`, which has `axes` axes without runs.
+        """Return the run axis including that of argument `name`, which has `axes` axes without it.
 
         Raises
         ------
@@ -42,7 +42,7 @@ class Runs(NamedTuple):
         return Runs(shape[0], name)
 
     def join(self, other: Runs) -> Runs:
-        """Return what is known after all that `other` has met."""
+        """Return the run axis including that of `other`."""
         return self.meet(other.origin, (other.length,), 0) if other.length else self
 
 

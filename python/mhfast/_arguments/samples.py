@@ -1,4 +1,4 @@
-"""What a query token, lengths, targets and weights of samples mean, array by array.
+"""Query tokens, lengths, targets and weights of samples, array by array.
 
 Any of them may have a leading run axis R, which the shapes below leave out.
 """
@@ -43,7 +43,7 @@ def lengths(value: npt.ArrayLike, n: int, tokens: int) -> Integers:
 
 
 def padded(X: Array, lengths: Integers) -> Array:
-    """Return X (n, T, d) with zeros at and beyond `lengths` (n,), copied if others are there."""
+    """Return X (n, T, d) with zeros at and beyond `lengths` (n,), copied if it has others there."""
     beyond = np.arange(X.shape[-2]) >= lengths[..., None]
     if X.shape[:-1] == beyond.shape and not X[beyond].any():
         return X
@@ -59,9 +59,9 @@ def token(
     -------
     token : int, or int64 (n,) with lengths
         Its position, where a negative query counts from the end of the sample; -1 in a sample that
-        is too short to have it.
+        is too short.
     prefix : int, or int64 (n,) with lengths
-        The number of tokens up to and with it, at most the length of the sample.
+        The number of tokens up to and including it, at most the length of the sample.
     """
     _checks.token_index(query, tokens)
     if lengths is None:
@@ -92,7 +92,7 @@ def targets(
 ) -> npt.NDArray[Any]:
     """Return targets of the `expected` shape in `dtype`; as int64 for "cross_entropy".
 
-    That labels are -1 or 1 and classes in [0, p) is left to the core to check.
+    The core checks that labels are -1 or 1 and classes in [0, p).
 
     Raises
     ------
@@ -132,7 +132,7 @@ def targets(
         return _checks.ready(_checks.exactly(array, argument, dtype))
     labels = _checks.ready(array.astype(dtype))
     if kind == "f" and array.itemsize > labels.itemsize:
-        # 1 + 1e-9 would become a label in float32. Integers cannot.
+        # 1 + 1e-9 would become a label in float32. Integers are exact.
         wrong = np.argwhere(labels != array)
         if wrong.size:
             first = tuple(wrong[0].tolist())
@@ -167,8 +167,8 @@ def weights(
     Parameters
     ----------
     rows : (n,) or (n, q)
-        Samples, or for a layer also rows, that may have weights. What is of shape (n, q) belongs to
-        the rows, also where q = n could be taken for a run axis of n weights.
+        Samples, or for a layer also rows, that may have weights. An array (n, q) belongs to the
+        rows, even if n = q would allow a run axis.
 
     Returns
     -------
@@ -181,7 +181,7 @@ def weights(
     TypeError
         If the weights are not real.
     ValueError
-        If they have another shape or another value.
+        If they have another shape, or a value is out of range.
     """
     array = nonnegative(weight, dtype)
     by_row = len(rows) == 2 and (array.shape == rows or array.ndim == 3)
@@ -231,13 +231,13 @@ def targets_have_runs(y: npt.NDArray[Any], n: int) -> bool:
         return y.ndim == 4
     if y.shape[0] != n or y.shape[1] != n:
         return bool(y.shape[0] != n)
-    # R or q is equal to n, too: what cannot be classes is a label or a real target.
+    # R or q is equal to n, too: an array that cannot be classes holds labels or real targets.
     classes = y.dtype.kind in "iu" and bool(y.min() >= 0)
     return classes is (y.ndim == 3)
 
 
 def filled(y: npt.NDArray[Any], visible: npt.NDArray[np.bool_], loss: str) -> npt.NDArray[Any]:
-    """Return targets with one that the loss takes in the rows that are not `visible` (n, q)."""
+    """Return targets with a valid value in the rows that are not `visible` (n, q)."""
     if loss != "cross_entropy":
         visible = visible[..., None]
     filler = y.dtype.type(1 if loss in ("logistic", "exponential", "linear") else 0)

@@ -1,4 +1,4 @@
-"""What the frozen records of arrays share: read-only storage, comparison and a short repr."""
+"""Common to frozen dataclasses of arrays: read-only storage, comparison and a short repr."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_only(array: npt.NDArray[Entries]) -> npt.NDArray[Entries]:
 
 
 def frozen(array: npt.NDArray[Entries]) -> npt.NDArray[Entries]:
-    """Return `array` read-only, copied only if somebody could write to its memory."""
+    """Return `array` read-only, copied only if its memory is writable elsewhere."""
     owner: object = array
     while isinstance(owner, np.ndarray) and not owner.flags.writeable:
         owner = owner.base
@@ -62,7 +62,7 @@ def same_fields(a: Any, b: Any) -> bool:
 
 
 def field_values(record: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name: what it pickles, without what it has cached."""
+    """Return the fields of a dataclass by name, without cached values; this is what is pickled."""
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 

@@ -25,7 +25,7 @@ DTYPES = ("float32", "float64")
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Measure what the arguments ask for, print the tables and write the files.
+    """Measure as given by the arguments, print the tables and write the files.
 
     Returns
     -------
@@ -140,5 +140,5 @@ def _loops(names: Sequence[str]) -> Iterator[Loop]:
 
 
 def _say(line: str) -> None:
-    """Tell what is going on, apart from the result."""
+    """Report progress, separately from the result."""
     print(line, file=sys.stderr, flush=True)

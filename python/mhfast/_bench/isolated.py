@@ -1,4 +1,4 @@
-"""An implementation in a process of its own, so that no other's threads or libraries touch it.
+"""An implementation in a separate process, isolated from the threads and libraries of others.
 
 The processes live as long as the comparison and take turns: all but one wait for a message.
 """
@@ -15,12 +15,12 @@ from .peers import UnavailableError
 
 
 class Isolated:
-    """The face of `mhfast._bench.contender.Local` in another process."""
+    """The interface to a `mhfast._bench.contender.Local` in another process."""
 
     def __init__(self, peer: str, threads: int, isa: str | None) -> None:
         context = multiprocessing.get_context("spawn")
         self.ours, theirs = context.Pipe()
-        # A daemon: it ends with this process whatever happens here.
+        # A daemon: it ends with this process in any case.
         self.process = context.Process(
             target=_serve, args=(theirs, peer, threads, isa), daemon=True
         )

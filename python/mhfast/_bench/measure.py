@@ -1,10 +1,11 @@
-"""How it is timed: in rounds, every implementation once a round, in one process or in several.
+"""Timing: in rounds, every implementation once per round, in one process or in several.
 
 A round gives each implementation a block of calls. Between blocks nothing runs for a moment, so
-that the threads of the one before, which spin for some milliseconds after a call, have gone to
-sleep; short calls then get an untimed one that wakes its own. The order turns from round to round.
-The peak of fused multiply-adds is measured in the same rounds, so that a change of clock meets
-everything alike. Medians are over all calls of all rounds; the first call is kept apart.
+that the threads of the implementation before, which spin for some milliseconds after a call, are
+asleep; before short calls an untimed one wakes the threads. The order rotates from round to round.
+The peak of fused multiply-adds is measured in the same rounds, so that a change of clock frequency
+affects everything equally. Medians are over all calls of all rounds; the first call is reported
+separately.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from .shapes import Loop, Shape
 
 # OpenBLAS threads spin for 2^26 clock ticks after a call, OpenMP's for less: 30 ms at 2 GHz.
 PAUSE = 0.04
-# Long enough for the clock to settle, short beside a block.
+# Long enough for the clock to settle, short compared with a block.
 PEAK_TIME = 0.02
-# Normalized steps amplify rounding from step to step, so that agreement is asked of the first few.
+# Normalized steps amplify rounding from step to step, so agreement is checked for the first few
+# only.
 CHECKED = 3
 
 Start = Callable[[str], Contender]
@@ -37,10 +39,10 @@ Start = Callable[[str], Contender]
 
 @dataclass(frozen=True)
 class Budget:
-    """Seconds for each implementation on one shape, spent in at most so many rounds.
+    """Seconds for each implementation on one shape, spent in at most a number of rounds.
 
     Where single calls are long, the rounds become fewer, down to the least number, and the time
-    longer. Training loops take at most so many steps.
+    longer. Training loops have a largest number of steps.
     """
 
     seconds: float
@@ -91,7 +93,7 @@ class Bench:
         return self._compare("loops", self.work(loop.shape, dtype, loop), None)
 
     def family(self, training: Training, dtype: str) -> Comparison:
-        """Compare a training of the model family; the first steps of it must agree."""
+        """Compare training of the model family; its first steps must agree."""
         steps = min(training.steps, self.budget.steps)
         whole, short = (
             self.work(training.shape, dtype, dataclasses.replace(training, steps=k))
@@ -119,14 +121,14 @@ class Bench:
         return Scaling(works[self.threads], medians, identical)
 
     def close(self) -> None:
-        """End the processes of the contenders, if they have any."""
+        """End the processes of the implementations, if there are any."""
         for contender in self.contenders.values():
             contender.close()
 
     def _compare(
         self, group: str, work: Work, even: Work | None, checked: Work | None = None
     ) -> Comparison:
-        """Time `work` where the answers to `checked`, by default itself, agree."""
+        """Time `work` if the answers to `checked`, by default itself, agree."""
         contenders: dict[str, Contender] = {}
         prepared: dict[str, Prepared] = {}
         answers: dict[str, Answer] = {}

@@ -33,11 +33,11 @@ def boolean_layer(
     seed: Seed | Seeds,
     dtype: DTypeLike = np.float64,
 ) -> Dataset:
-    """Draw tokens and what a random multi-head attention layer makes of them.
+    """Draw tokens and the outputs of a random multi-head attention layer.
 
-    Entries of X are independent fair signs, or N(0, 1).  The layer has Gaussian parameters: W_h of
-    entries N(0, score_std²/d²), so that the logit x_a W_h x_bᵀ of two different tokens has standard
-    deviation `score_std`, and V_h of entries N(0, 1/d).
+    Entries of X are independent fair signs, or N(0, 1).  The layer has Gaussian parameters: W_h
+    with entries N(0, score_std²/d²), so that the logit x_a W_h x_bᵀ of two different tokens has
+    standard deviation `score_std`, and V_h with entries N(0, 1/d).
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def boolean_layer(
     out_dim : int, optional
         Outputs p; None means d.
     score_std : float
-        How sharply the layer attends, at least 0.
+        Standard deviation of the logits, at least 0: the larger, the sharper the attention.
     inputs : {"boolean", "gaussian"}
     noise : float
         Standard deviation of independent Gaussian noise on every target, at least 0.
@@ -97,7 +97,7 @@ def parity_layer(
     seed: Seed | Seeds,
     dtype: DTypeLike = np.float64,
 ) -> Dataset:
-    """Draw pairs of Boolean tokens and a layer that computes a parity: an instance hard to learn.
+    """Draw pairs of Boolean tokens and a layer that computes a parity, a hard instance to learn.
 
     S is a random set of H coordinates without the first, u its indicator, e the first unit vector,
     t_j = H - 1 - 2j.  The layer has
@@ -133,8 +133,8 @@ def parity_layer(
 
     Notes
     -----
-    There are C(d-1, H) such functions, pairwise orthogonal, so that no learner by correlations can
-    be fast.  The construction is ours; it behaves like the lower bound of Chen, Li, "Provably
+    There are C(d-1, H) such functions, pairwise orthogonal, so no learner that uses correlations
+    can be fast.  The construction is ours; it behaves like the lower bound of Chen, Li, "Provably
     learning a multi-head attention layer".
     """
     dim, heads = _checks.count(dim, "dim"), _checks.count(heads, "heads")
@@ -176,7 +176,7 @@ def _draw(
     noise: float,
     support: NDArray[np.int64] | None = None,
 ) -> Dataset:
-    """Draw inputs of a layer; with a `support`, which is told in `truth`, nothing may change."""
+    """Draw inputs of a layer; with a `support`, stored in `truth`, no setting may change."""
     n, tokens = _checks.count(n, "n"), _checks.count(tokens, "tokens")
     if inputs not in INPUTS:
         raise ValueError(f"inputs: expected one of {INPUTS}, got {inputs!r}")

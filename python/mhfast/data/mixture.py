@@ -63,10 +63,10 @@ def tokenized_mixture(
         "gaussian": z ~ N(0, noise²/d · I).  "bounded": z uniform on the sphere of radius `noise`,
         hence ‖z‖ ≤ noise and |⟨z,μ⟩|, |⟨z,ν⟩| ≤ noise · S.  "none": z = 0, and `noise` must be 0.
     positions : {"random", "fixed"}
-        Where the class token stands: at random positions, or at the first ζT.
+        The positions of the class token: random, or the first ζT.
     seed : int or numpy.random.Generator, or a sequence of R of them
         Same seed, same arrays.  Labels, positions, contexts and noise are separate streams:
-        changing the noise leaves the others as they are.  A sequence gives a run axis.
+        changing the noise leaves the others unchanged.  A sequence gives a run axis.
     dtype : float64 or float32
         Drawn in float64 and rounded.
 
@@ -185,7 +185,7 @@ def _unit_noise(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> 
 def _relevant_tokens(fraction: float, tokens: int) -> int:
     count = _checks.finite(fraction, "relevant_fraction") * tokens
     relevant = round(count)
-    # .3 * 10 is not 3 in binary arithmetic; a few ulp of slack and no more.
+    # .3 * 10 is not 3 in binary arithmetic; allow for a few ulp.
     if abs(count - relevant) > 1e-12 * tokens or not 1 <= relevant <= tokens:
         raise ValueError(
             "relevant_fraction: expected relevant_fraction * tokens to be a whole number from 1 to "

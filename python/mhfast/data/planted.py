@@ -30,7 +30,7 @@ def planted_attention(
     """Draw Gaussian tokens, labelled by the sign of a random multi-head classifier.
 
     Tokens are N(0, I_d).  The teacher has Gaussian parameters: W such that the score of two
-    independent tokens has standard deviation `score_std`, and U of entries N(0, 1/(T d)).  Since
+    independent tokens has standard deviation `score_std`, and U with entries N(0, 1/(T d)).  Since
     Φ(-X) = -Φ(X), both labels are equally likely.
 
     Parameters
@@ -38,7 +38,8 @@ def planted_attention(
     n, tokens, dim, heads : int
         Samples n, tokens T, dimension d of a token, heads H of the teacher.
     score_std : float
-        How sharply the teacher attends: 0 is uniform attention, and a linear teacher.
+        Standard deviation of the logits of the teacher; 0 means uniform attention, a linear
+        teacher.
     seed : int or numpy.random.Generator, or a sequence of R of them
         Same seed, same teacher and samples.  A sequence gives a run axis.
     dtype : float64 or float32
@@ -60,8 +61,8 @@ def planted_attention(
     Notes
     -----
     The planted model of the experiments of Deora, Ghaderi, Taheri, Thrampoulidis, "On the
-    Optimization and Generalization of Multi-head Attention".  The exact law of tokens and teacher
-    is our choice.
+    Optimization and Generalization of Multi-head Attention".  The exact distribution of tokens and
+    teacher is our choice.
     """
     tokens, dim = _checks.count(tokens, "tokens"), _checks.count(dim, "dim")
     heads = _checks.count(heads, "heads")

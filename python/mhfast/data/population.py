@@ -1,4 +1,4 @@
-"""What a generated data set remembers, so that more samples of it can be drawn."""
+"""The information with which more samples of the population of a data set can be drawn."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Population:
     Parameters
     ----------
     draw : callable (n, *, seed, role, **fixed, **settings) -> Dataset
-        A function of a module, so that data sets pickle.
+        A module-level function, so that data sets can be pickled.
     fixed : mapping
-        What makes the population this one: class tokens, teacher.
+        What defines the population: class tokens, teacher.
     settings : mapping
-        What `sample` may change.
+        The settings that `sample` may change.
     """
 
     draw: Callable[..., Dataset]

@@ -1,4 +1,4 @@
-"""In-context linear regression: prompts of pairs, and a question."""
+"""In-context linear regression: prompts of pairs followed by a question."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ def icl_regression(
 ) -> Dataset:
     """Draw prompts of in-context linear regression.
 
-    Every sample has a task w ~ N(0, I) of its own, in d - 1 dimensions.  Its first T - 1 tokens are
+    Every sample has its own task w ~ N(0, I), in d - 1 dimensions.  Its first T - 1 tokens are
     pairs (x_j, y_j) with x_j ~ N(0, Λ) and y_j = ⟨w, x_j⟩ + noise · ξ_j, ξ_j ~ N(0, 1); its last is
     the question (x, 0), and the target is ⟨w, x⟩.
 
-    It is a layer's task, at the last token and with the squared loss: `Layer` with query=-1 and one
-    output, p = 1.
+    It is a task for a `Layer` with query=-1 and one output, p = 1, with the squared loss.
 
     Parameters
     ----------

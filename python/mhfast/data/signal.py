@@ -66,7 +66,7 @@ def signal_noise(
         Random order of the tokens, or the order above.
     seed : int or numpy.random.Generator, or a sequence of R of them
         Same seed, same arrays.  Classes, flips, signs of weak tokens, positions and noise are
-        separate streams: changing the noise leaves the others as they are.  A sequence gives a run
+        separate streams: changing the noise leaves the others unchanged.  A sequence gives a run
         axis.
     dtype : float64 or float32
         Drawn in float64 and rounded.
@@ -88,9 +88,9 @@ def signal_noise(
 
     Notes
     -----
-    The defaults belong to experiments with n = 20, T = 8, d = 2000.  After the data model of
+    The defaults are meant for experiments with n = 20, T = 8, d = 2000.  After the data model of
     Sakamoto, Sato, "Benign Overfitting in Token Selection of Attention Mechanism".  That the signs
-    of weak tokens are fair, so that they tell nothing of the class, is our choice.
+    of weak tokens are fair, so that they carry no information about the class, is our choice.
     """
     dim = _checks.count(dim, "dim")
     if dim < 2:

@@ -24,7 +24,7 @@ def sphere_tokens(
 ) -> Dataset:
     """Draw independent uniform tokens on the unit sphere, with fair signs as labels.
 
-    A random unit vector v is the population's readout.  Where attention is trained with a fixed
+    A random unit vector v is the population's readout.  If attention is trained with a fixed
     readout v, token t of sample i has the score y_i ⟨v, x_it⟩, and the token of largest score is
     optimal: attention that selects it has the smallest loss.
 
@@ -33,8 +33,8 @@ def sphere_tokens(
     n, tokens, dim : int
         Samples n, tokens T, dimension d of a token.
     external_query : bool
-        Give each sample a query row of its own, uniform on the sphere and independent of the rest.
-        Otherwise the model's `query` says which token asks.
+        Give each sample its own query row, uniform on the sphere and independent of the rest.
+        Otherwise the `query` of the model selects a token.
     seed : int or numpy.random.Generator, or a sequence of R of them
         Same seed, same arrays.  Readout, labels, tokens and queries are separate streams.  A
         sequence gives a run axis.
@@ -53,12 +53,12 @@ def sphere_tokens(
     ValueError
         A parameter is out of range.
     TypeError
-        A seed is neither an integer nor a generator, or external_query is no bool.
+        A seed is neither an integer nor a generator, or external_query is not a bool.
 
     Notes
     -----
     The setting of Tarzanagh, Li, Thrampoulidis, Oymak, "Transformers as Support Vector Machines",
-    and of work after it; typical are n = 6, T = 8, d = 10.
+    and of later work; typical sizes are n = 6, T = 8, d = 10.
     """
     seed = settled(seed)
     readout = orthonormal_frame(stream(seed, POPULATION), 1, _checks.count(dim, "dim"))[0]

@@ -1,4 +1,4 @@
-"""`Dataset`: samples with labels and what else is known about them, in one frozen record."""
+"""`Dataset`: samples, labels and further information about them in one frozen dataclass."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ class Dataset:
     """n samples of T tokens in dimension d with their targets.
 
     The arrays are kept as read-only views of the memory that was given, and copied only if they
-    are not C-contiguous, aligned and in native byte order, or hold other than zeros as padding. Do
-    not write to that memory while the data set is in use.
+    are not C-contiguous, aligned and in native byte order, or do not hold zeros as padding. Do not
+    write to that memory while the data set is in use.
 
     Every array may have a leading run axis of one common length R: R data sets side by side, which
-    share what has none.
+    share the arrays without it.
 
     Parameters
     ----------
     X : array (n, T, d), float32 or float64
         The tokens. Beyond `lengths` the data set holds zeros.
     y : array, real or integer
-        What the model and the loss ask for: labels -1 and 1 or, for the squared loss, real targets,
+        Targets for the model and the loss: labels -1 and 1 or, for the squared loss, real targets,
         of the shape of the model's outputs, (n,) or (n, q, p); integer classes (n, q) for the
         cross-entropy.
     query : array (n, q, d), optional
         The query side of each sample; it overrides the `query` of a model.
     lengths : integers (n,), optional
-        The number of tokens of each sample, from 0 to T. Tokens beyond are invisible; in
+        The number of tokens of each sample, from 0 to T. Tokens beyond are not seen; in
         self-attention their rows have output 0 and do not enter the loss of a layer.
     weight : array (n,), or (n, q) for the rows of a layer, optional
         Finite weights w >= 0 with a positive sum: losses are Σ w ℓ / Σ w, see `value_and_grad`.
-        None means ones. For a layer what fits (n, q) belongs to rows, even where it could be R = n
+        None means ones. For a layer an array (n, q) belongs to the rows, even if it could be R = n
         runs.
     token_groups, sample_groups : integers (n, T) and (n,), or pairs (integers, names), optional
-        The group of each token and of each sample, 0 first, for summaries recorded in training.
-        The names default to "0", "1", ...
+        The group of each token and of each sample, counted from 0, for quantities recorded in
+        training. The names default to "0", "1", ...
     truth : mapping, optional
         What a generator knows about the population, such as its class tokens or teacher. With a run
         axis in X, y or query, all arrays and models in it have one too.
     generator : callable (n, *, seed, **changes) -> Dataset, optional
-        What `sample` calls. It must pickle if the data set is to. For data with a run axis it may
-        have a method ``run(r)`` that returns the generator of one run.
+        What `sample` calls. It must be picklable if the data set is pickled. For data with a run
+        axis it may have a method ``run(r)`` that returns the generator of one run.
 
     Raises
     ------
@@ -247,7 +247,7 @@ class Dataset:
 
     @cached_property
     def _run_axes(self) -> dict[str, bool]:
-        """Tell which of the arrays there are have a run axis."""
+        """Tell for each array that is present whether it has a run axis."""
         y, weight, n = self.y, self.weight, self.n
         has = {"X": self.X.ndim == 4, "y": _samples.targets_have_runs(y, n)}
         if self.query is not None:
@@ -274,7 +274,7 @@ class Dataset:
         return runs
 
     def _selected(self, select: Callable[[npt.NDArray[Any], bool], npt.NDArray[Any]]) -> Dataset:
-        """Return the data set of what `select` takes of each array, told if it has a run axis."""
+        """Apply `select` to each array, with the information whether it has a run axis."""
         changes: dict[str, Any] = {}
         for name, has_runs in self._run_axes.items():
             value = getattr(self, name)
@@ -353,7 +353,7 @@ def _targets(y: npt.ArrayLike, n: int) -> npt.NDArray[Any]:
 
 
 def _of_run(value: Any, r: int, runs: int) -> Any:
-    """Return the part of a truth that belongs to one run: of arrays and models with a run axis."""
+    """Return `truth` for one run, selected from arrays and models with a run axis."""
     if isinstance(value, Mapping):
         return {name: _of_run(part, r, runs) for name, part in value.items()}
     if isinstance(value, np.ndarray):

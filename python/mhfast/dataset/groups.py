@@ -22,7 +22,7 @@ class Groups:
     index : int64 array (n, T) for tokens, (n,) for samples
         The group of each, in 0 ... len(names) - 1. It may have a leading run axis.
     names : tuple of str
-        One name a group.
+        One name per group.
     """
 
     index: npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ GroupsLike: TypeAlias = Groups | npt.ArrayLike | tuple[npt.ArrayLike, Sequence[s
 def settled(
     groups: GroupsLike | None, name: str, letters: str, lengths: tuple[int, ...]
 ) -> Groups | None:
-    """Return the groups given by the argument `name` in the form that a data set keeps.
+    """Return the groups of the argument `name`, checked and in the form that a data set stores.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Gradients: how to get them, and the record that holds them."""
+"""Gradients and Hessian-vector products, and the class that holds them."""
 
 from .calls import backward, value_and_grad
 from .curvature import hvp

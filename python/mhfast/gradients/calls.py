@@ -1,4 +1,4 @@
-"""`value_and_grad` and `backward`: gradients by parameters and by inputs."""
+"""`value_and_grad` and `backward`: gradients with respect to parameters and inputs."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def value_and_grad(
         L = Σ_i w_i Σ_t ℓ(F_it, y_it) / Σ_i w_i       Layer, w (n,): a mean of sums over rows
         L = Σ_it w_it ℓ(F_it, y_it) / Σ_it w_it       Layer, w (n, q): the loss at chosen rows
 
-    "cross_entropy" is a mean over rows always: it has the last form, with w_it = w_i for w (n,). In
-    self-attention with `lengths` the sums run over the rows of a layer that are within them.
+    "cross_entropy" is always a mean over rows: it has the last form, with w_it = w_i for w (n,). In
+    self-attention with `lengths` the sums are over the rows of a layer within them.
 
     Gradients keep full relative accuracy when attention saturates, and are bitwise equal for every
     number of threads.
@@ -73,7 +73,8 @@ def value_and_grad(
     -------
     value : float, or float64 array (R,)
     gradients : Gradients
-        Arrays of the model's dtype. That by X contains the query side where it is made of X.
+        Arrays of the model's dtype. The gradient with respect to X includes the query side if that
+        consists of tokens of X.
 
     Raises
     ------
@@ -108,7 +109,7 @@ def backward(
     X : array (n, T, d) of the model's dtype, or Dataset
         With a Dataset, query and lengths are its own; its y and weight do not matter.
     cotangent : array of the shape and dtype of model(X)
-        The gradient of the loss by the outputs, with any strides.
+        The gradient of the loss with respect to the outputs, with any strides.
     wrt : str or tuple of str, optional
         What to differentiate by, as for `value_and_grad`; None means all parameters.
     query : array (n, q, d), optional
@@ -161,13 +162,13 @@ def _bits(model: Model, problem: Problem, wrt: Wrt) -> int:
     names = arguments.wrt(model, wrt, inputs=True)
     if "query" in names and (problem.token is not None or problem.data[1] is None):
         raise ValueError("wrt: expected an external query to differentiate by, got none")
-    if "X" in names and problem.token is not None:  # the core takes the token as external
+    if "X" in names and problem.token is not None:  # the core treats the token as an external query
         names = (*names, "query")
     return arguments.bits(names)
 
 
 def _gathered(gradients: CoreGradients, token: int | npt.NDArray[np.int64]) -> CoreGradients:
-    """Add the gradient by the token that is the query to that by X, in its place."""
+    """Add the gradient of the query token to the gradient of X, at the position of that token."""
     *by_parameters, by_X, by_query = gradients
     assert by_X is not None
     assert by_query is not None

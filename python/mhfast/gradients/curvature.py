@@ -1,4 +1,4 @@
-"""`hvp`: products of the Hessian of the loss with a direction."""
+"""`hvp`: Hessian-vector products of the loss."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hvp(
     lengths: npt.ArrayLike | None = None,
     num_threads: int | None = None,
 ) -> Gradients:
-    """Compute the Hessian of the loss times a direction, d/dε of the gradient at θ + ε tangent.
+    """Compute a Hessian-vector product of the loss: d/dε of the gradient at θ + ε tangent.
 
     The formula is exact (forward over backward) and keeps full relative accuracy when attention
     saturates. The result does not depend on the number of threads.
@@ -41,10 +41,10 @@ def hvp(
     model, X, y, loss, query, weight, lengths, num_threads
         As for `mhfast.value_and_grad`.
     tangent : Gradients
-        The direction: an array like the parameter for each parameter that moves, None for others.
+        The direction: an array of the shape of the parameter for each one that changes, else None.
         A model stands for all of its parameters.
     wrt : str or tuple of str, optional
-        The parameters whose rows of the product are wanted; None means all.
+        The parameters for which the product is computed; None means all.
 
     Returns
     -------
@@ -56,7 +56,8 @@ def hvp(
     TypeError
         If an argument is of the wrong kind or dtype.
     ValueError
-        If a shape or a value does not fit, or the direction moves what the model does not have.
+        If a shape or a value does not fit, or the direction has an array for a parameter that the
+        model does not have.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""`Gradients`: arrays by the names of what they differentiate by, with `dot` and `norm`."""
+"""`Gradients`: arrays named after the parameters and inputs, with `dot` and `norm`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ M = TypeVar("M", bound=Model)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Gradients:
-    """Arrays shaped like the parameters of a model and its inputs, None where not asked for.
+    """Arrays of the shapes of the parameters and inputs of a model, None if not requested.
 
     Gradients add, subtract, and scale by real numbers or by an array (R,) with one for each run;
-    `model + s * gradients` is the moved model, whose parameters without a gradient stay. An array
-    without a run axis is shared by the runs that meet it; nothing else is broadcast and no dtype is
-    promoted. ``gradients[r]`` are those of run r.
+    `model + s * gradients` is the updated model, in which parameters without a gradient are
+    unchanged. An array without a run axis is shared by all runs; nothing else is broadcast and no
+    dtype is promoted. ``gradients[r]`` are those of run r.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def dot(a: Vector, b: Vector) -> Value:
     """Compute the inner product Σ a b over all entries of two gradients (or models), in float64.
 
     Each side is rescaled by a power of two to entries below 1, so that sums of products that are
-    in the range of float64 do not under- or overflow on the way.
+    in the range of float64 neither underflow nor overflow.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def dot(a: Vector, b: Vector) -> Value:
 def norm(g: Vector) -> Value:
     """Compute the Euclidean norm over all entries of gradients (or of a model), in float64.
 
-    Right wherever the norm itself is a float64: entries are rescaled by a power of two, since a
+    Accurate whenever the norm itself is a float64: entries are rescaled by a power of two, since a
     plain sum of squares underflows near 1e-160 and overflows near 1e154.
 
     Parameters
@@ -237,7 +237,7 @@ def _pairwise(operation: Callable[[Array, Array], Array], a: Gradients, b: Gradi
 
 def _scaled(operation: Callable[[Array, Any], Array], g: Gradients, factor: Factor) -> Gradients:
     if isinstance(factor, numbers.Real):
-        # A Python float keeps float32 entries float32 where a NumPy scalar would promote them.
+        # A Python float keeps float32 entries float32 whereas a NumPy scalar would promote them.
         number = float(factor)
         return Gradients(**{name: operation(x, number) for name, x in _fields(g)})
     if not isinstance(factor, np.ndarray) or factor.dtype.kind not in "iuf":
@@ -277,7 +277,7 @@ def _check_alike(a: dict[str, Array], b: dict[str, Array]) -> None:
 
 
 def _check_entries(name: str, x: Array, y: Array) -> None:
-    """Raise unless two arrays have one dtype, and one shape but for a run axis."""
+    """Raise unless two arrays have the same dtype and, except for a run axis, the same shape."""
     if x.dtype != y.dtype:
         raise TypeError(f"{name}: expected one dtype, got {x.dtype} and {y.dtype}")
     if x.shape == y.shape:

@@ -62,8 +62,8 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
     the `mhfast.Classifier`, trained on all samples at once by `mhfast.train`. The second of the two
     sorted classes has label 1 and is predicted where Φ(X) > 0.
 
-    A sample X is T tokens of d numbers. Samples come as (n, T, d), or with `tokens` = T as rows
-    (n, T d), token after token, as pipelines have them.
+    A sample X is T tokens of d numbers. Samples are (n, T, d), or with `tokens` = T rows (n, T d),
+    token after token, as in pipelines.
 
     Parameters
     ----------
@@ -75,19 +75,19 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         By default gradient descent with the step size sqrt(H) of the theory.
     loss : "logistic", "exponential", "linear" or "squared"
     start : "random_step", "zeros" or "gaussian"
-        Where training starts: at that classmethod of `mhfast.Classifier`.
+        The initializer, a classmethod of `mhfast.Classifier`.
     std : float
-        Standard deviation of the entries of the "gaussian" start.
+        Standard deviation of the entries of the "gaussian" initializer.
     query : int, optional
-        The one token that asks, -1 being the last; by default all do.
+        The token that is the query, -1 for the last; by default all tokens are.
     tokens : int, optional
-        T, needed for samples in rows.
+        T, required for samples (n, T d).
     dtype : float64 or float32
-        That of the computation; samples are converted to it.
+        The dtype of the computation; samples are converted to it.
     stop : dict or function, optional
         When to end before the last step, as in `mhfast.train`, such as {"loss": 0.01}.
     random_state : int, numpy.random.Generator, numpy.random.RandomState or None
-        Seed of the start. Only an integer gives the same result in every fit.
+        Seed of the initializer. Only an integer gives the same result in every fit.
     num_threads : int, optional
         Threads, in place of the default. The result is the same for every number.
 
@@ -96,9 +96,9 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
     classes_ : array (2,)
         The classes, sorted.
     model_ : mhfast.Classifier
-        The model reached.
+        The trained model.
     run_ : mhfast.Run
-        The training, which `mhfast.train` can continue; `history_` is its history.
+        The run, which `mhfast.train` can resume; `history_` is its history.
     n_iter_ : int
         Steps taken.
     tokens_, n_features_in_ : int
@@ -255,7 +255,8 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
     def predict_proba(self, X: npt.ArrayLike) -> Array:
         """Compute the probabilities of the classes, 1 / (1 + exp(±Φ)).
 
-        They are those of the logistic loss, and there is no such method with another one.
+        They are the probabilities of the logistic loss; with another loss the method does not
+        exist.
 
         Parameters
         ----------
@@ -282,7 +283,7 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
     def attention(self, X: npt.ArrayLike) -> Array:
         """Compute the attention weights.
 
-        Row i tells how much token i, or the one that `query` names, attends to each token.
+        Row i has the weights with which token i, or the token `query`, attends to each token.
 
         Parameters
         ----------
@@ -313,7 +314,7 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         return tags
 
     def _start(self, data: Dataset) -> Classifier:
-        """Return the model where training starts."""
+        """Return the initial model."""
         if self.start not in STARTS:
             raise ValueError(f"start: expected one of {', '.join(STARTS)}, got {self.start!r}")
         query = self.query
@@ -329,7 +330,7 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         return Classifier.gaussian(*sizes, std=self.std, seed=seed, dtype=data.dtype, query=query)
 
     def _validated(self, X: Any, dtype: np.dtype[Any], **y: Any) -> Any:
-        """Return X, and y if it is given, as arrays of which scikit-learn approves."""
+        """Return X, and y if it is given, as arrays validated by scikit-learn."""
         ndim = X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim
         return validate_data(
             self, X, **y, reset=bool(y), dtype=dtype, allow_nd=True, ensure_2d=ndim < 3
@@ -360,7 +361,7 @@ def _two_classes(y: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.
     """Return the sorted classes (2,) and the index of each label's class (n,)."""
     check_classification_targets(y)
     kind = type_of_target(y)
-    if kind != "binary":  # in the words that scikit-learn asks for
+    if kind != "binary":  # in the words that scikit-learn's checks require
         raise ValueError(
             "y: expected two classes. Only binary classification is supported. "
             f"The type of the target is {kind}."
@@ -385,7 +386,7 @@ def _weights(sample_weight: npt.ArrayLike, samples: Array) -> Array:
 
 
 def _seed(random_state: Any) -> Seed:
-    """Return an integer as itself, and else one that is drawn in the way of scikit-learn."""
+    """Return an integer unchanged, otherwise draw one as scikit-learn does."""
     if isinstance(random_state, np.random.Generator):
         return random_state
     rng = check_random_state(random_state)

@@ -1,7 +1,7 @@
-"""The models inside PyTorch: differentiable functions and modules with the fast core behind them.
+"""The models in PyTorch: differentiable functions and modules that use the C++ core.
 
-Tensors are on the CPU, of one dtype, float32 or float64, and are read where they are. `torch`'s own
-autograd calls `mhfast.backward` once for all that needs a gradient, so that gradients keep full
+Tensors are on the CPU, of one dtype, float32 or float64, and are not copied. Autograd of `torch`
+calls `mhfast.backward` once for everything that needs a gradient, so that gradients keep full
 relative accuracy when attention saturates. There are no second derivatives.
 """
 
@@ -26,7 +26,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Tensor: TypeAlias = Any  # a torch.Tensor; types of torch are not looked into
+Tensor: TypeAlias = Any  # a torch.Tensor; types of torch are not checked
 
 _READOUT = {Classifier: "U", Layer: "V"}
 _DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
@@ -118,7 +118,7 @@ def layer(
 
 @dataclass(frozen=True)
 class _Call:
-    """What a call is told beside the tensors that it is differentiated by."""
+    """The arguments of a call other than the tensors that it is differentiated by."""
 
     kind: type[Classifier | Layer]
     query: Any
@@ -128,7 +128,7 @@ class _Call:
     num_threads: int | None = None
 
     def applied(self, W: Tensor, readout: Tensor, prompt: Tensor | None, X: Tensor) -> Tensor:
-        """Return the outputs; an external query is one of the tensors from here on."""
+        """Return the outputs; an external query is treated as one of the tensors."""
         external = self.query if isinstance(self.query, torch.Tensor) else None
         token: Any = None if external is not None else self.query
         if np.ndim(token):
@@ -171,16 +171,17 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        # Without create_graph there is nothing to refuse, and apply costs more than a small sample.
+        # Without create_graph no second derivative is possible, and apply costs more than a small
+        # sample.
         derivative = _Derivative.apply if torch.is_grad_enabled() else _Derivative.forward
         wanted = ctx.needs_input_grad[1:]
         return None, *derivative(ctx.call, wanted, cotangent, *ctx.saved_tensors)
 
 
 class _Derivative(torch.autograd.Function):  # type: ignore[misc]
-    """The gradients that are wanted, for a cotangent, with a derivative that refuses.
+    """The requested gradients for a cotangent, with a derivative that raises an error.
 
-    `once_differentiable` of torch would refuse only where the cotangent itself needs a gradient.
+    `once_differentiable` of torch would raise only if the cotangent itself needs a gradient.
     """
 
     @staticmethod
@@ -212,7 +213,7 @@ def _names(kind: type[Classifier | Layer]) -> tuple[str, ...]:
 
 
 def _gradient(gradient: Array, axes: int) -> Tensor:
-    """Return a gradient as a tensor, summed over runs that share what it differentiates by."""
+    """Return a gradient as a tensor, summed over the runs that share the variable."""
     return torch.from_numpy(gradient if gradient.ndim == axes else gradient.sum(axis=0))
 
 
@@ -236,7 +237,7 @@ def _array(tensor: Tensor | None) -> Any:
 
 
 class _Module(torch.nn.Module):  # type: ignore[misc]
-    """Parameters of a model, their start, and the way to the model and back."""
+    """Parameters of a model, their initializer, and conversion to the model and back."""
 
     _kind: ClassVar[type[Classifier | Layer]]
 
@@ -324,7 +325,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
     def from_model(cls, model: Classifier | Layer) -> Self:
         """Make the module that has a copy of the parameters of an `mhfast` model, and its dtype.
 
-        A run axis stays, so that one module trains R models.
+        A run axis is kept, so that one module trains R models.
 
         Parameters
         ----------
@@ -369,7 +370,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
 
 
 class MultiHeadClassifier(_Module):
-    """A `torch.nn.Module` that computes `classifier`, with parameters W, U and perhaps prompt.
+    """A `torch.nn.Module` that computes `classifier`, with parameters W, U and, optionally, prompt.
 
     Parameters
     ----------
@@ -377,14 +378,14 @@ class MultiHeadClassifier(_Module):
         H, T and d. U is (H, q, d) with q = `tokens` without a query or prompt, else as many as
         that; for external queries, which come with the calls, `tokens` is their q and T is free.
     query : int, optional
-        The token of each sample that asks; None for all of them.
+        The token of each sample that is the query; None for all of them.
     prompt_rows : int, optional
         q, for a prompt.
     scale, causal
         As for an `mhfast.Classifier`.
     std : float, optional
-        Standard deviation of all parameters at the start, at least 0. The default 1/d gives logits
-        of order 1 where the entries of tokens are.
+        Initial standard deviation of all parameters, at least 0. The default 1/d gives logits of
+        order 1 if the entries of tokens are of order 1.
     dtype : torch.float32 or torch.float64, optional
         None means torch.get_default_dtype().
 
@@ -414,7 +415,7 @@ class MultiHeadClassifier(_Module):
 
 
 class MultiHeadLayer(_Module):
-    """A `torch.nn.Module` that computes `layer`, with parameters W, V and perhaps prompt.
+    """A `torch.nn.Module` that computes `layer`, with parameters W, V and, optionally, prompt.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a learnt layer, and each phase on the way to it, must show."""
+"""The certificates of a learnt layer and of each phase."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from .examples import Examples
 from .result import Certificate, Phase
 
 EXACT = 1e-8
-"""Held-out residual of a layer that is learnt, where outputs are exact and in float64."""
+"""Largest held-out residual of a learnt layer, for exact float64 outputs."""
 
 IDENTIFIED = 1e-9
-"""Condition of the normal equations above which the examples determine the layer."""
+"""Least condition of the normal equations with which the examples determine the layer."""
 
 GAP = 2.0
-"""Eigen-gap below which the heads of a body are a guess."""
+"""Eigen-gap below which the number of heads of a body is a guess."""
 
 NET_RESIDUAL = 0.3
-"""Residual above which the best point of the net explains the outputs badly."""
+"""Largest residual with which the best point of the net explains the outputs."""
 
 SIGNAL = 0.5
-"""Size of the outputs without their noise, relative, below which nothing can be told."""
+"""Least relative size of the outputs without their noise from which a layer can be learnt."""
 
 
 def certificates(
     phases: Sequence[Phase], examples: Examples, held_out: Examples, residual: float | None
 ) -> list[Certificate]:
-    """Return the certificates in the order in which they are had.
+    """Return the certificates in the order in which they are obtained.
 
     Parameters
     ----------
     phases : sequence of Phase
-        Those that are finished.
+        The finished phases.
     examples, held_out : Examples
-        What was learnt from, and what was not.
+        The examples used for learning, and the others.
     residual : float or None
-        Of the layer over the held-out examples; None if there is no layer.
+        That of the layer on the held-out examples; None if there is no layer.
     """
     found: list[Certificate] = []
     parts = {phase.name: phase.parts for phase in phases}
     if "second sculpting" in parts:
         (crude,), (refined,) = parts["crude sum"], parts["refined sum"]
         estimate, _, body = parts["second sculpting"]
-        # With fewer any row is an average of so many tokens, whatever the heads do.
+        # With fewer outputs any row is an average of that many tokens, whatever the heads do.
         spare = examples.out_dim - (estimate.support - 1)
         found += [
             Certificate("outputs a row can spare", spare, 1, above=True),
@@ -72,7 +72,7 @@ def certificates(
 
 
 def _held_out_limit(examples: Examples) -> float:
-    """Return the residual of a layer that is right, as relative_residual tells it."""
+    """Return the value of relative_residual that a correct layer has."""
     if examples.noise == 0.0:
         return max(EXACT, 30.0 * float(np.finfo(examples.X.dtype).eps))
     # Of m entries of noise σ the mean square is σ² (1 ± √(2 / m)); the parameters, fitted to

@@ -1,4 +1,4 @@
-"""The examples a learner reads: checked once, then read in portions, in float64."""
+"""The examples: checked once, then read in portions, in float64."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 PORTION = 1 << 22
-"""Numbers of the largest array that is made of the examples read at a time."""
+"""Size of the largest array made of a portion of the examples, in numbers."""
 
 ROUNDING = 1e-14
-"""Share of the largest second moment of the outputs below which a direction is that of rounding."""
+"""Fraction of the largest second moment of the outputs below which a direction is rounding
+error."""
 
 LARGEST = 1e100
-"""Size of an output row, and of its inverse, beyond which squares might overflow."""
+"""Norm of an output row, or its inverse, beyond which squares might overflow."""
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
     """Inputs X (n, T, d) and outputs Y (n, T, p) of an unknown layer.
 
-    X and Y stay as they are, memory maps and float32 included; `portions` and `part` give pieces in
-    float64.  A row is one query of one sample, number ``sample * T + query``.
+    X and Y are stored as given, memory maps and float32 included; `portions` and `part` return
+    parts in float64.  A row is one query of one sample, number ``sample * T + query``.
 
-    Where the outputs of all rows lie in a subspace the learner sees their coordinates there, and p
-    is its dimension: numbers that follow from others certify nothing.
+    If the outputs of all rows lie in a subspace, the learner uses their coordinates in it, and p is
+    its dimension, because dependent outputs certify nothing.
 
     Attributes
     ----------
     X, Y : array
     scale : float
-        Root mean square of the norms of the rows of Y: residuals are told relative to it.
+        Root mean square of the norms of the rows of Y: residuals are relative to it.
     basis : array (outputs of Y, p) or None
-        Orthonormal, of the subspace of the outputs; None where it is the whole space.
+        Orthonormal basis of the subspace of the outputs; None if it is the whole space.
     noise : float
-        Standard deviation of the noise on every entry of Y, as told by the caller.
+        Standard deviation of the noise in every entry of Y, as given by the caller.
     """
 
     X: Array
@@ -79,7 +80,7 @@ class Examples:
 
     @property
     def noise_floor(self) -> float:
-        """What noise alone makes of a row's residual, relative to `scale`."""
+        """The residual of a row that is due to noise alone, relative to `scale`."""
         return self.noise * float(np.sqrt(self.out_dim)) / self.scale
 
     def first(self, samples: int) -> Examples:
@@ -115,7 +116,7 @@ class Examples:
         return self.first(cut), replace(self, X=self.X[cut:], Y=self.Y[cut:])
 
     def part(self, samples: Int64 | slice) -> tuple[Float64, Float64]:
-        """Return X and Y of some samples as the core reads them.
+        """Return X and Y of some samples in the form that the core expects.
 
         Parameters
         ----------
@@ -131,7 +132,7 @@ class Examples:
         return _float64(self.X[samples]), self._outputs(_float64(self.Y[samples]))
 
     def gather(self, rows: Int64) -> tuple[Float64, Float64, Int64]:
-        """Return X and Y of the samples of some rows, and the rows' numbers among them.
+        """Return X and Y of the samples of some rows, and the numbers of the rows among them.
 
         Parameters
         ----------
@@ -193,7 +194,7 @@ class Examples:
 
 
 def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examples:
-    """Check the arrays a learner is given.
+    """Check the arrays to learn from.
 
     Parameters
     ----------
@@ -253,7 +254,7 @@ def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examp
 
 
 def _real(value: npt.ArrayLike, name: str) -> Array:
-    """Like `_checks.real`, but a large array is not copied for its memory layout."""
+    """Like `_checks.real`, but a large array is not copied to change its memory layout."""
     if type(value) in (np.ndarray, np.memmap):
         array = np.asarray(value)
         if array.dtype.type in (np.float32, np.float64) and array.dtype.isnative:

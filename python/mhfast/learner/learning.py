@@ -1,4 +1,4 @@
-"""`learn_layer`: the six phases one after the other, and an honest verdict."""
+"""`learn_layer`: the six phases one after the other, and the verdict."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from .values import relative_residual, solve_values
 Parts = TypeVar("Parts", bound=tuple[object, ...])
 
 AGAINST_NOISE = 64
-"""Outputs for every parameter in a refinement that has to average noise."""
+"""Outputs per parameter in a refinement that has to average out noise."""
 
 FINE = ((0.02, 0.01), (0.005, 0.002), (0.001,))
-"""Shares of the rows that the rounds of phase 4 trust."""
+"""Fractions of the rows that the rounds of phase 4 use."""
 
 
 def learn_layer(
@@ -48,33 +48,34 @@ def learn_layer(
 ) -> Learning:
     """Learn a multi-head attention layer F(X) = Σ_h softmax(X W_h Xᵀ) X V_h from examples.
 
-    Six phases: a crude estimate of Σ_h V_h; rows at which all heads attend alike, certified by that
-    sum, and the affine hull of the W_h that they leave; the sum again, by robust regression; the
-    hull again, a few times; a net over the hull; the value matrices by least squares.  Then, and
-    reported apart, a local refinement of all numbers together.
+    Six phases: a crude estimate of Σ_h V_h; rows in which all heads attend alike, certified by that
+    sum, and the affine hull of the W_h that they determine; the sum again, by robust regression;
+    the hull again, a few times; a net over the hull; the value matrices by least squares. Then,
+    reported separately, a local refinement of all numbers together.
 
     Parameters
     ----------
     X : array (n, T, d), float32 or float64, or Dataset
         Tokens, independent and uniform on {±1} or Gaussian.  Memory maps are read in portions.
     Y : array (n, T, p) of the same dtype
-        F(X), exact or with noise.  Not with a Dataset, which has it.
+        F(X), exact or with noise. None with a Dataset, which contains it.
     heads : int, optional
-        The number of heads H.  None means that the spectrum of the certified facts proposes it.
+        The number of heads H.  None means that it is estimated from the spectrum of the certified
+        facts.
     noise : float
-        Standard deviation of the noise on every entry of Y.
+        Standard deviation of the noise in every entry of Y.
     refinement : bool
-        Whether to refine what the phases found.
+        Whether to refine the result of the phases.
     seed : int
     progress : bool
-        Show a progress bar on stderr (that of tqdm where it is installed).
+        Show a progress bar on stderr (that of tqdm if it is installed).
     num_threads : int, optional
 
     Returns
     -------
     Learning
         `.layer`, `.learnt`, `.verdict`, `.phases` and more.  A layer is *learnt* only if it
-        predicts examples that were held out: to 1e-8 relative, or to the noise.
+        predicts held-out examples: up to a relative error of 1e-8, or up to the noise.
 
     Raises
     ------
@@ -84,7 +85,7 @@ def learn_layer(
         Shapes do not fit, a number is not finite, there are fewer examples than the method can
         work with, a setting is out of range.
     LearningInterrupted
-        By Ctrl-C; its `.learning` holds the finished phases.
+        After Ctrl-C; its `.learning` holds the finished phases.
 
     Notes
     -----
@@ -93,8 +94,8 @@ def learn_layer(
 
     References
     ----------
-    Chen, Li, "Provably learning a multi-head attention layer", for the phases; what they do inside
-    is told in the documentation, with what is ours.
+    Chen, Li, "Provably learning a multi-head attention layer", for the phases; the documentation
+    describes how they are carried out, and what is ours.
 
     Examples
     --------
@@ -138,12 +139,12 @@ def _examples(X: npt.ArrayLike | Dataset, Y: npt.ArrayLike | None, noise: float)
 
 
 def _held_out(n: int) -> int:
-    """Return how many of n examples no phase sees."""
+    """Return how many of n examples are held out."""
     return min(2000, n // 10)
 
 
 def _enough(examples: Examples, heads: int | None) -> None:
-    """Check that there is more to learn from than there is to learn."""
+    """Check that there are more outputs than parameters."""
     T, d, p = examples.tokens, examples.dim, examples.out_dim
     unknown = -(-(heads or 1) * d * (d + p) // p)
     least = -(-max(4 * d * d, unknown) // T)
@@ -160,7 +161,7 @@ class _FactsMissingError(Exception):
 
 @dataclass
 class _Learner:
-    """The state of learning: what the phases have found so far."""
+    """The state of learning: the results of the phases so far."""
 
     examples: Examples
     held_out: Examples
@@ -179,7 +180,7 @@ class _Learner:
         Raises
         ------
         _FactsMissingError
-            There are too few facts to go on.
+            There are too few facts to continue.
         """
         (crude,) = self._phase("crude sum", lambda: (self._crude(),))
         _, body = self._phase(
@@ -207,7 +208,7 @@ class _Learner:
         self.layer, self.heads = refined.layer, refined.layer.heads
 
     def result(self, missing: str | None = None) -> Learning:
-        """Return what was learnt; `missing` tells what ended it early."""
+        """Return the result; `missing` says what ended it early."""
         layer, unrefined = self._whole(self.layer), self._whole(self.unrefined)
         residual = (
             None if layer is None else relative_residual(self.held_out, layer, self.num_threads)
@@ -263,8 +264,8 @@ class _Learner:
         return refine_sum(self.examples, start, seed=self.seed, num_threads=self.num_threads)
 
     def _sculpt_again(self, estimate: SumEstimate) -> tuple[SumEstimate, Facts, Body]:
-        """Better the sum in rounds, each kept only if the certificate falls; sculpt with it."""
-        # One head explains every row exactly, by as many tokens as there are.
+        """Refine the sum in rounds, each kept only if the certificate decreases; sculpt with it."""
+        # With one head every row is exactly an average, of all tokens.
         support = self.examples.tokens if self.heads == 1 else None
         estimate = with_support(self.examples, estimate, support, num_threads=self.num_threads)
         for shares in FINE:
@@ -279,7 +280,7 @@ class _Learner:
         return estimate, facts, body
 
     def _refine(self, layer: Layer) -> Refinement:
-        """Refine; heads too many end as copies of others or without values, and then must go."""
+        """Refine; superfluous heads end as copies of others or without values, and are removed."""
         d, p, T = layer.dim, layer.out_dim, self.examples.tokens
         most = AGAINST_NOISE if self.examples.noise > 0.0 else OUTPUTS_PER_PARAMETER
         count = max(LEAST_EXAMPLES, -(-most * layer.heads * d * (d + p) // (T * p)))

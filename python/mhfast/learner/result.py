@@ -1,4 +1,4 @@
-"""What `learn_layer` returns: a layer, how it was found, and whether to believe it."""
+"""The result of `learn_layer`: a layer, how it was found, and its certificates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Certificate:
-    """One number that must be on the right side of a limit.
+    """A number that is required to be at least or at most a limit.
 
     Attributes
     ----------
@@ -29,8 +29,7 @@ class Certificate:
     above : bool
         Whether the value must be at least the limit; else at most.
     decisive : bool
-        Whether a layer can only be learnt if this holds.  The others tell whether the phases did
-        their part.
+        Whether the verdict *learnt* requires it. The others show whether the phases worked.
     """
 
     name: str
@@ -41,13 +40,13 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether the value is on the right side."""
+        """Whether the requirement is met."""
         return self.value >= self.limit if self.above else self.value <= self.limit
 
     def __str__(self) -> str:
         sign = ">=" if self.above else "<="
         state = "holds" if self.holds else "fails"
-        return f"{self.name} {self.value:.2g}, wanted {sign} {self.limit:.2g}: {state}"
+        return f"{self.name} {self.value:.2g}, required {sign} {self.limit:.2g}: {state}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +58,7 @@ class Phase:
     name : str
     seconds : float
     parts : tuple
-        What it found: a SumEstimate, Facts and Body, a Net, Values or a Refinement.
+        Its results: a SumEstimate, Facts and Body, a Net, Values or a Refinement.
     """
 
     name: str
@@ -68,7 +67,7 @@ class Phase:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """What the phase tells about itself."""
+        """The numbers that describe the result of the phase."""
         numbers: dict[str, float] = {}
         for part in self.parts:
             numbers |= _numbers(part)
@@ -86,17 +85,17 @@ class Learning:
     Attributes
     ----------
     layer : Layer or None
-        The best layer that was found, learnt or not; None if the phases ended before.
+        The best layer that was found, learnt or not; None if the phases ended earlier.
     unrefined : Layer or None
-        The layer as the six phases left it, before any refinement.
+        The result of the six phases, before any refinement.
     learnt : bool
         Whether the layer is certified: it is determined by the examples and predicts held-out ones.
     heads : int or None
-        H, as given or as proposed; fewer where refinement found that some were too many.
+        H, as given or estimated; smaller if refinement removed superfluous heads.
     sureness : float or None
-        Of a proposed H: the step of the spectrum there over the largest later one.
+        The confidence in an estimated H: the ratio of eigenvalues there over the largest later one.
     held_out : float or None
-        ‖F(X) - Y‖ / ‖Y‖ of the layer over examples that no phase has seen.
+        ‖F(X) - Y‖ / ‖Y‖ of the layer on held-out examples.
     certificates : tuple of Certificate
     phases : tuple of Phase
     missing : str or None
@@ -165,7 +164,7 @@ class LearningInterrupted(KeyboardInterrupt):
     Attributes
     ----------
     learning : Learning
-        The phases that were finished.
+        The result with the finished phases.
     """
 
     def __init__(self, learning: Learning) -> None:

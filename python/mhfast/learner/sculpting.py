@@ -1,4 +1,4 @@
-"""The body that certified facts leave of the key-query matrices (second half of phase 2)."""
+"""The body of key-query matrices that certified facts determine (second half of phase 2)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .examples import Float64
 from .facts import Facts
 
 MOST_HEADS = 12
-"""Largest number of heads that is proposed."""
+"""Largest number of heads that is estimated."""
 
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """The affine hull of the key-query matrices, as far as the facts tell.
+    """The affine hull of the key-query matrices, as determined by the facts.
 
     Attributes
     ----------
@@ -26,8 +26,8 @@ class Body:
     directions : array (H - 1, d, d)
         Orthonormal; W_h = point + Σ_k c_hk directions_k.
     eigenvalues : array (2 MOST_HEADS,) or fewer
-        The smallest of the facts' second moment against that of rows at large, ascending: H of them
-        are small.
+        The smallest of the second moment of the facts relative to that of random rows, ascending: H
+        of them are small.
     gap : float
         Eigenvalue H + 1 over eigenvalue H.
     misfit : float
@@ -42,7 +42,7 @@ class Body:
 
     @property
     def heads(self) -> int:
-        """The number of heads H the hull is of."""
+        """The number H of heads."""
         return len(self.directions) + 1
 
     def at(self, coordinates: Float64) -> Float64:
@@ -62,10 +62,11 @@ class Body:
 def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
     """Find the affine hull of the heads' key-query matrices.
 
-    Each fact holds for all heads, so no combination of differences of heads shows in it: the H - 1
-    directions of the hull are those in which the facts vary least, compared with rows at large (the
-    smallest generalized eigenvectors).  The point is the least-squares solution of the facts with
-    these directions taken out.  Facts are weighted by their tolerances, then again by how they fit.
+    Each fact holds for all heads, so combinations of differences of heads do not affect it: the H -
+    1 directions of the hull are those in which the facts vary least, compared with random rows (the
+    smallest generalized eigenvectors).  The point is the least-squares solution of the facts
+    without these directions. Facts are weighted by their tolerances, then reweighted by their
+    residuals.
 
     Parameters
     ----------
@@ -119,7 +120,7 @@ def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
 
 
 def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
-    """Propose the number of heads H, and say how sure that is.
+    """Estimate the number H of heads, and the confidence in it.
 
     Parameters
     ----------
@@ -129,10 +130,10 @@ def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
     Returns
     -------
     heads : int
-        The place of the step from one eigenvalue to the next that is largest compared with all
-        later steps: those are of chance.
+        The position at which the ratio of an eigenvalue to the one before is largest compared with
+        all later ratios, which are due to chance.
     sureness : float
-        That step over the largest later one; below 2 the proposal is a guess.
+        That ratio over the largest later one; below 2 the estimate is a guess.
     """
     steps = eigenvalues[1:] / eigenvalues[:-1]
     if len(steps) < 2:
@@ -144,7 +145,7 @@ def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
 
 
 def _flattest(moment: Float64, background: Float64, count: int) -> Float64:
-    """Return an orthonormal basis (d², count) of the directions of least moment."""
+    """Return an orthonormal basis (d², count) of the directions of smallest moment."""
     from scipy.linalg import eigh  # slow to import
 
     if count == 0:
@@ -163,11 +164,11 @@ def _shortest(moment: Float64, directions: Float64) -> Float64:
 
 
 def _spectrum(moment: Float64, background: Float64) -> Float64:
-    """Return the smallest eigenvalues of facts with their values against rows at large.
+    """Return the smallest eigenvalues of facts with their values relative to random rows.
 
     (W_h, -1) is in the kernel for every head h if the facts are exact: H small ones.  Without the
-    value the direction of the point itself would look small too, because certified rows are those
-    of moderate logits.
+    value the direction of the point itself would have a small eigenvalue too, because certified
+    rows have moderate logits.
     """
     from scipy.linalg import eigh  # slow to import
 

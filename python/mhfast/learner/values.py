@@ -11,7 +11,7 @@ from ..models import Layer
 from .examples import Examples, Float64
 
 SAMPLES = 4000
-"""Most samples that are solved for; exact outputs need no more."""
+"""The largest number of samples used for exact outputs, which need no more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,9 +22,9 @@ class Values:
     ----------
     V : array (H, d, p)
     residual : float
-        Of the examples that were fitted, relative: ‖F(X) - Y‖ / ‖Y‖.
+        ‖F(X) - Y‖ / ‖Y‖ on the fitted examples.
     condition : float
-        Smallest over largest eigenvalue of the normal equations; 0 where heads attend alike.
+        Smallest over largest eigenvalue of the normal equations; 0 if heads attend alike.
     """
 
     V: Float64
@@ -59,7 +59,7 @@ def attention(W: Float64, X: Float64, num_threads: int | None = None) -> Float64
 
 
 def attended(weights: Float64, X: Float64) -> Float64:
-    """Return what the heads see, weights (n, H, T, T) times tokens: array (n T, H d)."""
+    """Return the attended tokens, weights (n, H, T, T) times tokens: array (n T, H d)."""
     n, heads, T, _ = weights.shape
     seen = weights.reshape(n, heads * T, T) @ X
     return seen.reshape(n, heads, T, -1).transpose(0, 2, 1, 3).reshape(n * T, -1)
@@ -80,7 +80,7 @@ def solve_values(
     W : float64 array (H, d, d)
         Key-query matrices.
     samples : int, optional
-        How many samples to use, from the first on; None means up to 4000, and with noise all.
+        The number of samples to use, from the first on; None means up to 4000, or all with noise.
     num_threads : int, optional
         Threads for this call, in place of the default.
 
@@ -123,7 +123,7 @@ def solve_values(
 def relative_residual(examples: Examples, layer: Layer, num_threads: int | None = None) -> float:
     """Return the root mean square of F(X) - Y for a layer of all outputs, relative to `scale`.
 
-    Over the examples that the scale is of that is ‖F(X) - Y‖ / ‖Y‖, noise included.
+    On the examples that define the scale this is ‖F(X) - Y‖ / ‖Y‖, noise included.
     """
     squares = sum(
         float(np.sum((layer(X, num_threads=num_threads) - Y) ** 2))

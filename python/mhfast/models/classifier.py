@@ -30,11 +30,11 @@ class Classifier(Model):
     a scalar for each sample X (T, d). softmax acts on every row; ⟨,⟩ sums the products of all
     entries. The query side Z (q, d) is X itself, one of its tokens, external or a prompt.
 
-    The arrays are read-only, and shared with the caller only if nobody can write to them. A model
-    therefore never changes; `model + s * gradients` and `dataclasses.replace` make new ones.
+    The arrays are read-only, and copied if the caller could write to them. A model therefore never
+    changes; `model + s * gradients` and `dataclasses.replace` make new ones.
 
     W, U, prompt and an external query may each have a leading run axis of one common length R: R
-    models side by side, which share what has none. Results then have it too.
+    models side by side, which share the arrays without it. Results then have it too.
 
     Parameters
     ----------
@@ -43,13 +43,13 @@ class Classifier(Model):
     U : array (H, q, d) of the same dtype
         Readout matrices.
     query : None, int or array (n, q, d)
-        None: Z = X, so that q = T. An integer: that token of each sample, counted from its own end
-        if negative, so that q = 1; zeros in a sample too short to have it. An array: an external
-        query for each of n samples. A `query` that comes with the data overrides it.
+        None: Z = X, so that q = T. An integer: that token of each sample, counted from the end of
+        the sample if negative, so that q = 1; zeros in a sample that is too short. An array: an
+        external query for each of n samples. A `query` that comes with the data overrides it.
     prompt : array (q, d) of the same dtype, optional
         Trained query rows that all samples share; query must then be None.
     scale : float
-        Factor of the logits; 1.0 and not 1/sqrt(d) by default.
+        Factor of the logits; the default is 1.0, not 1/sqrt(d).
     causal : bool
         Whether a row sees only the tokens up to its own: row t of Z the tokens 0 ... t, the row of
         an integer query those up to that token. A prompt cannot be causal.

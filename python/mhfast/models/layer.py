@@ -27,7 +27,7 @@ class Layer(Model):
         F(X) = Σ_h softmax(scale · Z W_h Xᵀ) X V_h,
 
     a (q, p) matrix for each sample X (T, d). softmax acts on every row. The query side Z (q, d) is
-    X itself, one of its tokens, external or a prompt; T is free.
+    X itself, one of its tokens, external or a prompt; T may be any number.
 
     The arrays are read-only and may have a run axis, as those of a `Classifier`.
 
@@ -43,7 +43,7 @@ class Layer(Model):
     prompt : array (q, d) of the same dtype, optional
         Trained query rows that all samples share; query must then be None.
     scale : float
-        Factor of the logits; 1.0 and not 1/sqrt(d) by default.
+        Factor of the logits; the default is 1.0, not 1/sqrt(d).
     causal : bool
         Whether a row sees only the tokens up to its own.
 

@@ -1,4 +1,4 @@
-"""`LowRank`: a key-query matrix kept as its factors."""
+"""`LowRank`: key-query matrices in factored form."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .._arguments.values import Array, describe, frozen, same_fields
 class LowRank:
     """Key-query matrices W_h = Q_h K_hᵀ of rank r or less, in place of the `W` of a model.
 
-    Logits are computed as (Z Q_h) (X K_h)ᵀ, and the factors are what is trained. Each may have a
-    leading run axis. The arrays are read-only, as those of a model.
+    Logits are computed as (Z Q_h) (X K_h)ᵀ, and the factors are trained. Each may have a leading
+    run axis. The arrays are read-only, as those of a model.
 
     Parameters
     ----------

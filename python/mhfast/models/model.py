@@ -1,4 +1,4 @@
-"""What the models share: their query side, their parameters by name, their calls and run axis."""
+"""Common to the models: query side, parameters by name, calls and run axis."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Model:
-    """Multi-head attention with a readout: what `Classifier` and `Layer` have in common."""
+    """Multi-head attention with a readout: the base class of `Classifier` and `Layer`."""
 
     losses: ClassVar[tuple[str, ...]]
-    """The names of the losses that the outputs of the model may have."""
+    """The names of the losses that are defined for the outputs of the model."""
 
     W: Any  # Array or LowRank; which one, callers know
     query: int | Array | None
@@ -70,7 +70,7 @@ class Model:
 
     @cached_property
     def parameters(self) -> Mapping[str, Array]:
-        """The arrays that can be trained, by name: those of W, Q, K, U, V and prompt there are."""
+        """The arrays that can be trained, by name: W or Q and K, U or V, and any prompt."""
         factored = isinstance(self.W, LowRank)
         names = (name for name in _checks.PARAMETERS if not (name == "W" and factored))
         arrays = ((name, getattr(self, name, None)) for name in names)
@@ -87,7 +87,7 @@ class Model:
 
     @property
     def _rows(self) -> int | None:
-        """The number q of query rows, None if the parameters take any."""
+        """The number q of query rows, None if the parameters do not determine it."""
         raise NotImplementedError
 
     @property

@@ -1,4 +1,4 @@
-"""`explain`: the plan by which the core computes a model on samples of a shape."""
+"""`explain`: the plan that the core uses for a model and samples of a given shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .model import Model
 def explain(
     model: Model, X: npt.ArrayLike | Dataset | tuple[int, ...], *, runs: int | None = None
 ) -> dict[str, object]:
-    """Tell how the core would compute this model on these samples: lanes, tiles, chunks, scratch.
+    """Report how the core would compute this model on these samples: plan, chunks, workspace.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ def explain(
     X : array (n, T, d), Dataset, or the shape (n, T, d) alone
         A run axis may come first.
     runs : int, optional
-        How many runs side by side, where neither model nor X has a run axis.
+        The number of runs side by side, if neither model nor X has a run axis.
 
     Returns
     -------
@@ -31,7 +31,7 @@ def explain(
     Raises
     ------
     ValueError
-        If the shape does not fit the model, or run axes each other.
+        If the shape does not fit the model, or run axes differ.
     """
     query = X.query if isinstance(X, Dataset) else None
     shape = X if isinstance(X, tuple) else np.shape(X.X if isinstance(X, Dataset) else X)

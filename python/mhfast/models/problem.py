@@ -1,8 +1,8 @@
-"""Models and data in the form in which the core takes them, for single calls and for training.
+"""Models and data in the form that the core expects, for single calls and for training.
 
-A model becomes the tuple `parameters`, samples become a `Problem` with the tuple `data`. What a
-query token, a mask of lengths and the order of tokens mean is settled here: the core knows an
-external query side, lengths and causal rows only.
+A model becomes the tuple `parameters`, samples become a `Problem` with the tuple `data`. Query
+tokens, lengths and causal order are resolved here: the core supports an external query side,
+lengths and causal rows only.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ AXES = {"W": 3, "Q": 3, "K": 3, "U": 3, "V": 3, "prompt": 2, "X": 3, "query": 3}
 """The number of axes of each array, and of its gradient, without the run axis."""
 
 BITS = {name: 1 << j for j, name in enumerate(AXES)}
-"""How the core is told the names of `wrt`."""
+"""The bits by which the core receives the names of `wrt`."""
 
 
 class CoreModel(NamedTuple):
-    """What the core is told of a model, worked out once for each model.
+    """A model in the form that the core expects, computed once for each model.
 
     Parameters
     ----------
     parameters : tuple
-        The arrays W, Q, K, U, V, prompt, None for those that the model has not.
+        The arrays W, Q, K, U, V, prompt, None for those that the model does not have.
     runs : Runs
         The run axis of the parameters and of an external query of the model.
     bits : int
         `wrt` for all parameters.
     plain : (q, d) or None
-        Shape of a sample of a classifier with self-attention and nothing else to heed; such calls
-        take a short way.
+        Shape of a sample of a classifier with plain self-attention, whose calls take a shorter
+        path.
     """
 
     parameters: CoreParameters
@@ -66,7 +66,7 @@ class CoreModel(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Samples as the core takes them for one model.
+    """Samples in the form that the core expects for one model.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Problem(NamedTuple):
 
 
 def core_model(model: Model) -> CoreModel:
-    """Work out what the core is told of a model. Models keep the result as ``_core``."""
+    """Convert a model to the form that the core expects. Models cache the result as ``_core``."""
     arrays = model.parameters
     U = arrays.get("U")
     runs = NO_RUNS
@@ -116,7 +116,7 @@ def named(parameters: CoreParameters) -> dict[str, Array]:
 
 
 def with_arrays(model: M, arrays: Mapping[str, Array]) -> M:
-    """Return `model` with other parameters, or another query, by name; the rest stays.
+    """Return `model` with some parameters, or the query, replaced by name.
 
     Arrays that are read-only and own their memory are kept, others are copied.
     """
@@ -125,7 +125,7 @@ def with_arrays(model: M, arrays: Mapping[str, Array]) -> M:
         before = old.get(name)
         if before is None or array.shape != before.shape or array.dtype != before.dtype:
             return dataclasses.replace(model, **_fields(model, arrays))  # type: ignore[type-var]
-    # Every step makes a model: what was settled for the one before is not settled again.
+    # Every step makes a model, so results of validation are taken over from the one before.
     new = {**old, **{name: frozen(array) for name, array in arrays.items()}}
     made = object.__new__(type(model))
     vars(made).update(vars(model))
@@ -138,7 +138,7 @@ def with_arrays(model: M, arrays: Mapping[str, Array]) -> M:
 
 
 def _fields(model: Model, arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """Return the fields of `model` that arrays belong to: factors make a W."""
+    """Return the fields of `model` for arrays by name; factors make a W."""
     fields: dict[str, Any] = dict(arrays)
     factors = {name: fields.pop(name) for name in ("Q", "K") if name in fields}
     if factors:
@@ -149,7 +149,7 @@ def _fields(model: Model, arrays: Mapping[str, Array]) -> dict[str, Any]:
 def trainable(parameters: CoreParameters, names: Iterable[str], runs: int) -> CoreParameters:
     """Return `parameters` for training: those in `names` as writable copies, one for each run.
 
-    With `runs` above 0 these have the leading axis of that length. The others are as they were.
+    With `runs` above 0 these have the leading axis of that length. The others are unchanged.
     """
     trained = set(names)
     W, Q, K, U, V, prompt = (
@@ -187,17 +187,17 @@ def wrt(model: Model, names: Wrt, *, inputs: bool = False) -> tuple[str, ...]:
 
 
 def bits(names: Iterable[str]) -> int:
-    """Return the names of `wrt` as the core takes them."""
+    """Return the names of `wrt` as the bits that the core expects."""
     return sum(BITS[name] for name in names)
 
 
 def loss(model: Model, name: str) -> Loss:
-    """Return the name of a loss that the model can have.
+    """Check the name of a loss of the model.
 
     Raises
     ------
     ValueError
-        For another name; the message lists what there is.
+        If the model does not have this loss; the message lists its losses.
     """
     if name not in model.losses:
         message = f"loss: expected one of {', '.join(model.losses)}, got {name!r}"
@@ -218,19 +218,19 @@ def problem(
     lengths: npt.ArrayLike | None = None,
     runs: Runs = NO_RUNS,
 ) -> Problem:
-    """Return samples as the core takes them.
+    """Check samples and convert them to the form that the core expects.
 
     Parameters
     ----------
     model : Classifier or Layer
     X : array (n, T, d) or Dataset, which then holds y, query, weight and lengths
     y : array, optional
-        Targets of the shape that model and loss ask for.
+        Targets of the shape that model and loss require.
     loss : str, optional
         A loss of the model; "cotangent" for a real y that is an upstream gradient; None for outputs
         and attention, where y and weight do not matter.
     runs : Runs
-        A run axis met elsewhere, such as that of lr, or that of the problem before.
+        A run axis from another argument, such as lr or the training data.
 
     Raises
     ------
@@ -270,7 +270,7 @@ def _seen(
     lengths: npt.ArrayLike | None,
     runs: Runs,
 ) -> Problem:
-    """Settle the query side and the visible keys: a problem without y and weight."""
+    """Resolve the query side and the visible keys: a problem without y and weight."""
     if query is not None and model.prompt is not None:
         raise ValueError("query: expected None beside a model with a prompt, got an array")
     asking = model.query if query is None else query

@@ -12,12 +12,12 @@ from ..dataset.seeds import START, settled, signs, stream
 
 
 def random_step(data: Dataset, heads: int, seed: Seed | Seeds, query: int | None) -> dict[str, Any]:
-    """Return the arrays of the classifier one gradient step of random sign per head from zero.
+    """Return the arrays of the classifier one gradient step with a random sign per head from zero.
 
         W_h = 0,   U_h = α_h / 2 · 1_q (Σ_i w_i y_i x̄_i / Σ w)ᵀ
 
     x̄_i (d,) is the mean token of sample i within its length, α_h independent fair signs.  This is a
-    step of size sqrt(H) of the logistic loss from zero, with its sign drawn anew for each head, so
+    step of size sqrt(H) of the logistic loss from zero, with an independent sign for each head, so
     that outputs do not grow with H.
 
     Parameters
@@ -27,7 +27,7 @@ def random_step(data: Dataset, heads: int, seed: Seed | Seeds, query: int | None
     heads : int
         H.
     seed : int, numpy.random.Generator, or a sequence of them
-        A run axis comes of a sequence of seeds or of the data. Run r is that of entry r and of the
+        A sequence of seeds or a run axis of the data gives a run axis. Run r uses entry r and the
         data of run r; the runs of one seed have independent signs.
     query : int, optional
         As for `Classifier`.  U has as many rows as the query side of data and model.
@@ -35,7 +35,7 @@ def random_step(data: Dataset, heads: int, seed: Seed | Seeds, query: int | None
     Returns
     -------
     dict of W (H,d,d) and U (H,q,d)
-        Of the dtype of the data, with the run axis there is.
+        Of the dtype of the data, with the run axis if there is one.
 
     Raises
     ------
@@ -61,7 +61,7 @@ def random_step(data: Dataset, heads: int, seed: Seed | Seeds, query: int | None
 
 
 def _streams(seed: Seed | Seeds, runs: int | None) -> list[np.random.Generator]:
-    """Return the stream of each run: that of its own seed, or one of those of a common seed."""
+    """Return the random stream of each run: from its own seed, or spawned from a common seed."""
     if not _checks.is_sequence(seed):
         root = settled(seed)
         return [stream(root, START, r) for r in range(runs or 1)]

@@ -1,4 +1,4 @@
-"""Arguments of model constructors, checked and in the form in which models keep them."""
+"""Arguments of model constructors, checked and in the form that models store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .low_rank import LowRank
 
 
 def key_query(W: npt.ArrayLike | LowRank) -> tuple[Array | LowRank, int, int]:
-    """Return W as it is kept, with the number H of heads and the dimension d."""
+    """Return W in the form that models store, the number H of heads and the dimension d."""
     if isinstance(W, LowRank):
         return W, *W.Q.shape[-3:-1]
     W = _checks.real(W, "W")
@@ -48,7 +48,7 @@ def query_side(
 
 
 def rows(query: int | Array | None, prompt: Array | None) -> int | None:
-    """Return the number q of rows that `query` or `prompt` decide on, None if the tokens do."""
+    """Return the number q of rows that `query` or `prompt` determine, None if the tokens do."""
     if prompt is not None:
         return int(prompt.shape[-2])
     if query is None:
@@ -63,7 +63,7 @@ def query_rows(
     dim: int,
     dtype: np.dtype[Any],
 ) -> int:
-    """Return the number q of rows of the readout of a classifier that is still to be made."""
+    """Return the number q of rows of the readout of a classifier that is being made."""
     if prompt_rows is not None:
         return _checks.count(prompt_rows, "prompt_rows")
     which, _ = query_side(query, None, dim, dtype, "the model")
@@ -96,7 +96,7 @@ def scale(value: object, dtype: np.dtype[Any]) -> float:
 
 
 def causal(value: object, prompt: Array | None) -> bool:
-    """Return `causal` as a bool, which a model with a prompt cannot have."""
+    """Return `causal` as a bool; a model with a prompt cannot be causal."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"causal: expected True or False, got {type(value).__name__}")
     if value and prompt is not None:

@@ -1,4 +1,4 @@
-"""What all optimizers have in common: decay, clipping, schedule and projection."""
+"""Common to all optimizers: decay, clipping, schedule and projection."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ class StepRule:
     Parameters
     ----------
     schedule : sequence of float (steps,), optional
-        Entry k multiplies the step size at step k, counted from the start of the run (a continued
-        run goes on in it). It must cover every step that is taken. Kept as a tuple.
+        Entry k multiplies the step size at step k, counted from the start of the run (also in a
+        resumed run). It must cover every step that is taken. Stored as a tuple.
     l2 : float
         λ of the weight decay λθ added to the gradient; the recorded loss does not contain it.
     clip : float
-        Largest norm of the gradient over all trained parameters; a longer one is scaled to it.
+        Largest norm of the gradient over all trained parameters; a longer gradient is scaled down
+        to it.
     project : {None, "ball", "sphere"}
         After the step: "ball" scales parameters whose norm is above `radius` to it, "sphere" all
-        parameters but zero.
+        parameters except zeros.
     radius : float, optional
         The radius of the projection, above 0; given if and only if `project` is.
     project_by : {"tensor", "head", "all"}
-        What is projected by a norm of its own: every parameter, every head of every parameter, or
-        all trained parameters together. A parameter without heads counts as one head.
+        Over what the norm is taken: each parameter, each head of each parameter, or all trained
+        parameters together. A parameter without heads counts as one head.
 
     Raises
     ------
@@ -52,7 +53,7 @@ class StepRule:
 
     name: ClassVar[str]
     slots: ClassVar[int] = 0
-    """How many arrays of a parameter's shape the rule carries from step to step."""
+    """The number of arrays of state per parameter, of its shape."""
 
     schedule: Schedule | None = None
     l2: float = 0.0
@@ -78,10 +79,10 @@ class StepRule:
             raise ValueError(f"radius: expected None without project=, got {self.radius!r}")
 
     def _settle(self, field: str, value: object) -> None:
-        object.__setattr__(self, field, value)  # the way around `frozen` that dataclasses offer
+        object.__setattr__(self, field, value)  # the way to set a field when frozen
 
     def __repr__(self) -> str:
-        """Return the constructor call: what is positional, then what differs from its default.
+        """Return the constructor call: positional arguments, then those that are not defaults.
 
         Of many numbers only some are shown.
         """

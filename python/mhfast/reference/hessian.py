@@ -1,4 +1,4 @@
-"""The Hessian of the loss times a direction, by the exact formula.
+"""Hessian-vector products of the loss, by the exact formula.
 
 Every line of `gradients` is differentiated along the direction (forward over backward), where a
 dot stands for the derivative along it:
@@ -47,8 +47,8 @@ def hvp(model: Any, X: ArrayLike, y: ArrayLike, tangent: Any, **options: Any) ->
     """Hessian of the loss of `value_and_grad` times `tangent`, by name of the parameter.
 
     tangent: a dict, or a record such as `Gradients`, of arrays shaped like parameters; those that
-    are missing or None do not move.  `options`: loss, wrt (parameters whose rows of the product
-    are wanted), query, weight, lengths.
+    are missing or None are zero.  `options`: loss, wrt (parameters for which the product is
+    computed), query, weight, lengths.
     """
     return _hvp(model, X, y, named_parts(tangent), **options)
 

@@ -1,4 +1,4 @@
-"""Losses of outputs: value, slope and curvature, stable at any margin; and who counts how much."""
+"""Losses of outputs: value, derivative and curvature, stable at any margin; weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOSSES = ("logistic", "exponential", "linear", "squared", "cross_entropy")
 def loss_terms(
     outputs: ArrayLike, y: ArrayLike, loss: str = "logistic"
 ) -> tuple[Array, Array, Array]:
-    """Losses ℓ, their slopes r = ∂ℓ/∂F and log|r|, of outputs F and targets y of one shape.
+    """Losses ℓ, their derivatives r = ∂ℓ/∂F and log|r|, of outputs F and targets y of one shape.
 
     With the margin m = y F, y = ±1:
 
@@ -26,7 +26,7 @@ def loss_terms(
         cross_entropy   logsumexp(F) - F_y        r = softmax(F) - onehot(y)
 
     The last takes rows F (...,p), classes y (...) and gives values (...,1).  log|r| stays finite
-    where r itself underflows.
+    even if r itself underflows.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def _logsumexp(F: Array) -> Array:
 def slope_tangent(
     outputs: ArrayLike, y: ArrayLike, direction: ArrayLike, loss: str = "logistic"
 ) -> Array:
-    """Change of the slopes r as the outputs move along `direction`: ℓ'' times it.
+    """Tangent of the derivatives r as the outputs change along `direction`: ℓ'' times it.
 
     ℓ'' is, with m = y F and P = softmax(F),
 
@@ -118,7 +118,7 @@ def shares(data: Inputs, outputs: Array, weight: ArrayLike | None, loss: str) ->
 
 
 def real_targets(data: Inputs, y: ArrayLike) -> NDArray[Any]:
-    """Targets with 0 in padding rows, whose targets mean nothing."""
+    """Targets with 0 in padding rows, whose targets are arbitrary."""
     y = np.asarray(y)
     if data.real is None or y.ndim == 1:
         return y

@@ -34,9 +34,9 @@ Part: TypeAlias = tuple[str, int]
 
 
 class Scaled(NamedTuple):
-    """An array with one exponent a head: exp(log[h]) · mantissa[h]; mantissa (H,...), log (H,).
+    """An array with one exponent per head: exp(log[h]) · mantissa[h]; mantissa (H,...), log (H,).
 
-    The prompt, which has no heads, counts as one: mantissa (1,q,d), log (1,).
+    The prompt, which has no heads, has a single one: mantissa (1,q,d), log (1,).
     """
 
     mantissa: Array
@@ -145,7 +145,7 @@ def normalized(
 ) -> dict[str, Array]:
     """Return g / (‖g‖ + eps), after clipping all of g to norm `clip`; zero where g is zero.
 
-    `by` says what has a norm of its own: every "tensor", every "head" of every tensor, or "all".
+    `by` says over what norms are taken: every "tensor", every "head" of every tensor, or "all".
     """
     parts = [
         (name, h) for name, g in gradients.items() for h in range(len(g.log)) if g.mantissa[h].any()

@@ -1,8 +1,8 @@
-"""Full-batch training, one step after the other, with every rule of `mhfast.optimizers`.
+"""Full-batch training, step by step, with every optimizer of `mhfast.optimizers`.
 
 Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
 Attention" (TMLR 2024) train with plain gradient descent; normalized steps, Polyak's step and mirror
-descent belong to the work on the implicit bias of attention.
+descent come from the work on the implicit bias of attention.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def train(
     -------
     model : Model after the last step.
     history : dict of arrays (steps + 1,)
-        Entry k belongs to θ_k, before step k + 1.  loss; accuracy, the weighted share of outputs
+        Entry k belongs to θ_k, before step k + 1.  loss; accuracy, the weighted fraction of outputs
         (rows, for cross_entropy) whose margin is above 0; margin, the smallest one; both over rows
-        of weight above 0.  grad_norm, of the loss in what is trained; param_norm and distance
-        (from the start), of all parameters together.
+        of weight above 0.  grad_norm, of the loss with respect to the trained parameters;
+        param_norm and distance (from the initial ones), of all parameters together.
     """
     lr = getattr(optimizer, "lr", 1.0)
     return _train(model, X, y, lr, steps=steps, optimizer=optimizer, **options)
@@ -122,7 +122,7 @@ def step_size(optimizer: Any, lr: float, k: int, loss: float, length: float) -> 
 def moved(
     optimizer: Any, theta: Array, g: Array, slots: tuple[Array, Array], lr: float, k: int
 ) -> tuple[Array, tuple[Array, Array]]:
-    """Step k = 0, 1, ... of one parameter, and what the rule carries to the next step."""
+    """Step k = 0, 1, ... of one parameter, and the state for the next step."""
     m, v = slots
     if optimizer.name == "momentum":
         m = optimizer.beta * m + g
@@ -142,7 +142,7 @@ def moved(
 
 
 def projected(optimizer: Any, theta: Parameters) -> Parameters:
-    """Scale what has a norm above `radius` to it; for the sphere, all that is not zero."""
+    """Scale parts with a norm above `radius` to it; for the sphere, all parts except zeros."""
     if optimizer.project is None:
         return theta
     heads = {name: np.array(a[None] if name == "prompt" else a) for name, a in theta.items()}

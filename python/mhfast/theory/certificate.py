@@ -34,7 +34,7 @@ SLACK = {"float64": 1e-9, "float32": 1e-4}
 
 @dataclass(frozen=True, eq=False)
 class Inequality:
-    """value ≤ bound at the steps of a run; arrays have one entry a step.
+    """value ≤ bound at the steps of a run; arrays have one entry per step.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Inequality:
     vacuous : bool array
         Whether the bound says no more than what is known without it.
     note : str
-        What is wanting for a guarantee at the last step: conditions that are not met.
+        The conditions of the guarantee that are not met at the last step.
     slack : float
         How far the ratio may exceed 1 by rounding alone.
     """
@@ -77,7 +77,7 @@ class Inequality:
 
     @property
     def violated(self) -> npt.NDArray[np.bool_]:
-        """Where it is guaranteed and does not hold: nowhere, unless something is wrong."""
+        """Where it is guaranteed but does not hold; this indicates an error."""
         return self.applies & (self.ratio > 1.0 + self.slack)
 
 
@@ -101,7 +101,7 @@ class Certificate:
 
     @property
     def violated(self) -> tuple[str, ...]:
-        """Names of the inequalities that are guaranteed somewhere and do not hold there."""
+        """Names of the inequalities that are guaranteed at a step but do not hold there."""
         return tuple(i.name for i in self.inequalities if i.violated.any())
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -188,8 +188,8 @@ def certify(
         One training, of a Classifier with dense W and no prompt, on the logistic loss.  Curvature
         is judged where both "W" and "U" were recorded, at the start and at the end; the
         training guarantee if "loss" was recorded at every step, the distance if "distance" was,
-        and the generalization gap where "loss" and "test_loss" were.  Its bound is one of
-        expectations, so that no single run is guaranteed to meet it.
+        and the generalization gap where "loss" and "test_loss" were.  Its bound is on an
+        expectation, so a single run may exceed it.
     X : array (n, T, d) of the model's dtype, or Dataset
         The training data.
     y : array (n,) of -1 and 1, None with a Dataset
@@ -399,7 +399,7 @@ def _verdict(i: Inequality) -> str:
         at = int(np.argmax(i.undecided))
         return f"cannot be judged at step {i.steps[at]}: {i.value[at]:.3g} ≤ {i.bound[at]:.3g}"
     if not i.applies.all():
-        return f"not guaranteed, for want of {i.note}" if i.note else "not guaranteed at all steps"
+        return f"not guaranteed; it needs {i.note}" if i.note else "not guaranteed at all steps"
     if i.vacuous.all():
         return "holds, but vacuous"
     return "holds, but vacuous at some steps" if i.vacuous.any() else "holds"

@@ -31,7 +31,7 @@ class Condition:
 
     @property
     def factor(self) -> float:
-        """By what factor the condition is met (1 or more) or missed (less than 1).
+        """The factor by which the condition is met (1 or more) or missed (less than 1).
 
         NaN where a side is NaN, or where both are 0 or infinite: then nothing can be said.
         """

@@ -14,11 +14,11 @@ Then (proved in docs/theory.md, with constants of our own)
     generalization  E[L_test(θ_k) - L(θ_k)] ≤ 2 E[S] if the conditions hold for every sample.
 
 θ^(-i) is trained in the same way on (1/n) Σ_{j≠i} ℓ_j, and e = exp((22/3) x / (1 - 2x)) ≤ 2.8,
-x = b3 D0²/sqrt(H) ≤ 7/64, bounds how much the steps spread two trainings.
+x = b3 D0²/sqrt(H) ≤ 7/64, bounds how much the steps increase the distance of two training runs.
 
 The approach is that of Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and
-Generalization of Multi-head Attention" (TMLR 2024), whose own constants, from memory, are
-available as constants="recalled".
+Generalization of Multi-head Attention" (TMLR 2024), whose own constants, recalled, not derived or
+quoted, are available as constants="recalled".
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .sides import classifier, settled
 
 @dataclass(frozen=True)
 class Comparison:
-    """A start and a comparator, as far as the guarantees depend on them.
+    """The quantities of an initial model and a comparator on which the guarantees depend.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ class Comparison:
         lr, steps = _settings(lr, steps)
         if self.constants != "proved":
             raise ValueError("constants: expected 'proved' for the stability, got 'recalled'")
-        # Where the condition on H is not met the formula promises nothing; it is kept finite.
+        # If the condition on H is not met the formula guarantees nothing; it is kept finite.
         square = self.distance * self.distance
         x = min(self.bounds.weak_convexity * self.distance * self.distance, 7 / 64)
         spread = math.exp(22 / 3 * x / (1 - 2 * x))
@@ -233,7 +233,7 @@ def compare(
     comparator: Classifier,
     constants: str = "proved",
 ) -> Comparison:
-    """Measure what the guarantees need of a start θ0 and a comparator θ*.
+    """Compute the quantities that the guarantees need of an initial model θ0 and a comparator θ*.
 
     Parameters
     ----------
@@ -374,9 +374,9 @@ def generalization_bound(
     Returns
     -------
     Guarantee
-        The expectation is over training sets, and the bound that of this one; the statement is
-        about the mean bound of training sets that all meet the conditions, whose tokens and those
-        of test samples are no longer than Rx here.
+        The expectation is over training sets, but the bound is computed from this one; the
+        statement is about the mean bound over training sets that all meet the conditions, and
+        assumes that no token of theirs or of test samples has a norm above Rx here.
 
     Raises
     ------
@@ -417,7 +417,7 @@ def stability_bound(
     Returns
     -------
     Guarantee
-        No expectation is involved: it holds for this training set.
+        It holds for this training set; no expectation is involved.
 
     Raises
     ------

@@ -37,7 +37,7 @@ class HessianExtremes(NamedTuple):
     smallest_vector, largest_vector : Gradients
         The unit eigenvectors, shaped like the parameters.
     products : int
-        Hessian-vector products spent.
+        The number of Hessian-vector products used.
     """
 
     smallest: float

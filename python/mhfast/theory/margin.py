@@ -1,4 +1,4 @@
-"""The tangent-kernel margin, and the report of a good initialization that it belongs to."""
+"""The tangent-kernel margin, and the properties of a good initialization."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from .sides import classifier, norms, settled
 
 @dataclass(frozen=True, eq=False)
 class TangentMargin:
-    """The largest margin γ of the tangent features, with what proves it.
+    """The largest margin γ of the tangent features, with its certificate.
 
     Attributes
     ----------
     margin : float
         γ = min_i y_i ⟨∇Φ(X_i), θ*⟩ of `direction`; 0 if the features are not separable.
     direction : Gradients
-        θ* of norm sqrt(2).  Where the features are not separable, the gradients of the hull point
-        itself: zero up to rounding.
+        θ* of norm sqrt(2).  If the features are not separable, the gradients of the hull point
+        itself, which are zero up to rounding.
     dual : float
         sqrt(2) ‖Σ_i λ_i y_i ∇Φ(X_i)‖ with λ = `weights`: no direction of norm sqrt(2) has a larger
         margin.
     weights : float64 array (n,)
-        Convex weights λ.  Those above zero belong to the support vectors; where the features are
-        not separable they put the origin into the convex hull of y_i ∇Φ(X_i).
+        Convex weights λ.  Those above zero belong to the support vectors; if the features are not
+        separable they show that the origin lies in the convex hull of y_i ∇Φ(X_i).
     margins : float64 array (n,)
         y_i ⟨∇Φ(X_i), θ*⟩; zeros where the features are not separable, NaN for samples of weight 0.
     resolution : float
@@ -174,10 +174,10 @@ class GoodInitialization:
 def good_initialization(
     model: Classifier, X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None = None
 ) -> GoodInitialization:
-    """Report how good a start `model` is for training on the data.
+    """Report how good an initialization `model` is for training on the data.
 
-    Good means small B2, BΦ and large γ: then every loss ε is reached at a distance of about
-    sqrt(2) (2 BΦ + log(1/ε)) / γ, given enough heads (see `realizability`).
+    A good initialization has small B2 and BΦ and a large γ: then every loss ε is reached at a
+    distance of about sqrt(2) (2 BΦ + log(1/ε)) / γ, given enough heads (see `realizability`).
 
     Parameters
     ----------

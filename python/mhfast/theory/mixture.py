@@ -50,7 +50,7 @@ class MixtureMargins:
 
     @property
     def total(self) -> float:
-        """γ_linear + γ_attention, a bound from below of the tangent margin without noise."""
+        """γ_linear + γ_attention, a lower bound of the tangent margin without noise."""
         return self.linear + self.attention
 
 
@@ -138,7 +138,7 @@ def separating_direction(data: Dataset, signs: npt.ArrayLike) -> Gradients:
     data : Dataset
         Made by `mhfast.data.tokenized_mixture`.
     signs : array (H,) of -1 and 1
-        α, the signs of the heads of the start.
+        α, the signs of the heads of the initialization.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Realizability: how far from a start a given loss is to be found.
+"""Realizability: the distance from an initialization at which a given loss is reached.
 
 With γ the tangent margin at θ0, θ* its direction of norm sqrt(2), BΦ = max_i |Φ(X_i; θ0)| and any
 B ≥ BΦ, B > 0, the point
@@ -53,7 +53,8 @@ class Realizability:
     loss : array
         The loss at θ(ε), measured.
     heads_factor : array
-        sqrt(H) over what the condition asks for, with the B that asks for least if none meets it.
+        sqrt(H) over the value that the condition requires, for the B that requires least if none
+        meets it.
     heads_needed : array
         The smallest H that meets the condition, all else equal: with the B that asks for least.
     start : GoodInitialization
@@ -92,8 +93,8 @@ def realizability(
 ) -> Realizability:
     """Follow the tangent direction of the largest margin until the loss is ε.
 
-    B is the smallest with which the condition on H holds.  Where none is, nothing is guaranteed; B
-    is then BΦ (at least 1e-3), and only the measured loss tells what is reached.
+    B is the smallest for which the condition on H holds. If there is none, nothing is guaranteed; B
+    is then BΦ (at least 1e-3), and only the measured loss shows what is reached.
 
     Parameters
     ----------
@@ -152,7 +153,7 @@ def travelled(
     *,
     per_head: bool = False,
 ) -> Array:
-    """Return how far training had travelled when its loss first was at most each ε.
+    """Compute the distance from the initialization at which the loss of a run first was at most ε.
 
     Parameters
     ----------
@@ -161,17 +162,17 @@ def travelled(
         "loss", "W" and "U".
     epsilon : sequence of float
     per_head : bool
-        The largest distance that a single head travelled, max_h ‖θ_h - θ0_h‖, in place of that of
-        all heads together: what is to be compared with `Realizability.head_distance`.
+        The largest distance of a single head, max_h ‖θ_h - θ0_h‖, instead of that of all heads
+        together, to be compared with `Realizability.head_distance`.
 
     Returns
     -------
-    float64 array (m,), (R, m) with a run axis: NaN where training did not get there.
+    float64 array (m,), (R, m) with a run axis: NaN where training did not reach ε.
 
     Raises
     ------
     ValueError
-        The run has not these records.
+        The run does not have these records.
     """
     targets = _targets(epsilon)
     names = ("W", "U") if per_head else ("distance",)

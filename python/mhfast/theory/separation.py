@@ -20,13 +20,13 @@ from .sides import check_finite, double, exponent, in_units
 
 @dataclass(frozen=True, eq=False)
 class TokenSVM:
-    """The least-norm parameters under which the best tokens win by 1.
+    """The least-norm parameters with which the best tokens win by a margin of 1.
 
     Attributes
     ----------
     direction : Gradients
-        W (1, d, d), or prompt (1, d), for the `directions` of `mhfast.train`.  Where nothing
-        separates the tokens, the hull point itself: zero up to rounding.
+        W (1, d, d), or prompt (1, d), for the `directions` of `mhfast.train`.  If the tokens are
+        not separable, the hull point itself, which is zero up to rounding.
     margin : float
         1/‖direction‖, the margin of the unit direction; 0 if the tokens are not separable.
     dual : float
@@ -72,7 +72,7 @@ def token_svm(
     W: npt.ArrayLike | None = None,
     causal: bool = False,
 ) -> TokenSVM:
-    """Separate the best token of every query row from all others by the least norm.
+    """Find the least-norm parameters that separate the best token of each query row from others.
 
         minimise ‖W‖_F   subject to   zᵀ W (x_best - x_t) ≥ 1   for all rows z, all x_t ≠ x_best.
 
@@ -81,20 +81,20 @@ def token_svm(
     data : Dataset
         X (n, T, d); labels play no role.  Tokens beyond `lengths` are neither rivals nor queries,
         and samples (or rows) of weight 0 are no constraints; other weights do not matter.  With a
-        run axis, so many problems side by side; numbers of the result become arrays (R,), and
-        arrays gain a leading R.
+        run axis, R problems are solved; numbers of the result become arrays (R,), and arrays gain a
+        leading R.
     best : integers (n,) or (n, q), with a leading R for each run its own
         The token that each query row is to select, among those that it sees.  Its copies, which
         get the same weight from any W, are no rivals; a copy may differ by 4 units in the last
         place of the largest number of the sample.  What stands in rows that are no constraints
         does not matter.
     wrt : {"W", "prompt"}
-        What is sought: W (d, d), or one prompt z (d,) for all samples at fixed `W`.
+        What to optimize: W (d, d), or one prompt z (d,) for all samples with a fixed `W`.
     norm : {"fro"}
         The Frobenius norm, to which a dense W converges.
     query : int, optional
         The query token of each sample, as in `Classifier`; a query of the data set overrides it.
-        None: every token asks.
+        None: every token is a query.
     W : array (d, d), optional
         For wrt="prompt"; the identity by default.
     causal : bool
@@ -108,7 +108,7 @@ def token_svm(
     ------
     ValueError
         A shape or a value does not fit.  In particular the nuclear norm, to which factored W
-        converges, is refused: it needs a semidefinite program, and SciPy has no solver for one.
+        converges, is not supported: it needs a semidefinite program, for which SciPy has no solver.
 
     Notes
     -----
@@ -158,7 +158,7 @@ def token_svm(
             raise ValueError("W: expected finite numbers, got others")
         z = exponent(fixed)
         fixed = in_units(fixed, z)
-        Z: Array = np.zeros((n, 1, d))  # one row for all samples, whose value is sought
+        Z: Array = np.zeros((n, 1, d))  # one row for all samples, whose value is optimized
         seen = _visible(data, 1)
     elif W is not None:
         raise ValueError("W: expected None unless wrt is 'prompt', got an array")

@@ -1,4 +1,4 @@
-"""What the functions of the theory need of a model and its data, in one form."""
+"""Models and data in the form that the functions of the theory need."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Record = TypeVar("Record", Classifier, Layer, Dataset)
 
 
 def classifier(model: object, *, dense: bool = False) -> Classifier:
-    """Return `model` if it is one `Classifier`, with W dense and no prompt if `dense` is asked for.
+    """Return `model` if it is a single `Classifier`, with dense W and no prompt if `dense` is true.
 
     Raises
     ------
     TypeError
-        It is something else, or its W is factored or it has a prompt where that is not allowed.
+        It is not a Classifier, or its W is factored or it has a prompt and `dense` is true.
     ValueError
         It has a run axis.
     """
@@ -39,13 +39,13 @@ def classifier(model: object, *, dense: bool = False) -> Classifier:
 
 
 def dense_W(model: Classifier) -> Array:  # noqa: N802
-    """Return the W (H, d, d) of a model that `classifier` found dense."""
+    """Return the W (H, d, d) of a model that `classifier` has checked to be dense."""
     assert isinstance(model.W, np.ndarray)
     return model.W
 
 
 def samples(X: npt.ArrayLike | Dataset) -> Dataset:
-    """Return X as a Dataset, with labels of no meaning if it is an array (n, T, d)."""
+    """Return X as a Dataset, with arbitrary labels if it is an array (n, T, d)."""
     return X if isinstance(X, Dataset) else Dataset(X, np.ones(len(np.asarray(X))))
 
 

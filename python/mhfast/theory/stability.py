@@ -20,7 +20,7 @@ DIVISORS = ("n-1", "n")
 
 @dataclass(frozen=True, eq=False)
 class Stability:
-    """Losses along leave-one-out training; arrays are float64 (K,), one entry a recorded step.
+    """Losses along leave-one-out training; arrays are float64 (K,), one entry per recorded step.
 
     Attributes
     ----------
@@ -28,8 +28,8 @@ class Stability:
     train_loss : array
         L(θ_k), of training on all samples.
     left_out_loss : array
-        (1/n) Σ_i ℓ_i(θ_k^(-i)): each sample's loss where it was left out.  It estimates without
-        bias the test loss of training on n - 1 samples.
+        (1/n) Σ_i ℓ_i(θ_k^(-i)): the loss of each sample when it is left out. It is an unbiased
+        estimate of the test loss of training on n - 1 samples.
     test_loss : array or None
         Loss of θ_k on the test set.
     left_out : array (K, n)
@@ -72,7 +72,7 @@ def leave_one_out(
     Parameters
     ----------
     model : Classifier
-        The start of all trainings.
+        The initial model of all runs.
     X : array (n, T, d) of the model's dtype, or Dataset without weights, n at least 2
     y : array (n,) of -1 and 1, None with a Dataset
     steps : int
@@ -82,10 +82,10 @@ def leave_one_out(
     every : int
         Losses are recorded every so many steps.
     test : Dataset, optional
-        A test set, on which the training with all samples is measured.
+        A test set on which the run with all samples is evaluated.
     divisor : {"n-1", "n"}
-        Without sample i the loss is the sum over the others divided by this; "n" is what the
-        theorem behind `stability_bound` speaks about.
+        Without sample i the loss is the sum over the others divided by this; "n" is the divisor in
+        the theorem behind `stability_bound`.
     num_threads : int, optional
         Threads for this call, in place of the default.
 
@@ -127,7 +127,7 @@ def leave_one_out(
         record={"loss": every, **{f"{name}_loss": every for name in tests}},
         **common,
     )
-    own = np.eye(n)  # run i sees all but sample i, and is judged on that
+    own = np.eye(n)  # run i is trained without sample i, and evaluated on it
     without = train(
         model,
         replace(data, weight=1 - own),

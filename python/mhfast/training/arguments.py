@@ -1,4 +1,4 @@
-"""The arguments of `mhfast.train`, checked and in the form in which the core takes them."""
+"""The arguments of `mhfast.train`, checked and in the form that the core expects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LETTERS = {
 
 
 def optimizer(value: Optimizer | None) -> Optimizer:
-    """Return the optimizer; TypeError if it is none."""
+    """Return the optimizer; TypeError if it is not one."""
     if not isinstance(value, StepRule):
         raise TypeError(f"optimizer: expected {_optimizers(value)}, got {value!r:.80}")
     return value
@@ -106,7 +106,7 @@ def problems(
     Raises
     ------
     TypeError, ValueError
-        If data do not fit the model, or run axes each other; the message names the test set.
+        If data do not fit the model, or run axes differ; the message names the test set.
     """
     rates = getattr(run.optimizer, "lr", None)
     runs = NO_RUNS.meet("lr", (len(rates),), 0) if isinstance(rates, tuple) else NO_RUNS
@@ -131,7 +131,7 @@ def problems(
 
 
 def core_record(rows: NamedRows, data: Dataset) -> tuple[Any, ...]:
-    """Return a record as the core takes it; ``data`` are the training data."""
+    """Return a record in the form that the core expects; ``data`` are the training data."""
     entry = rows.entry
     record = (entry.name, entry.dataset, entry.every, rows.buffer)
     if entry.name != "attention_groups":
@@ -145,14 +145,14 @@ def core_record(rows: NamedRows, data: Dataset) -> tuple[Any, ...]:
 def directions(
     given: Directions | None, model: Model, runs: Runs = NO_RUNS
 ) -> dict[str, CoreParameters]:
-    """Return directions as the core takes them, under the keys of their cosines.
+    """Return directions in the form that the core expects, under the keys of their cosines.
 
     A single one is "cosine"; one of several is "cosine_<name>", without names "cosine_0", ...
 
     Raises
     ------
     TypeError
-        If something is no direction, or of another dtype than the model.
+        If something is not a direction, or has another dtype than the model.
     ValueError
         If a name or a shape does not fit the model, or a direction has no entry other than zero.
     """
@@ -176,7 +176,7 @@ def directions(
 
 
 def _is_direction(given: object) -> bool:
-    """Tell a direction from several: a dict of arrays by parameter is one."""
+    """Tell one direction from several: a dict of arrays by parameter is one."""
     if isinstance(given, Gradients | Model):
         return True
     return isinstance(given, Mapping) and any(
@@ -223,7 +223,7 @@ def steps(value: int) -> int:
 
 
 def wrt(model: Model, names: Wrt) -> tuple[str, ...]:
-    """Return the names of what is trained, at least one."""
+    """Return the names of the trained parameters, at least one."""
     asked = _core_arguments.wrt(model, names)
     if not asked:
         raise ValueError(f"wrt: expected at least one of {', '.join(model.parameters)}, got none")
@@ -281,10 +281,10 @@ def thresholds(value: Stop) -> dict[str, float]:
 
 
 def frozen(run: Run, *, released: bool) -> npt.NDArray[np.int64]:
-    """Return the steps (max(R, 1),) at which runs were frozen, -1 for those that go on.
+    """Return the steps (max(R, 1),) at which runs were frozen, -1 for those that continue.
 
-    Of R runs those stay frozen that turned non-finite, and those that a threshold had ended unless
-    they are ``released``. One training alone goes on from where it ended.
+    Of R runs, those that became non-finite stay frozen, and so do those that a threshold had ended
+    unless they are ``released``. A single run always continues from where it ended.
     """
     if not isinstance(run.stopped, np.ndarray):
         return np.full(1, -1, np.int64)
@@ -305,7 +305,7 @@ def since(run: Run, frozen: npt.NDArray[np.int64]) -> int | tuple[int, ...]:
 
 
 def restored(record: Record) -> Record:
-    """Return ``record``; ValueError if it is that of a saved run and functions are missing."""
+    """Return ``record``; ValueError if it comes from a saved run and its functions are missing."""
     if isinstance(record, Mapping):
         for what in record:
             if isinstance(what, MissingFunction):

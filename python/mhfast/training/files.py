@@ -4,12 +4,12 @@
 |------------------------|------------------------------------------------------|
 | about                  | JSON text: everything that is not an array           |
 | model.W, start.W, ...  | parameters at the step reached and at step 0         |
-| query, schedule, lr    | where the model or the optimizer has such an array   |
+| query, schedule, lr    | if the model or the optimizer has such an array      |
 | stopped                | with a run axis                                      |
-| state.W.j, ...         | what the optimizer carries from step to step         |
+| state.W.j, ...         | state of the optimizer, such as moments              |
 | history.j, steps.j     | rows and steps of the j-th record named in `about`   |
-| subspace.basis, ...    | where training goes on in the span of the tokens:    |
-|                        | its basis, and start, model and state inside         |
+| subspace.basis, ...    | if training continues in the span of the tokens:     |
+|                        | its basis, and the model, initial model and state    |
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
 def _parts(
     model: Model, start: Model, state: Mapping[str, tuple[npt.NDArray[Any], ...]]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of a run, or of one inside its subspace, by their names in the file."""
+    """Return the arrays of a run, or of the run in its subspace, by their names in the file."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     for role, of_role in (("model", model), ("start", start)):
         arrays |= {f"{role}.{name}": array for name, array in of_role.parameters.items()}
@@ -226,7 +226,7 @@ def _state(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[npt.NDArra
 
 
 def _code(value: object) -> tuple[str, object]:
-    """Return a value of `record` or `stop` as JSON can hold it: a function by its name."""
+    """Return a value of `record` or `stop` that JSON can represent: for a function, its name."""
     if isinstance(value, MissingFunction):
         return "function", value.name
     return "value", value
@@ -237,7 +237,7 @@ def _decode(kind: str, value: Any) -> Any:
 
 
 def write_at_once(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write a neighbour of the file, force it to disk and rename it."""
+    """Write a temporary file beside it, flush it to disk and rename it."""
     # Not from the name of the file, which may already be as long as a name can be.
     draft = path.with_name(f".{uuid.uuid4().hex}.part")
     try:

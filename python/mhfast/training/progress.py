@@ -1,4 +1,4 @@
-"""A progress bar for long work: tqdm where it is installed, a plain line on stderr elsewhere."""
+"""A progress bar for long work: tqdm if it is installed, otherwise a plain line on stderr."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ UNSHOWN = (OSError, ValueError, AttributeError)
 def progress_bar(
     first: int, last: int, what: str = "training", unit: str = "step"
 ) -> Iterator[Callable[[int], None]]:
-    """Show how far work from step ``first`` to ``last`` is.
+    """Show the progress of work from step ``first`` to ``last``.
 
     Yields
     ------
-    function of the step reached, to be called every now and then
+    function of the step reached, to be called from time to time
     """
     stream = sys.stderr  # None under pythonw, closed by some hosts
     if stream is None or getattr(stream, "closed", False):

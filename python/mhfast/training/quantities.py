@@ -1,4 +1,4 @@
-"""What `mhfast.train` records: the vocabulary, when a record is due and the room it takes.
+"""What `mhfast.train` records: the names, when a record is due and the memory it takes.
 
 | name             | one row of the history                                                        |
 |------------------|-------------------------------------------------------------------------------|
@@ -18,11 +18,12 @@
 | attention_groups | (H, sample groups, token groups), the weight that a row gives to the tokens   |
 |                  | of a group, the same mean over the rows of a group's samples                  |
 
-loss, accuracy and margin exist for test sets too, behind the name of the set: ``test_loss``. All
-else is about the training data; a function of the model can record the rest. With R runs side by
-side a row holds R of these, and the history of a record is an array (R, rows, ...). These are the
-quantities that Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of
-Multi-head Attention" and the work on the implicit bias of attention are about.
+loss, accuracy and margin exist for test sets too, with the name of the set as a prefix:
+``test_loss``. All other quantities refer to the training data; anything else can be recorded by a
+function of the model. With R runs side by side a row holds R of these, and the history of a record
+is an array (R, rows, ...). These are the quantities that Deora, Ghaderi, Taheri, Thrampoulidis, "On
+the Optimization and Generalization of Multi-head Attention" and the work on the implicit bias of
+attention are about.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def names(parameters: Sequence[str] = PARAMETERS) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class MissingFunction:
-    """Stands for a function that a saved or pickled run had, whose code is not stored."""
+    """A placeholder for a function of a saved or pickled run, whose code is not stored."""
 
     name: str
 
@@ -75,14 +76,14 @@ class MissingFunction:
         return self.name
 
     def __call__(self, *_: object) -> bool:
-        """Fail as the function cannot be called."""
+        """Raise, because the function cannot be called."""
         self.refuse("record or stop")
 
     def refuse(self, argument: str) -> NoReturn:
-        """Raise the ValueError of going on without the function."""
+        """Raise the ValueError for resuming without the function."""
         raise ValueError(
             f"{argument}: the function {self.name!r} is not kept in a saved or pickled run; "
-            f"give {argument}= again to go on"
+            f"give {argument}= again to resume"
         )
 
 
@@ -105,8 +106,8 @@ def parse(
     Parameters
     ----------
     record : str, function, sequence of them, or dict of them to int
-        Names of the vocabulary, for a test set behind ``<its name>_``, or functions of the model.
-        The number says every how many steps; without a dict it is 1.
+        Names of quantities, for a test set with the prefix ``<its name>_``, or functions of the
+        model. The number is the period in steps; without a dict it is 1.
     parameters : sequence of str
         The names of the parameters of the model.
     tests : sequence of str
@@ -198,7 +199,7 @@ def row_of(
     Returns
     -------
     shape, dtype
-        Snapshots and attention have the dtype of the model, all else is float64.
+        Parameters and attention have the dtype of the model, everything else is float64.
 
     Raises
     ------
@@ -242,7 +243,7 @@ def check_room(sizes: Mapping[str, int]) -> None:
 
 
 def size_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Return the bytes of a buffer, as a Python int that no size overflows."""
+    """Return the bytes of a buffer, as a Python int, which cannot overflow."""
     return math.prod(shape) * dtype.itemsize
 
 

@@ -1,4 +1,4 @@
-"""`Run`: what training returns, with its history; it can be saved, drawn and continued."""
+"""`Run`: what training returns, with its history; it can be saved, plotted and resumed."""
 
 from __future__ import annotations
 
@@ -53,47 +53,47 @@ class History(dict[str, Rows]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run(Generic[ModelT_co]):
-    """The result of `mhfast.train`, and all that is needed to go on from there.
+    """The result of `mhfast.train`, and everything that is needed to resume it.
 
-    Trainings side by side are one Run with a run axis of length R on what depends on the run;
-    ``run[r]`` is the Run that training r alone would have given, ``run[a:b]`` a Run of some.
+    R runs that are trained side by side are one Run, with a run axis of length R on everything that
+    depends on the run; ``run[r]`` is the Run that training r alone would have returned,
+    ``run[a:b]`` selects several.
 
     Attributes
     ----------
     model : Classifier or Layer
-        The parameters θ_k at the step that was reached. A run that stopped earlier is at the step
-        where it stopped.
+        The parameters θ_k at the step reached. With R runs, those of a run that stopped earlier are
+        from the step where it stopped.
     history : dict of arrays (rows, ...) or (R, rows, ...)
-        One entry a record, under its name; functions under their name, the cosine to a direction
-        with a name under ``cosine_<name>``. Row j holds the value at step ``steps[name][j]``. A run
+        One entry per record, under its name; functions under their name, the cosine to a named
+        direction under ``cosine_<name>``. Row j holds the value at step ``steps[name][j]``. A run
         that stopped repeats its last values.
     steps : dict of int arrays (rows,)
-        The k of every row: the multiples of the record's "every" and the step reached. Values at k
-        belong to θ_k, before step k + 1.
+        The step k of every row: the multiples of the period of the record, and the step reached.
+        Values at k belong to θ_k, before step k + 1.
     step : int
-        The step k reached, counted from the start of the run over all calls that continued it.
+        The step k reached, counted from step 0 of the run over all calls that resumed it.
     reason : str, or list of R of them
-        Why it ended: "steps" when all steps that were asked for are done; "loss", "grad_norm",
-        "accuracy" or "margin" when that threshold is met; "stop" or "callback" when that function
-        said so; "nonfinite" when the loss or a gradient at θ_k is not finite (no step is taken from
-        there); "interrupted" or "exception" in a run that an exception carries; "checkpoint" in a
-        file written on the way.
+        Why it ended: "steps" when all requested steps are done; "loss", "grad_norm", "accuracy" or
+        "margin" when that threshold is met; "stop" or "callback" when that function returned true;
+        "nonfinite" when the loss or a gradient at θ_k is not finite (no step is taken from there);
+        "interrupted" or "exception" in a run attached to an exception; "checkpoint" in a file
+        written during training.
     stopped : int or None, or int64 array (R,)
-        The step at which the run ended before all steps that were asked for were done; None, or -1
-        in the array, if they are done.
+        The step at which the run ended before all requested steps were done; None, or -1 in the
+        array, if they are done.
     optimizer, loss, wrt, record, stop
-        The settings, which continuing the run keeps unless told otherwise.
+        The settings, which are kept when the run is resumed unless they are given again.
     start : Classifier or Layer
-        The parameters θ_0, from which "distance" is measured.
+        The initial parameters θ_0, from which "distance" is measured.
     state : dict of tuples of arrays
-        What `Momentum` and `Adam` carry from step to step, for each parameter in ``wrt``.
+        The state of `Momentum` (velocity) and `Adam` (moments), for each parameter in ``wrt``.
     since : int, or tuple of R of them
-        The step at which ``state`` was zero, had the run taken every step since: 0 unless the
-        optimizer was changed on the way, or of runs that others have overtaken while they were
-        frozen.
+        The step at which ``state`` was zero if the run has taken every step since: 0 unless the
+        optimizer was changed later; more for runs that were frozen while others continued.
     subspace : Subspace or None
-        Where tokens have many more dimensions than their span, the run inside the span, where it
-        goes on bitwise; see `train`.
+        If training took place inside the span of the tokens, the run in that span, from which it is
+        resumed bit for bit; see `train`.
     segments : tuple of Segment
         Which steps were taken with which settings on which data, in order; empty where that is not
         known.
@@ -101,7 +101,7 @@ class Run(Generic[ModelT_co]):
     Notes
     -----
     Functions in ``record`` and ``stop`` survive copying. Saving and pickling replace them by a
-    placeholder, since code cannot be stored safely: to go on, give them again.
+    placeholder, since code cannot be stored safely: give them again in order to resume.
     """
 
     model: ModelT_co
@@ -127,11 +127,11 @@ class Run(Generic[ModelT_co]):
 
     @property
     def runs(self) -> int | None:
-        """The number R of trainings side by side; None without a run axis."""
+        """The number R of runs side by side; None without a run axis."""
         return self.model.runs
 
     def __getitem__(self, index: int | slice | npt.ArrayLike) -> Run[ModelT_co]:
-        """Return the Run of one training, or a Run of some by a slice, a mask or integers.
+        """Select one run by an integer, or several by a slice, a mask or integers.
 
         Raises
         ------
@@ -183,9 +183,9 @@ class Run(Generic[ModelT_co]):
         return cls(**_run_file.read(path))
 
     def to_dataframe(self) -> DataFrame:
-        """Return the history as a pandas DataFrame, one row a step and one column a record.
+        """Return the history as a pandas DataFrame, one row per step and one column per record.
 
-        A record with one value a head, or with any other single axis, gets a column for each:
+        A record with one value per head, or with any other single axis, gets a column for each:
         ``attention_max[0]``. Records with more axes do not fit a table and are left out. Steps at
         which something was not recorded hold NaN. With R runs the index is (run, step).
 
@@ -202,7 +202,7 @@ class Run(Generic[ModelT_co]):
         return display.table(self)
 
     def plot(self, ax: Axes | Sequence[Axes] | npt.NDArray[np.object_] | None = None) -> Figure:
-        """Draw the scalar records against the steps, one panel for each kind of record.
+        """Plot the scalar records against the steps, one panel for each kind of record.
 
         Records of the training data and of test sets share a panel, and so do all cosines. The loss
         and the norm of the gradient have a logarithmic axis, unless a value is negative. With R
@@ -243,7 +243,7 @@ class Run(Generic[ModelT_co]):
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other)
 
-    # Else Python would iterate by index, and a run axis is not what a Run consists of.
+    # Without this Python would iterate by index, but a Run is not a sequence of its runs.
     __iter__ = None
 
     def __repr__(self) -> str:
@@ -284,7 +284,7 @@ def _stored(run: Run) -> dict[str, Any]:
 
 
 def _counted(reason: str | list[str]) -> str:
-    """Return a reason, or those of R runs with how often each occurs."""
+    """Return a reason, or the reasons of R runs with the number of times each occurs."""
     if isinstance(reason, str):
         return repr(reason)
     return repr({each: reason.count(each) for each in dict.fromkeys(reason)})

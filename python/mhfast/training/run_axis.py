@@ -1,7 +1,7 @@
-"""The run axis of a `Run`: taking some of its trainings, and branching one training into several.
+"""The run axis of a `Run`: selecting some of its runs, and branching one run into several.
 
-What is selected is the Run that these trainings would have given without the others: a training
-that stopped before the others ends there.
+The selection is the Run that training these runs without the others would have returned: a run that
+stopped before the others ends there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ M = TypeVar("M", bound=Model)
 
 
 def selected(run: Run[M], index: int | slice | npt.ArrayLike) -> Run[M]:
-    """Return the Run of one training (an integer) or of some (a slice, a mask or integers)."""
+    """Return one run (for an integer) or several (for a slice, a mask or integers)."""
     if run.runs is None:
         raise TypeError("run: expected a Run with a run axis to select from, got one training")
     assert isinstance(run.stopped, np.ndarray)
@@ -64,7 +64,7 @@ def _until(
     last: int, rows: npt.NDArray[Any], k: npt.NDArray[np.int64], axis: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Return the rows up to θ_last, whose own row is the first at or after it."""
-    if not len(k) or k[-1] < last:  # a record that was given up earlier
+    if not len(k) or k[-1] < last:  # a record that was not continued
         return rows, k
     count = int(np.searchsorted(k, last)) + 1
     k = k[:count].copy()
@@ -73,10 +73,10 @@ def _until(
 
 
 def spread(run: Run[M], runs: int) -> Run[M]:
-    """Return the run with the run axis of length ``runs`` on all that is trained and recorded.
+    """Return the run with a run axis of length ``runs`` on everything trained and recorded.
 
-    A Run that has it keeps its arrays; one training is repeated, so that it can go on as several.
-    0 is no run axis.
+    A Run that already has it keeps its arrays; a single run is repeated, so that it can be resumed
+    as several. 0 means no run axis.
     """
     if not runs:
         return run

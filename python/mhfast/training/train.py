@@ -53,27 +53,28 @@ def train(
 ) -> Run[M]:
     """Train a model by full-batch gradient descent.
 
-    The loop runs in C++; Python is entered for ``callback``, a ``stop`` function, functions in
-    ``record`` and checkpoints only. The result is bitwise the same for every number of threads.
+    The loop runs in C++; it calls Python only for ``callback``, a ``stop`` function, functions in
+    ``record`` and checkpoints. The result is bitwise the same for every number of threads.
 
-    Where the model, the data or the step sizes have a run axis of length R, R trainings go side by
-    side. What is trained is then repeated for each run, what is not and lacks the axis is shared,
-    and run r goes as it would alone.
+    If the model, the data or the step sizes have a run axis of length R, R models are trained side
+    by side. Trained parameters without the axis are repeated for each run, everything else without
+    it is shared, and run r gives the same result as alone.
 
     Parameters
     ----------
     model : Classifier, Layer or Run
-        Where to start. A Run goes on bitwise as if it had never stopped; it keeps its optimizer
-        with what that carries from step to step, loss, wrt, record and stop unless they are given.
-        Data, test sets and directions are not part of a run and are given again.
+        The initial model. A Run is resumed bit for bit, as if it had never stopped; it keeps its
+        optimizer and its state, loss, wrt, record and stop unless they are given. Data, test sets
+        and directions are not part of a run and must be given again.
     X : array (n, T, d) or (R, n, T, d) of the model's dtype, or Dataset
     y : array
         Targets of the shape of model(X): labels -1 and 1, real targets for "squared", classes
         without the last axis for "cross_entropy"; None with a Dataset.
     steps : int
-        How many steps to take, for a Run how many more.
+        The number of steps to take; for a Run, the number of further steps.
     optimizer : one of `mhfast.optimizers`
-        Another kind than that of the Run begins anew with what it carries from step to step.
+        If it is of another kind than that of the Run, its state (momentum or moments) starts at
+        zero.
     loss : str
         "logistic" (the default), "exponential", "linear", "squared", and for a Layer
         "cross_entropy", as in `value_and_grad`.
@@ -84,26 +85,27 @@ def train(
     record : str, function, sequence of them, or dict of them to int
         What to record, by default the loss. Names are those of `mhfast.training.quantities`: loss,
         accuracy, margin, grad_norm, param_norm, distance, cosine, the parameters, attention,
-        attention_max and attention_groups; behind ``test_`` or ``<name of the test set>_`` the
-        first three. A function of the model returns a number or an array, with R runs a number or
-        an array (R, ...). In a dict the number says every how many steps, else it is every step.
-        Values at k belong to θ_k, before step k + 1; they are taken at k = 0, every, 2 every, ...,
-        and at the last k. All together they may take 2 GiB.
+        attention_max and attention_groups; for test sets the first three with the prefix ``test_``
+        or ``<name of the test set>_``. A function of the model returns a number or an array, with R
+        runs a number or an array (R, ...). In a dict the number is the period in steps, otherwise
+        it is 1. Values at k belong to θ_k, before step k + 1; they are recorded at k = 0, every, 2
+        every, ..., and at the last k. All records together may take 2 GiB.
     directions : Gradients, model, dict of arrays by parameter, or a dict or sequence of them
-        Directions of the record "cosine". A parameter that is not there does not enter the cosine.
-        A single one is recorded as ``cosine``, several as ``cosine_<name>``, or ``cosine_0``, ...
+        Directions of the record "cosine". Parameters that it lacks are left out of the cosine. A
+        single one is recorded as ``cosine``, several as ``cosine_<name>``, or ``cosine_0``, ...
     callback : function (step, model) -> object
-        Called with every θ_k, the first and the last included. Returning true ends training at θ_k.
+        Called at every θ_k, including the first and the last. Returning true ends training at θ_k.
     stop : dict or function (step, model) -> object
         Thresholds on the training data, checked at every θ_k: training ends at θ_k when "loss" or
-        "grad_norm" is at most, "accuracy" or "margin" at least the number. Of R runs each ends by
-        itself, and is frozen while the others go on. Or a function that returns true, with R runs
-        true for all, to end training. An empty dict removes what a Run had; giving ``stop`` lets
-        runs go on that a threshold had ended.
+        "grad_norm" is at most the number, or "accuracy" or "margin" at least the number. With R
+        runs each run ends separately, and is frozen while the others continue. Or a function that
+        returns true, with R runs true for all, to end training. An empty dict removes the
+        thresholds of a Run; giving ``stop`` lets runs continue that a threshold had ended.
     checkpoint : (path, int)
-        Save the run so far every so many steps, and at the end. `Run.load` reads it.
+        A file and a period in steps: save the run so far with that period, and at the end.
+        `Run.load` reads the file.
     progress : bool
-        Show a progress bar on stderr (that of tqdm where it is installed).
+        Show a progress bar on stderr (that of tqdm if it is installed).
     num_threads : int, optional
         Threads for this call, in place of the default.
 
@@ -116,16 +118,17 @@ def train(
     TypeError
         If an argument is of the wrong kind or dtype.
     ValueError
-        If a shape, a name or a number does not fit, or the records would take too much room.
+        If a shape, a name or a number does not fit, or the records would take too much memory.
     Interrupted
         After Ctrl-C. It is a KeyboardInterrupt whose ``.run`` holds the run so far. Any other
         exception, such as one from the callback, gets an attribute ``run`` too.
 
     Notes
     -----
-    Where tokens have at least twice as many dimensions as there are different ones, and the model
-    is large, optimizers that know gradients by their norms train inside the span of the tokens, at
-    a fraction of the cost. The result is the same up to rounding; ``run.subspace`` is then set.
+    If tokens have at least twice as many dimensions as there are distinct tokens, and the model is
+    large, optimizers that use gradients only linearly and through norms train inside the span of
+    the tokens, at a fraction of the cost. The result is the same up to rounding; ``run.subspace``
+    is then set.
 
     References
     ----------
@@ -203,7 +206,7 @@ def train(
 
 
 def _fresh(model: M, optimizer: Optimizer) -> Run[M]:
-    """Return a run that stands at step 0 with the default settings."""
+    """Return a run at step 0 with the default settings."""
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier, Layer or Run, got {type(model).__name__}")
     return Run(
@@ -223,7 +226,7 @@ def _fresh(model: M, optimizer: Optimizer) -> Run[M]:
 
 
 def _with_optimizer(run: Run[M], optimizer: Optimizer | None) -> Run[M]:
-    """Return the run with an optimizer, which goes on with the state of one of its kind."""
+    """Return the run with an optimizer, which takes over the state of one of its kind."""
     if optimizer is None:
         return run
     optimizer = arguments.optimizer(optimizer)
@@ -242,7 +245,7 @@ def _rescued(loop: Loop, settings: dict[str, Any], reason: str) -> Run:
 
 
 def _carry(error: Exception, run: Run) -> None:
-    """Hand the run to whoever catches the exception, so that nothing recorded is lost."""
+    """Attach the run to the exception, so that nothing recorded is lost."""
     vars(error)["run"] = run
     if hasattr(error, "add_note"):  # from Python 3.11 on
         error.add_note(f"Training ended at step {run.step}; .run holds the run so far.")

@@ -1,4 +1,4 @@
-"""The implementations under comparison: one module each, imported only when it is asked for.
+"""The implementations under comparison: one module each, imported only when needed.
 
 A module has `gradients(problem, threads)` and, where it can train, `training(problem, loop,
 threads)`; a module for the model family has `trainings(problem, training, threads)`. All return
@@ -37,7 +37,7 @@ class Formulation:
 
 @dataclass(frozen=True)
 class Peer:
-    """Where an implementation is found, and what it needs.
+    """Where an implementation is, and what it needs.
 
     `family` is the module for trainings of the model family, None where there is none. `failures`
     are the exceptions that mean that it cannot work in this environment, rather than that the
@@ -106,7 +106,7 @@ def _module(peer: Peer, name: str) -> Any:
 
 
 def check_memory(problem: Problem, copies: int) -> None:
-    """Refuse a formulation that holds `copies` arrays of all attention weights, (n,H,T,T).
+    """Reject a formulation that holds `copies` arrays of all attention weights, (n,H,T,T).
 
     Raises
     ------
@@ -119,7 +119,7 @@ def check_memory(problem: Problem, copies: int) -> None:
 
 
 def _free_memory() -> float:
-    """Return the bytes that can be had without swapping; infinity where Linux does not tell."""
+    """Return the bytes available without swapping; infinity where Linux does not report it."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:

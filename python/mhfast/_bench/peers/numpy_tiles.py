@@ -1,4 +1,4 @@
-"""NumPy, written for speed: what its expert gets out of BLAS and in-place arithmetic.
+"""NumPy, optimized with BLAS and in-place arithmetic.
 
 Attention weights are held keys first, Aᵀ (samples, T keys, queries and heads): products with W, U
 and the readout of all heads are single matrix products, softmax reduces over an axis whose
@@ -21,7 +21,7 @@ TILES = (2**18, 2**20, 2**22)
 
 
 class Tiles:
-    """Loss and gradients on fixed data, with its scratch."""
+    """Loss and gradients on fixed data, with a workspace."""
 
     def __init__(self, X: Array, y: Array, heads: int, size: int) -> None:
         n, T, d = X.shape
