@@ -28,8 +28,8 @@ from mhfast.learner import (
     solve_values,
     with_support,
 )
+from mhfast.learner.certificates import judge
 from mhfast.learner.sums import default_support
-from mhfast.learner.values import relative_residual
 
 EXACT = 1e-12  # least squares of well-conditioned problems, in float64
 
@@ -273,7 +273,7 @@ def test_values_of_the_true_heads(heads):
     assert 1e-3 < found.condition <= 1.0
     again = found.layer(layer.W)
     assert np.array_equal(again.V, found.V)
-    assert relative_residual(examples, again) < 1e-11
+    assert judge(examples, again).residual < 1e-11
 
 
 def test_values_of_heads_that_attend_alike():
@@ -295,7 +295,7 @@ def test_noise_is_averaged_over_all_samples():
 
 def test_relative_residual(two):
     examples, layer = two
-    assert relative_residual(examples, layer) < 1e-14
-    nothing = relative_residual(examples, mh.Layer(layer.W, 0.0 * layer.V))
+    assert judge(examples, layer).residual < 1e-14
+    nothing = judge(examples, mh.Layer(layer.W, 0.0 * layer.V)).residual
     assert nothing == pytest.approx(1.0, rel=1e-13)  # sums of 2e5 squares, in another order
-    assert abs(relative_residual(examples, mh.Layer(layer.W, 1.25 * layer.V)) - 0.25) < 1e-14
+    assert abs(judge(examples, mh.Layer(layer.W, 1.25 * layer.V)).residual - 0.25) < 1e-14

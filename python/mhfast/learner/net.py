@@ -20,6 +20,9 @@ GRID = 17
 STARTS = 40
 """Points of the net for three heads and more."""
 
+MOST_STARTS = 1000
+"""Most points of a net."""
+
 POLISHED = 4
 """Candidates of the net that are polished."""
 
@@ -188,9 +191,8 @@ def _points(box: Float64, heads: int, rng: np.random.Generator) -> list[Float64]
         pairs = combinations_with_replacement(range(GRID), 2)
         return [np.array([[side[i]], [side[j]]]) for i, j in pairs if i != j]
     lowest, width = box[:, 0], box[:, 1] - box[:, 0]
-    return [
-        lowest + width * rng.random((heads, heads - 1)) for _ in range(STARTS * (heads - 1) ** 2)
-    ]
+    count = min(STARTS * (heads - 1) ** 2, MOST_STARTS)
+    return [lowest + width * rng.random((heads, heads - 1)) for _ in range(count)]
 
 
 def _polish(
