@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from .._values import Array
+from .._arguments import checks as _checks
+from .._arguments.values import Array
 from ..models import Layer
 
 Float64 = npt.NDArray[np.float64]
@@ -98,41 +98,100 @@ class Examples:
         return self.noise * float(np.sqrt(self.out_dim)) / self.scale
 
     def first(self, samples: int) -> Examples:
-        """Return the first samples; nothing is copied."""
+        """Select the first samples; nothing is copied.
+
+        Parameters
+        ----------
+        samples : int
+            How many; all if there are fewer.
+
+        Returns
+        -------
+        selected : Examples
+        """
         if self.index is not None:
             return replace(self, index=self.index[:samples])
         return replace(self, X=self.X[:samples], Y=self.Y[:samples])
 
     def split(self, held_out: int, seed: int) -> tuple[Examples, Examples]:
-        """Return all but `held_out` samples drawn at random, and these; nothing is copied.
+        """Split off samples drawn at random; nothing is copied.
 
         Each part has the scale and the basis of its own outputs: no number of the one depends on
         the other.  A part of zeros only has scale 0.
+
+        Parameters
+        ----------
+        held_out : int
+            How many to split off.
+        seed : int
+            Draws them.
+
+        Returns
+        -------
+        kept : Examples
+        held_out : Examples
+
+        Raises
+        ------
+        ValueError
+            If squares of the outputs of a part overflow or vanish.
         """
         chosen = np.zeros(self.n, dtype=bool)
         chosen[np.random.default_rng([seed, 1]).choice(self.n, held_out, replace=False)] = True
         every = np.arange(self.n) if self.index is None else self.index
-        rest, drawn = (self._of(every[which]) for which in (~chosen, chosen))
-        return rest, drawn
-
-    def _of(self, index: Int64) -> Examples:
-        return _described(replace(self, index=index))
+        kept, drawn = (_described(replace(self, index=every[which])) for which in (~chosen, chosen))
+        return kept, drawn
 
     def part(self, samples: Int64 | slice) -> tuple[Float64, Float64]:
-        """Return X and Y of some samples as the core reads them."""
+        """Return X and Y of some samples as the core reads them.
+
+        Parameters
+        ----------
+        samples : int64 array (m,) or slice
+            The numbers of the samples.
+
+        Returns
+        -------
+        X : float64 array (m, T, d)
+        Y : float64 array (m, T, p)
+            In coordinates of `basis` if there is one.
+        """
         X, Y = self._read(samples)
         return X, self._outputs(Y)
 
     def gather(self, rows: Int64) -> tuple[Float64, Float64, Int64]:
-        """Return X and Y of the samples of some rows, and the rows' numbers among them."""
+        """Return X and Y of the samples of some rows, and the rows' numbers among them.
+
+        Parameters
+        ----------
+        rows : int64 array (k,)
+            Rows as sample · T + query.
+
+        Returns
+        -------
+        X : float64 array (m, T, d)
+        Y : float64 array (m, T, p)
+        rows : int64 array (k,)
+            The same rows, counted in the m samples that are returned.
+        """
         samples, which = np.unique(rows // self.tokens, return_inverse=True)
         X, Y = self.part(samples)
         return X, Y, which * self.tokens + rows % self.tokens
 
     def portions(self, *, whole: bool = False) -> Iterator[tuple[int, Float64, Float64]]:
-        """Yield (number of the first sample, X, Y) of all samples, a portion at a time.
+        """Yield all samples, a portion at a time.
 
-        With `whole` Y has all its outputs, not their coordinates.
+        Parameters
+        ----------
+        whole : bool
+            Whether Y has all its outputs and not their coordinates in `basis`.
+
+        Yields
+        ------
+        begin : int
+            The number of the first sample of the portion.
+        X : float64 array (m, T, d)
+        Y : float64 array (m, T, p)
         """
         size = max(1, PORTION // (self.tokens * max(self.tokens, self.dim, self.Y.shape[2])))
         for begin in range(0, self.n, size):
@@ -144,7 +203,24 @@ class Examples:
         return _float64(self.X[at]), _float64(self.Y[at])
 
     def whole_layer(self, layer: Layer) -> Layer:
-        """Return a layer of p outputs as one that makes all outputs of Y."""
+        """Turn a layer of the p independent outputs into one that makes all outputs of Y.
+
+        Parameters
+        ----------
+        layer : Layer
+            With p outputs.
+
+        Returns
+        -------
+        Layer
+
+        Raises
+        ------
+        TypeError
+            If V does not have the dtype of W.
+        ValueError
+            If the layer does not have p outputs.
+        """
         return layer if self.basis is None else Layer(layer.W, layer.V @ self.basis.T)
 
     def _outputs(self, Y: Float64) -> Float64:
@@ -153,6 +229,20 @@ class Examples:
 
 def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examples:
     """Check the arrays a learner is given.
+
+    Parameters
+    ----------
+    X : array (n, T, d), float32 or float64
+        The tokens, T at least 2.
+    Y : array (n, T, p) of the same dtype
+        The outputs of the unknown layer.
+    noise : float
+        Standard deviation of the noise in each entry of Y, at least 0.
+
+    Returns
+    -------
+    checked : Examples
+        Y in units of its root mean square row, and a basis of its outputs if they are dependent.
 
     Raises
     ------

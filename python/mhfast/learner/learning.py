@@ -11,24 +11,17 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from ..dataset import Dataset
+from .._arguments import checks as _checks
+from ..dataset.dataset import Dataset
 from ..models import Layer
-from ..progress import progress_bar
+from ..training.progress import progress_bar
 from .certificates import Fit, Judged, certificates, fits, judge
 from .examples import Examples, as_examples
 from .facts import Facts, certify
 from .net import search_net
 from .result import Learning, LearningInterrupted, Phase
 from .sculpting import CERTAIN, FEW, SURE, Body, propose_heads, sculpt
-from .sums import (
-    POPULATION,
-    SumEstimate,
-    crude_sum,
-    one_hot_sum,
-    refine_sum,
-    with_support,
-)
+from .sums import POPULATION, SumEstimate, crude_sum, one_hot_sum, refine_sum, with_support
 from .surplus import Problem, without_surplus
 from .values import solve_values
 
