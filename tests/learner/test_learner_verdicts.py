@@ -331,6 +331,48 @@ def test_limits_of_exact_outputs(name, dtype, good, bad):
             assert decisive(examples, judged=judged) == want
 
 
+def test_limits_of_the_phases():
+    """Each number a little to either side of its limit."""
+    source = data(*SMALL)
+    result = mh.learn_layer(source, heads=2)
+    phases = {phase.name: phase for phase in result.phases}
+    estimate, facts, body = phases["second sculpting"].parts
+    (refined,), (net,) = phases["refined sum"].parts, phases["net"].parts
+    best = net.candidates[0]
+
+    def failing_with(name, *parts):
+        changed = phases | {name: replace(phases[name], parts=parts)}
+        examples = as_examples(source.X, source.y)
+        found = certificates(list(changed.values()), examples, examples, GOOD, EXACT)
+        return {c.name for c in found if not c.holds}
+
+    def of_candidate(**changes):
+        return replace(net, candidates=(replace(best, **changes), *net.candidates[1:]))
+
+    assert failing_with("net", net) == set()
+    for gap, wrong in ((2.01, set()), (1.99, {"eigen-gap"})):
+        parts = estimate, facts, replace(body, gap=gap)
+        assert failing_with("second sculpting", *parts) == wrong
+    for support, wrong in ((6, set()), (7, {"outputs a row can spare"})):  # of 6 outputs
+        parts = replace(estimate, support=support), facts, body
+        assert failing_with("second sculpting", *parts) == wrong
+    crude = phases["crude sum"].parts[0].certificate
+    for factor, wrong in ((0.99, set()), (1.01, {"sum of values"})):
+        parts = (replace(refined, certificate=factor * crude),)
+        assert failing_with("refined sum", *parts) == wrong
+    for residual, wrong in ((0.29, set()), (0.31, {"net residual"})):
+        changed = of_candidate(values=replace(best.values, residual=residual))
+        assert failing_with("net", changed) == wrong
+    for least, stretch, wrong in (
+        (0.1, 3.9, set()),
+        (0.1, 4.1, {"facts at the heads"}),
+        (2.0, 7.9, set()),
+        (2.0, 8.1, {"facts at the heads"}),
+    ):
+        changed = of_candidate(stretch=np.array([1.0, stretch]))
+        assert failing_with("net", replace(changed, least_stretch=least)) == wrong
+
+
 @pytest.mark.parametrize(("condition", "holds"), [(1.01e-9, True), (0.99e-9, False), (0.0, False)])
 def test_limit_of_the_condition(condition, holds):
     fit = replace(GOOD, condition=condition)
