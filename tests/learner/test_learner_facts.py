@@ -232,3 +232,18 @@ def test_phases_do_not_see_the_portions(three_tokens, monkeypatch):
         assert distance(in_portions[name], value) < 1e-9, name
     for name in ("X", "rows", "first", "second", "value", "tolerance", "background"):
         assert np.array_equal(getattr(same, name), getattr(facts, name)), name
+
+
+def test_rows_explained_to_rounding_are_ordered_by_their_weights_alone():
+    """One head: every row is explained, and what rounding leaves of it says nothing."""
+    source = data(400, 3, 5, 1, inputs="gaussian")
+    examples = examples_of(source)
+    facts = certify(examples, true_sum(examples, source.truth["layer"], support=3), count=60)
+    x, T = examples.X, 3
+    weights = source.truth["layer"].attention(x)[:, 0].reshape(-1, T)
+    sizes = 1.0 / weights.max(axis=1, keepdims=True) + 1.0 / weights
+    sizes[np.arange(len(sizes)), weights.argmax(axis=1)] = np.inf
+    # The weights are those of the layer to 1e-12 or so, and the residual counts as 1e-12.
+    np.testing.assert_allclose(facts.tolerance[0], 1e-12 * sizes.min(), rtol=1e-9)
+    assert (np.diff(facts.tolerance) >= 0.0).all()
+    assert facts.tolerance[-1] < 1e-12 * np.median(sizes[np.isfinite(sizes)])

@@ -40,7 +40,8 @@ def test_an_unfilled_tail_hides_nothing(seed):
     X[-1000:], Y[-1000:] = 0.0, 0.0
     result = mh.learn_layer(X, Y, 3)
     assert not result.learnt
-    assert {"training residual", "held-out residual"} <= failing(result)
+    # Refinement may find a layer that explains all examples, of which there are many.
+    assert failing(result) & {"identified", "training residual"}
 
 
 @pytest.mark.verdict
@@ -440,3 +441,8 @@ def test_how_much_a_head_is_needed():
     want = m * (less.residual**2 - loud.residual**2) / loud.residual**2 / (k * np.log(m))
     assert problem.needed(loud, less) == pytest.approx(want, rel=1e-9)
     assert problem.judged(less.layer)[1] is None
+    # Nothing is told of heads that leave more than half as much again as noise does.
+    truth = source.truth["layer"]
+    assert problem.judged(mh.Layer(truth.W, -truth.V))[1] is None
+    assert not problem.explains(replace(found, residual=1.51 * examples.noise_floor))
+    assert problem.explains(replace(found, residual=1.49 * examples.noise_floor))

@@ -137,7 +137,7 @@ def search_net(
     left = [
         solve_values(quick, body.at(point), num_threads=num_threads).residual for point in points
     ]
-    best = [points[i] for i in np.argsort(left)[:POLISHED]]
+    best = [points[i] for i in np.argsort(left, kind="stable")[:POLISHED]]
     found = [
         _candidate(few, body, facts, _polish(few, body, point, num_threads), num_threads)
         for point in best

@@ -28,6 +28,9 @@ AGAINST_NOISE = 64
 REDUCED = 2
 """Layers of one head less that are refined."""
 
+MUCH_NOISE = 1.5
+"""Residual over that of the noise above which no layer is learnt, and heads need no test."""
+
 STEPS = 20
 """Of their refinement: one of heads enough is soon at its minimum, one of too few never."""
 
@@ -92,10 +95,16 @@ class Problem:
             **settings,
         )
 
+    def explains(self, found: Refinement) -> bool:
+        """Return whether the residual is small enough for a test of the heads to matter."""
+        if self.examples.noise > 0.0:
+            return found.residual <= MUCH_NOISE * self.examples.noise_floor
+        return found.residual <= exact_limit(self.examples)
+
     def judged(self, layer: Layer) -> tuple[Refinement, float | None]:
         """Return the layer as it is, and how much every head of it is needed."""
         found = self.refined(layer, steps=0)
-        if self.examples.noise == 0.0 or layer.heads == 1:
+        if self.examples.noise == 0.0 or layer.heads == 1 or not self.explains(found):
             return found, None
         return found, self.needed(found, self.reduced(layer))
 
@@ -127,17 +136,19 @@ def without_surplus(problem: Problem, layer: Layer) -> tuple[Refinement, float |
         `Problem.needed` of the heads that are left; None for exact outputs or one head.
     """
     found = problem.refined(layer)
-    noise, limit = problem.examples.noise, exact_limit(problem.examples)
+    exact = problem.examples.noise == 0.0
     while found.layer.heads > 1:
-        if noise == 0.0 and (found.condition >= IDENTIFIED or found.residual > limit):
+        if exact and found.condition >= IDENTIFIED:
             return found, None
         merged = merge_heads(found.layer)
         if merged.heads < found.layer.heads:
             found = problem.refined(merged)
             continue
+        if not problem.explains(found):
+            return found, None
         less = problem.reduced(found.layer)
-        if noise == 0.0:
-            if less.residual > limit:
+        if exact:
+            if not problem.explains(less):
                 return found, None
         elif (needed := problem.needed(found, less)) >= 1.0:
             return found, needed
