@@ -29,6 +29,7 @@ from mhfast.learner import (
     with_support,
 )
 from mhfast.learner.certificates import judge
+from mhfast.learner.net import _points
 from mhfast.learner.sums import default_support
 
 EXACT = 1e-12  # least squares of well-conditioned problems, in float64
@@ -111,8 +112,17 @@ def test_the_number_of_heads_is_read_off_the_spectrum(heads):
 
 def test_a_proposal_is_as_sure_as_its_step_stands_out():
     assert propose_heads(np.array([1.0, 2.0, 8.0, 12.0, 15.0])) == (2, 4.0 / 1.5)
-    heads, sureness = propose_heads(np.array([1.0, 1.5, 2.0, 2.8, 3.6]))
-    assert sureness < 2.0, heads
+    # The sixth step stands out most; it is only proposed if it is twice as large as later ones.
+    for step, heads, sureness in ((1.8, 1, 1.0), (2.3, 6, 2.3 / 1.1)):
+        steps = np.array([1.3] + [1.1] * 4 + [step] + [1.1] * 5)
+        found = propose_heads(np.cumprod([1.0, *steps]))
+        assert found == (heads, pytest.approx(sureness if heads == 6 else 1.3 / step))
+
+
+def test_the_net_of_many_heads_is_bounded():
+    points = _points(np.array([[-1.0, 1.0]] * 7), 8, np.random.default_rng(0))
+    assert len(points) == 1000  # 40 · 7² = 1960
+    assert len(_points(np.array([[-1.0, 1.0]] * 3), 4, np.random.default_rng(0))) == 360
 
 
 def test_uncertain_facts_count_for_little():
@@ -293,7 +303,7 @@ def test_noise_is_averaged_over_all_samples():
     assert distance(every.V, layer.V[:1]) < 0.7 * distance(few.V, layer.V[:1])
 
 
-def test_relative_residual(two):
+def test_residual_of_a_layer(two):
     examples, layer = two
     assert judge(examples, layer).residual < 1e-14
     nothing = judge(examples, mh.Layer(layer.W, 0.0 * layer.V)).residual

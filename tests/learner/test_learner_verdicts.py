@@ -7,7 +7,7 @@ import pytest
 from learner_instances import data, distance
 
 import mhfast as mh
-from mhfast.learner import as_examples, learning
+from mhfast.learner import as_examples, learning, surplus
 from mhfast.learner.certificates import Fit, Judged, certificates, fits, judge
 from mhfast.learner.surplus import Problem
 
@@ -136,6 +136,24 @@ def test_heads_too_many_are_found_out(seed, noise):
     assert result.learnt, result.verdict
     assert result.heads == result.layer.heads == 2
     assert fresh_error(result, source) < max(1e-10, noise / 4)
+
+
+def test_heads_too_many_that_have_not_become_alike_are_found_out(monkeypatch):
+    """Where nothing can be merged, the layer of one head less is as exact."""
+    monkeypatch.setattr(surplus, "merge_heads", lambda layer: layer)
+    source = boolean(0)
+    problem = Problem.of(as_examples(source.X, source.y), 3, 0, None)
+    truth = source.truth["layer"]
+    W = np.concatenate([truth.W, truth.W[:1]])
+    found, needed = surplus.without_surplus(
+        problem, mh.Layer(W, np.concatenate([0.5 * truth.V[:1], truth.V[1:], 0.5 * truth.V[:1]]))
+    )
+    assert found.layer.heads == 2
+    assert needed is None
+    assert mh.learner.align(found.layer, truth).error < 1e-10
+    # Of the two that are left none can go.
+    one, _ = surplus.without_surplus(problem, mh.Layer(truth.W[[0, 0]], truth.V))
+    assert one.layer.heads == 2
 
 
 @pytest.mark.verdict
@@ -273,6 +291,13 @@ def test_no_phase_sees_what_is_held_out():
     assert result.held_out == pytest.approx(4.0 / 3.0, rel=1e-12)
     others = mh.learn_layer(source.X, Y, 2, seed=5)
     assert "worst training sample" in failing(others)
+
+
+@pytest.mark.parametrize(
+    ("n", "noise", "held_out"), [(500, 0.0, 50), (90_000, 0.0, 2000), (90_000, 0.1, 9000)]
+)
+def test_a_tenth_is_held_out(n, noise, held_out):
+    assert learning._held_out(n, noise) == held_out
 
 
 def test_residuals_are_those_of_each_sample():
