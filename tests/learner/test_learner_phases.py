@@ -294,6 +294,16 @@ def test_values_of_heads_that_attend_alike():
     assert distance(found.V[1] + found.V[2], layer.V[1]) < 1e-11
 
 
+def test_values_of_heads_that_attend_nearly_alike():
+    source = data(500, 3, 6, 2)
+    W = source.truth["layer"].W[[0, 0]]
+    W[1] *= 1.0 + 1e-3
+    layer = mh.Layer(W, source.truth["layer"].V)
+    found = solve_values(as_examples(source.X, layer(source.X)), W)
+    assert 1e-10 < found.condition < 1e-5
+    assert distance(found.V, layer.V) < 1e-15 / found.condition * 100
+
+
 def test_noise_is_averaged_over_all_samples():
     source = data(20_000, 2, 5, 1, noise=0.1)
     layer = source.truth["layer"]
