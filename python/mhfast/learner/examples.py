@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,14 @@ PORTION = 1 << 22
 """Size of the largest array made of a portion of the examples, in numbers."""
 
 ROUNDING = 1e-14
-"""Fraction of the largest second moment of the outputs below which a direction is rounding
-error."""
+"""Share of the largest second moment of the outputs below which a direction is that of rounding.
+
+Sums of squares in float64 leave about 1e-16 times the number of outputs.  Outputs in float32 are
+themselves rounded to 6e-8: see `_rounding`.
+"""
+
+CONSTANT = 1e-12
+"""Share of the second moment that a mean must leave if outputs are to count as varying."""
 
 LARGEST = 1e100
 """Norm of an output row, or its inverse, beyond which squares might overflow."""
@@ -30,8 +37,9 @@ LARGEST = 1e100
 class Examples:
     """Inputs X (n, T, d) and outputs Y (n, T, p) of an unknown layer.
 
-    X and Y are stored as given, memory maps and float32 included; `portions` and `part` return
-    parts in float64.  A row is one query of one sample, number ``sample * T + query``.
+    X and Y stay as they are, memory maps and float32 included; `portions` and `part` give pieces in
+    float64.  A row is one query of one sample, number ``sample * T + query``.  After `split` only
+    the samples of `index` count, numbered by their place in it.
 
     If the outputs of all rows lie in a subspace, the learner uses their coordinates in it, and p is
     its dimension, because dependent outputs certify nothing.
@@ -44,7 +52,11 @@ class Examples:
     basis : array (outputs of Y, p) or None
         Orthonormal basis of the subspace of the outputs; None if it is the whole space.
     noise : float
-        Standard deviation of the noise in every entry of Y, as given by the caller.
+        Standard deviation of the noise on every entry of Y, as told by the caller.
+    index : int array (n,) or None
+        The samples of X and Y, ascending; None means all.
+    constant : bool
+        Whether all rows of Y are the same, to rounding.
     """
 
     X: Array
@@ -52,11 +64,13 @@ class Examples:
     scale: float
     basis: Float64 | None = None
     noise: float = 0.0
+    index: Int64 | None = field(default=None, repr=False)
+    constant: bool = False
 
     @property
     def n(self) -> int:
         """The number of samples."""
-        return int(self.X.shape[0])
+        return len(self.X) if self.index is None else len(self.index)
 
     @property
     def tokens(self) -> int:
@@ -95,25 +109,38 @@ class Examples:
         -------
         selected : Examples
         """
+        if self.index is not None:
+            return replace(self, index=self.index[:samples])
         return replace(self, X=self.X[:samples], Y=self.Y[:samples])
 
-    def split(self, held_out: int) -> tuple[Examples, Examples]:
-        """Split off the last samples; nothing is copied.
+    def split(self, held_out: int, seed: int) -> tuple[Examples, Examples]:
+        """Split off samples drawn at random; nothing is copied.
+
+        Each part has the scale and the basis of its own outputs: no number of the one depends on
+        the other.  A part of zeros only has scale 0.
 
         Parameters
         ----------
         held_out : int
             How many to split off.
+        seed : int
+            Draws them.
 
         Returns
         -------
         kept : Examples
-            All but the last `held_out` samples.
         held_out : Examples
-            The last ones.
+
+        Raises
+        ------
+        ValueError
+            If squares of the outputs of a part overflow or vanish.
         """
-        cut = self.n - held_out
-        return self.first(cut), replace(self, X=self.X[cut:], Y=self.Y[cut:])
+        chosen = np.zeros(self.n, dtype=bool)
+        chosen[np.random.default_rng([seed, 1]).choice(self.n, held_out, replace=False)] = True
+        every = np.arange(self.n) if self.index is None else self.index
+        kept, drawn = (_described(replace(self, index=every[which])) for which in (~chosen, chosen))
+        return kept, drawn
 
     def part(self, samples: Int64 | slice) -> tuple[Float64, Float64]:
         """Return X and Y of some samples in the form that the core expects.
@@ -129,7 +156,8 @@ class Examples:
         Y : float64 array (m, T, p)
             In coordinates of `basis` if there is one.
         """
-        return _float64(self.X[samples]), self._outputs(_float64(self.Y[samples]))
+        X, Y = self._read(samples)
+        return X, self._outputs(Y)
 
     def gather(self, rows: Int64) -> tuple[Float64, Float64, Int64]:
         """Return X and Y of the samples of some rows, and the numbers of the rows among them.
@@ -165,8 +193,14 @@ class Examples:
         X : float64 array (m, T, d)
         Y : float64 array (m, T, p)
         """
-        for begin, X, Y in _portions(self.X, self.Y):
+        size = max(1, PORTION // (self.tokens * max(self.tokens, self.dim, self.Y.shape[2])))
+        for begin in range(0, self.n, size):
+            X, Y = self._read(slice(begin, begin + size))
             yield begin, X, Y if whole else self._outputs(Y)
+
+    def _read(self, samples: Int64 | slice) -> tuple[Float64, Float64]:
+        at = samples if self.index is None else self.index[samples]
+        return _float64(self.X[at]), _float64(self.Y[at])
 
     def whole_layer(self, layer: Layer) -> Layer:
         """Turn a layer of the p independent outputs into one that makes all outputs of Y.
@@ -231,26 +265,58 @@ def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examp
     noise = _checks.finite(noise, "noise")
     if noise < 0.0:
         raise ValueError(f"noise: expected a standard deviation of at least 0, got {noise}")
-    only_zeros = True
-    moment = np.zeros((Y.shape[2], Y.shape[2]))
-    for _, x, y in _portions(X, Y):
+    examples = Examples(X, Y, 0.0, noise=noise)
+    for _, x, y in examples.portions():
         for name, part in (("X", x), ("Y", y)):
             if not np.isfinite(part).all():
                 raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
-        only_zeros = only_zeros and not y.any()
-        y = y.reshape(-1, Y.shape[2])
+    examples = _described(examples)
+    if examples.scale == 0.0:
+        raise ValueError("Y: expected outputs of a layer, got only zeros")
+    return examples
+
+
+def _described(examples: Examples) -> Examples:
+    """Return the examples with the scale and the basis of their outputs.
+
+    Raises
+    ------
+    ValueError
+        Squares of the outputs overflow or vanish.
+    """
+    p = examples.Y.shape[2]
+    moment, total, only_zeros = np.zeros((p, p)), np.zeros(p), True
+    for _, _, Y in examples.portions(whole=True):
+        only_zeros = only_zeros and not Y.any()
+        y = Y.reshape(-1, p)
         with np.errstate(over="ignore", invalid="ignore"):
             moment += y.T @ y
+            total += np.ones(len(y)) @ y
     if only_zeros:
-        raise ValueError("Y: expected outputs of a layer, got only zeros")
-    scale = float(np.sqrt(np.trace(moment) / (n * tokens)))
+        return replace(examples, scale=0.0, basis=None, constant=True)
+    scale = float(np.sqrt(np.trace(moment) / examples.rows))
     if not 1.0 / LARGEST < scale < LARGEST:
         raise ValueError(
             f"Y: expected outputs whose squares can be added, got rows of size {scale:.3g}"
         )
+    spread = float(np.trace(moment)) - float(total @ total) / examples.rows
     sizes, axes = np.linalg.eigh(moment)
-    taken = sizes > ROUNDING * sizes[-1]
-    return Examples(X, Y, scale, None if taken.all() else axes[:, taken], noise)
+    taken = sizes > _rounding(examples.Y.dtype) * sizes[-1]
+    return replace(
+        examples,
+        scale=scale,
+        basis=None if taken.all() else axes[:, taken],
+        constant=spread <= CONSTANT * float(np.trace(moment)),
+    )
+
+
+def _rounding(dtype: np.dtype[Any]) -> float:
+    """Return the share of the largest second moment that rounding of the outputs may reach.
+
+    Outputs rounded to ε have errors of at most ε/2 of an entry each: ε² / 4 of the second moment.
+    The limit is sixteen times as much.
+    """
+    return max(ROUNDING, 4.0 * float(np.finfo(dtype).eps) ** 2)
 
 
 def _real(value: npt.ArrayLike, name: str) -> Array:
@@ -260,13 +326,6 @@ def _real(value: npt.ArrayLike, name: str) -> Array:
         if array.dtype.type in (np.float32, np.float64) and array.dtype.isnative:
             return array
     return _checks.real(value, name)
-
-
-def _portions(X: Array, Y: Array) -> Iterator[tuple[int, Float64, Float64]]:
-    tokens, dim = X.shape[1:]
-    size = max(1, PORTION // (tokens * max(tokens, dim, Y.shape[2])))
-    for begin in range(0, len(X), size):
-        yield begin, _float64(X[begin : begin + size]), _float64(Y[begin : begin + size])
 
 
 def _float64(array: Array) -> Float64:

@@ -203,9 +203,13 @@ class _Best:
         at, key = np.nonzero(taking_part)
         first = top[at]
         share = weights[at, key]
-        tolerance = residual[at] * (1.0 / weights[at, first] + 1.0 / share)
+        # What rounding leaves is no reason to prefer one row to another.
+        left = np.maximum(residual[at], ROUNDING)
+        tolerance = left * (1.0 / weights[at, first] + 1.0 / share)
         near = np.flatnonzero(tolerance < self._limit)
-        near, mark = self._telling(X, at, first, key, near[np.argsort(tolerance[near])])
+        near, mark = self._telling(
+            X, at, first, key, near[np.argsort(tolerance[near], kind="stable")]
+        )
         value = np.log(weights[at[near], first[near]] / share[near])
         self._held.append(
             (first_row + at[near], first[near], key[near], value, tolerance[near], mark)

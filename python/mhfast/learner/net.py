@@ -20,6 +20,9 @@ GRID = 17
 STARTS = 40
 """Points of the net for three heads and more."""
 
+MOST_STARTS = 1000
+"""Most points of a net."""
+
 POLISHED = 4
 """The number of candidates that are polished."""
 
@@ -134,7 +137,7 @@ def search_net(
     left = [
         solve_values(quick, body.at(point), num_threads=num_threads).residual for point in points
     ]
-    best = [points[i] for i in np.argsort(left)[:POLISHED]]
+    best = [points[i] for i in np.argsort(left, kind="stable")[:POLISHED]]
     found = [
         _candidate(few, body, facts, _polish(few, body, point, num_threads), num_threads)
         for point in best
@@ -203,9 +206,8 @@ def _points(box: Float64, heads: int, rng: np.random.Generator) -> list[Float64]
         pairs = combinations_with_replacement(range(GRID), 2)
         return [np.array([[side[i]], [side[j]]]) for i, j in pairs if i != j]
     lowest, width = box[:, 0], box[:, 1] - box[:, 0]
-    return [
-        lowest + width * rng.random((heads, heads - 1)) for _ in range(STARTS * (heads - 1) ** 2)
-    ]
+    count = min(STARTS * (heads - 1) ** 2, MOST_STARTS)
+    return [lowest + width * rng.random((heads, heads - 1)) for _ in range(count)]
 
 
 def _polish(

@@ -29,7 +29,10 @@ class Certificate:
     above : bool
         Whether the value must be at least the limit; else at most.
     decisive : bool
-        Whether the verdict *learnt* requires it. The others show whether the phases worked.
+        Whether a layer can only be learnt if this holds.  The others tell whether the phases did
+        their part.
+    least : float or None
+        What the value must be at least, where it must not be too small either.
     """
 
     name: str
@@ -37,16 +40,21 @@ class Certificate:
     limit: float
     above: bool = False
     decisive: bool = False
+    least: float | None = None
 
     @property
     def holds(self) -> bool:
-        """Whether the requirement is met."""
-        return self.value >= self.limit if self.above else self.value <= self.limit
+        """Whether the value is on the right side; never of NaN."""
+        if self.above:
+            return self.value >= self.limit
+        return self.value <= self.limit and (self.least is None or self.value >= self.least)
 
     def __str__(self) -> str:
-        sign = ">=" if self.above else "<="
-        state = "holds" if self.holds else "fails"
-        return f"{self.name} {self.value:.2g}, required {sign} {self.limit:.2g}: {state}"
+        wanted = f"{'>=' if self.above else '<='} {self.limit:.2g}"
+        value = f"{self.value:.2g}"
+        if self.least is not None:
+            wanted, value = f"{self.least:.3g} to {self.limit:.3g}", f"{self.value:.3g}"
+        return f"{self.name} {value}, wanted {wanted}: {'holds' if self.holds else 'fails'}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +101,9 @@ class Learning:
     heads : int or None
         H, as given or estimated; smaller if refinement removed superfluous heads.
     sureness : float or None
-        The confidence in an estimated H: the ratio of eigenvalues there over the largest later one.
+        Of a proposed H: the step of the spectrum there over the largest later one.
+    tried : tuple of int
+        The numbers of heads that were tried: one, or where none stood out several.
     held_out : float or None
         ‖F(X) - Y‖ / ‖Y‖ of the layer on held-out examples.
     certificates : tuple of Certificate
@@ -107,6 +117,7 @@ class Learning:
     learnt: bool
     heads: int | None
     sureness: float | None
+    tried: tuple[int, ...]
     held_out: float | None
     certificates: tuple[Certificate, ...]
     phases: tuple[Phase, ...]
@@ -134,7 +145,10 @@ class Learning:
 
     def __str__(self) -> str:
         lines = [self.verdict]
-        if self.sureness is not None:
+        if len(self.tried) > 1:
+            tried = ", ".join(map(str, self.tried))
+            lines.append(f"no number of heads stands out, step {self.sureness:.3g}: tried {tried}")
+        elif self.sureness is not None:
             lines.append(f"{self.heads} heads proposed, step {self.sureness:.3g} of the next")
         lines += [str(phase) for phase in self.phases]
         lines += [str(certificate) for certificate in self.certificates]

@@ -10,9 +10,19 @@ from .._arguments import checks as _checks
 from .._arguments.values import frozen
 from .examples import Float64
 from .facts import Facts
+from .sums import ROUNDING
 
 MOST_HEADS = 12
 """Largest number of heads that is estimated."""
+
+SURE = 2.0
+"""Step of the spectrum over the largest later one below which a proposal is a guess."""
+
+CERTAIN = 10.0
+"""The same step, above which no other number of heads need be tried."""
+
+FEW = 4
+"""Largest number of heads of a proposal that is a guess."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,17 +107,17 @@ def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
     if len(facts) < d * d:
         raise ValueError(f"facts: expected at least d² = {d * d}, got {len(facts)}")
     background = facts.background + 1e-9 * np.trace(facts.background) / d**2 * np.eye(d * d)
-    floor = max(float(np.median(facts.tolerance)), 1e-14)
+    floor = max(float(np.median(facts.tolerance)), ROUNDING)
     trust = 1.0 / (facts.tolerance**2 + floor**2)
     error = np.zeros(len(facts))
     for _ in range(3):
-        spread = float(np.median(np.abs(error)))
-        weight = trust / (1.0 + (error / spread) ** 2) if spread > 0.0 else trust
+        spread = max(float(np.median(np.abs(error))), ROUNDING)
+        weight = trust / (1.0 + (error / spread) ** 2)
         moment = facts.moment(weight / weight.sum(), num_threads)
         directions = _flattest(moment[:-1, :-1], background, heads - 1)
         point = _shortest(moment, directions)
         error = facts.of(point.reshape(d, d)) - facts.value
-    eigenvalues = _spectrum(moment, background)
+    eigenvalues = _spectrum(moment, background, floor)
     return Body(
         point=frozen(point.reshape(d, d)),
         directions=frozen(directions.T.reshape(heads - 1, d, d)),
@@ -130,8 +140,8 @@ def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
     Returns
     -------
     heads : int
-        The position at which the ratio of an eigenvalue to the one before is largest compared with
-        all later ratios, which are due to chance.
+        The place of the step from one eigenvalue to the next that is largest compared with all
+        later steps: those are of chance.  Where no step is twice as large, at most 4.
     sureness : float
         That ratio over the largest later one; below 2 the estimate is a guess.
     """
@@ -140,7 +150,8 @@ def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
         return 1, 1.0
     later = np.maximum.accumulate(steps[::-1])[::-1]
     sureness = steps[:-1] / later[1:]
-    heads = int(np.argmax(sureness[:MOST_HEADS])) + 1
+    most = MOST_HEADS if sureness[:MOST_HEADS].max() >= SURE else FEW
+    heads = int(np.argmax(sureness[:most])) + 1
     return heads, float(sureness[heads - 1])
 
 
@@ -163,19 +174,23 @@ def _shortest(moment: Float64, directions: Float64) -> Float64:
     return np.asarray(rest @ lstsq(A, b, cond=1e-12)[0])
 
 
-def _spectrum(moment: Float64, background: Float64) -> Float64:
-    """Return the smallest eigenvalues of facts with their values relative to random rows.
+def _spectrum(moment: Float64, background: Float64, least: float) -> Float64:
+    """Return the smallest eigenvalues of facts with their values against rows at large.
 
     (W_h, -1) is in the kernel for every head h if the facts are exact: H small ones.  Without the
-    value the direction of the point itself would have a small eigenvalue too, because certified
-    rows have moderate logits.
+    value the direction of the point itself would look small too, because certified rows are those
+    of moderate logits.
+
+    Values are measured by their own root mean square, or by `least` where that is more: what is
+    smaller is zero, as for heads of W = 0, and (0, -1) in the kernel.  By their own size such
+    values would be of order one, and the spectrum one of rounding.
     """
     from scipy.linalg import eigh  # slow to import
 
     d2 = len(background)
     metric = np.zeros((d2 + 1, d2 + 1))
     metric[:d2, :d2] = background
-    metric[d2, d2] = moment[d2, d2]
+    metric[d2, d2] = max(float(moment[d2, d2]), least**2)
     last = min(2 * MOST_HEADS, d2) - 1
     values = eigh(moment, metric, eigvals_only=True, subset_by_index=(0, last))
     return np.asarray(np.maximum(values, 1e-14))

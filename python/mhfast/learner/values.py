@@ -10,6 +10,10 @@ from .._arguments.values import frozen
 from ..models import Layer
 from .examples import Examples, Float64
 
+ROUNDING = 1e-12
+"""Of the largest singular value of normal equations, what counts as none: sums over all samples
+round to some 1e-15."""
+
 SAMPLES = 4000
 """The largest number of samples used for exact outputs, which need no more."""
 
@@ -111,22 +115,10 @@ def solve_values(
         rows = np.concatenate([attended(attention(W, X, num_threads), X), Y.reshape(-1, p)], axis=1)
         moment += rows.T @ rows
     A, B, C = moment[:-p, :-p], moment[:-p, -p:], moment[-p:, -p:]
-    V, _, _, singular = lstsq(A, B, cond=1e-14)
+    V, _, _, singular = lstsq(A, B, cond=ROUNDING)
     left = max(float(np.trace(C) - np.vdot(B, V)), 0.0) / max(float(np.trace(C)), 1e-300)
     return Values(
         frozen(V.reshape(heads, d, p)),
         float(np.sqrt(left)),
         float(singular[-1] / singular[0]),
     )
-
-
-def relative_residual(examples: Examples, layer: Layer, num_threads: int | None = None) -> float:
-    """Return the root mean square of F(X) - Y for a layer of all outputs, relative to `scale`.
-
-    On the examples that define the scale this is ‖F(X) - Y‖ / ‖Y‖, noise included.
-    """
-    squares = sum(
-        float(np.sum((layer(X, num_threads=num_threads) - Y) ** 2))
-        for _, X, Y in examples.portions(whole=True)
-    )
-    return float(np.sqrt(squares / examples.rows)) / examples.scale
