@@ -579,18 +579,21 @@ def test_a_label_does_not_become_valid_by_rounding():
         mh.value_and_grad(single, X.astype(np.float32), np.array([1 + 1e-9, -1.0]))
 
 
+@pytest.mark.peers
 def test_a_tensor_that_tracks_gradients_is_refused():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=r"^X: cannot read Tensor as an array: Can't call numpy"):
         model(torch.zeros((n, T, d), dtype=torch.float64, requires_grad=True))
 
 
+@pytest.mark.peers
 def test_a_tensor_of_another_format_is_refused():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=r"^X: cannot read Tensor as an array: .*BFloat16"):
         model(torch.zeros((n, T, d), dtype=torch.bfloat16))
 
 
+@pytest.mark.peers
 def test_a_jax_array_of_another_format_is_refused():
     jax = pytest.importorskip("jax")
     with pytest.raises(TypeError, match=r"^X: expected .* float64.*, got .*bfloat16$"):

@@ -129,6 +129,7 @@ def test_finite_differences_of_the_gradient():
         assert np.abs(getattr(product, name) - slope).max() < 1e-8
 
 
+@pytest.mark.peers
 def test_jax():
     jax = pytest.importorskip("jax")
     jax.config.update("jax_enable_x64", True)

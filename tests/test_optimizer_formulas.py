@@ -96,6 +96,7 @@ def test_norms_are_those_of_what_is_trained(optimizer, wrt):
         assert np.array_equal(array, model.parameters[name]) == (name not in wrt)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(
     ("optimizer", "rule", "options"),
     [
