@@ -254,6 +254,20 @@ def test_data_that_are_not_finite_take_no_step():
     assert np.isnan(run.history["loss"]).tolist() == [True]
 
 
+@pytest.mark.parametrize("runs", [None, 9])  # alone, and as lanes side by side
+def test_a_gradient_that_is_not_finite_ends_a_run_whose_loss_is(runs):
+    """The output is 5e153: its square 2.5e307 is a number, and 2 · 5e153 · 1e156 is not."""
+    X = np.full((1, 1, 1), 1e156)
+    model = mh.Classifier(np.zeros((1, 1, 1)), np.full((1, 1, 1), 5e-3))
+    start = model if runs is None else mh.stack([model] * runs)
+    options = {"steps": 5, "loss": "squared", "wrt": "U"}
+    run = mh.train(start, X, np.ones(1), optimizer=mh.GradientDescent(0.1), **options)
+    assert np.all(np.asarray(run.reason) == "nonfinite")
+    assert np.all(np.asarray(run.stopped) == 0)
+    assert run.model == start
+    assert run.history["loss"] == pytest.approx(2.5e307, rel=1e-14)
+
+
 def test_a_test_set_that_is_not_finite_disturbs_nothing():
     model, data = problem()
     options = {"steps": 5, "optimizer": mh.GradientDescent(0.3)}
