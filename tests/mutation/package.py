@@ -1,0 +1,132 @@
+"""Mutants of the Python package by mutmut, and the tests that concern them.
+
+    pip install mutmut==3.8.1
+    python tests/mutation/package.py [--sample 100] [--seed 0] [--processes 2] [GROUP ...]
+
+mutmut finds modules only where the package lies at the top of the tree, so it works in a copy of
+that shape; the compiled module is taken from the installed package. Prints every mutant that lives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from mhfast import _core
+
+ROOT = Path(__file__).parents[2]
+
+# Modules under python/mhfast, and the tests that must notice changes to them.
+GROUPS = {
+    "optimizers": (
+        ["optimizers/*.py"],
+        ["test_optimizers.py", "test_optimizer_formulas.py", "test_training.py"],
+    ),
+    "gradients": (
+        ["gradients/*.py"],
+        ["test_gradients.py", "test_hvp.py", "test_backward.py", "test_errors.py"],
+    ),
+    "training": (
+        ["training.py", "loop.py", "recording.py", "history.py"],
+        ["test_training.py", "test_recording.py", "test_run.py", "test_training_runs.py"],
+    ),
+    "reference": (
+        ["reference/*.py"],
+        ["test_reference.py", "test_reference_training.py", "test_reference_saturation.py",
+         "test_hvp.py"],
+    ),
+}  # fmt: skip
+
+CONFIGURATION = """
+[tool.mutmut]
+source_paths = ["mhfast"]
+only_mutate = {modules}
+also_copy = ["README.md"]
+do_not_mutate_patterns = ['raise \\w+', 'Error\\(', 'match=', '^\\s*f"']
+pytest_add_cli_args = ["-p", "no:cacheprovider"]
+pytest_add_cli_args_test_selection = {tests}
+"""
+
+
+def copy_tree(to: Path, modules: list[str], tests: list[str]) -> None:
+    """The package, the tests and what configures them."""
+    skipped = shutil.ignore_patterns("__pycache__", "_core*.so")
+    shutil.copytree(ROOT / "python" / "mhfast", to / "mhfast", ignore=skipped)
+    shutil.copytree(ROOT / "tests", to / "tests", ignore=skipped)
+    shutil.copy2(_core.__file__, to / "mhfast")
+    shutil.copy2(ROOT / "README.md", to)
+    configuration = CONFIGURATION.format(
+        modules=json.dumps([f"mhfast/{module}" for module in modules]),
+        tests=json.dumps([f"tests/{test}" for test in tests]),
+    )
+    (to / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + configuration)
+
+
+def mutmut(tree: Path, *arguments: str) -> str:
+    """What it prints; it ends with an error where mutants survive, which is none of ours."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mutmut", *arguments],
+        cwd=tree, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+def names_of(tree: Path) -> list[str]:
+    """All mutants that were made."""
+    found = []
+    for meta in sorted((tree / "mutants").rglob("*.meta")):
+        found += sorted(json.loads(meta.read_text())["exit_code_by_key"])
+    return found
+
+
+def results(tree: Path) -> dict[str, str]:
+    lines = mutmut(tree, "results", "--all", "true").splitlines()
+    return dict(line.strip().split(": ", 1) for line in lines if ": " in line)
+
+
+def try_group(group: str, sample: int, processes: int, seed: int) -> tuple[int, int]:
+    """Numbers of mutants tried and left alive."""
+    modules, tests = GROUPS[group]
+    with tempfile.TemporaryDirectory() as path:
+        tree = Path(path)
+        copy_tree(tree, modules, tests)
+        mutmut(tree, "run", "--max-children", str(processes), "no such mutant")  # makes them
+        every = names_of(tree)
+        chosen = random.Random(seed).sample(every, min(sample, len(every)))
+        log = mutmut(tree, "run", "--max-children", str(processes), *chosen)
+        found = {name: end for name, end in results(tree).items() if name in chosen}
+        if len(found) < len(chosen):
+            print(log)
+        alive = sorted(name for name, end in found.items() if end in ("survived", "no tests"))
+        for name in alive:
+            changed = [
+                line for line in mutmut(tree, "show", name).splitlines()
+                if line[:1] in "+-" and line[:3] not in ("+++", "---")
+            ]  # fmt: skip
+            print(f"survived: {name}", *changed, sep="\n  ", flush=True)
+    print(f"{group}: {len(alive)} of {len(found)} mutants survived", flush=True)
+    return len(found), len(alive)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
+    parser.add_argument("--sample", type=int, default=100, help="mutants of each group")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2)
+    chosen = parser.parse_args()
+    for group in chosen.groups or list(GROUPS):
+        try_group(group, chosen.sample, chosen.processes, chosen.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
