@@ -25,7 +25,7 @@ import numpy as np
 
 import mhfast as mh
 from mhfast import _core
-from mhfast.bench.shapes import Shape, parse_shape
+from mhfast._bench.shapes import Shape, parse_shape
 
 SHAPES = ("64,8,16,8", "100,10,10,16", "20,10,50,64", "24,16,32,32", "16,32,64,16")
 CALLS = 20  # that the difference is taken over

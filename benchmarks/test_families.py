@@ -8,11 +8,11 @@ from functools import lru_cache
 import pytest
 
 import mhfast as mh
-from mhfast.bench import families
-from mhfast.bench.contender import available_cores
-from mhfast.bench.families import FAMILIES, Training
-from mhfast.bench.peers import PEERS, family_formulations
-from mhfast.bench.problem import Answer, difference
+from mhfast._bench import families
+from mhfast._bench.environment import available_cores
+from mhfast._bench.families import FAMILIES, Training
+from mhfast._bench.peers import PEERS, family_formulations
+from mhfast._bench.problem import Answer, difference
 
 # The reference takes one run after the other, and a few steps show what is wrong with one.
 STEPS = 3

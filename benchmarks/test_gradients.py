@@ -7,10 +7,10 @@ from functools import lru_cache
 import pytest
 
 import mhfast as mh
-from mhfast.bench.contender import available_cores
-from mhfast.bench.peers import PEERS, formulations
-from mhfast.bench.problem import Answer, difference, draw
-from mhfast.bench.shapes import SHAPES, Shape
+from mhfast._bench.environment import available_cores
+from mhfast._bench.peers import PEERS, formulations
+from mhfast._bench.problem import Answer, difference, draw
+from mhfast._bench.shapes import SHAPES, Shape
 
 # Relative to the largest entry of each result: the promise of mhfast, which NumPy keeps as well.
 TOLERANCE = {"float64": 1e-12, "float32": 3e-6}

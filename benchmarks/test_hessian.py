@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import mhfast as mh
-from mhfast.bench.problem import draw
-from mhfast.bench.shapes import Shape
+from mhfast._bench.problem import draw
+from mhfast._bench.shapes import Shape
 
 SHAPE = Shape(200, 16, 32, 32)
 # Relative to the largest entry: what rounding leaves of sums of a few thousand terms.

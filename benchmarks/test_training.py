@@ -8,10 +8,10 @@ from functools import lru_cache
 import pytest
 
 import mhfast as mh
-from mhfast.bench.contender import available_cores
-from mhfast.bench.peers import PEERS, formulations
-from mhfast.bench.problem import Answer, difference, draw
-from mhfast.bench.shapes import LOOPS, Loop
+from mhfast._bench.environment import available_cores
+from mhfast._bench.peers import PEERS, formulations
+from mhfast._bench.problem import Answer, difference, draw
+from mhfast._bench.shapes import LOOPS, Loop
 
 # The reference is slow, and a few steps show what is wrong with one.
 STEPS = 3

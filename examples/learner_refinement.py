@@ -12,7 +12,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 import mhfast as mh
-from mhfast.demo.figure import BLUE, ORANGE, STYLE
+from mhfast._demo.figure import BLUE, ORANGE, STYLE
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument(

@@ -12,8 +12,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 import mhfast as mh
-from mhfast.demo.experiments import Saturation, run_saturation
-from mhfast.demo.figure import BLUE, ORANGE, STYLE
+from mhfast._demo.experiments import Saturation, run_saturation
+from mhfast._demo.figure import BLUE, ORANGE, STYLE
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--instances", type=int, default=20, help="random problems in each panel")

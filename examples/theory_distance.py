@@ -12,7 +12,7 @@ from matplotlib import colormaps, rc_context
 from matplotlib.figure import Figure
 
 import mhfast as mh
-from mhfast.demo.figure import STYLE
+from mhfast._demo.figure import STYLE
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--heads", type=int, nargs="+", default=[1, 4, 16, 64])

@@ -235,11 +235,12 @@ struct StepArguments {
   real* theta;
   const real* g;
   real *first, *second;  // what the optimizer keeps: momentum, moments
-  const real* rate;      // (L) factor of the step; lanes with `frozen` keep theta
+  const real* rate;      // (L) factor of the step; lanes with `frozen` keep all they have
   const real* kept;      // (L) what clipping leaves of g
   const real* frozen;    // (L) 0 or 1
   const real* decay;     // (L) share of theta that is taken away
-  double beta1, beta2, eps, root, power;
+  const real* root;      // (L) what corrects the root of a young second moment
+  double beta1, beta2, eps, power;
   bool nesterov;
 };
 

@@ -9,11 +9,11 @@
 from importlib.metadata import version
 
 from . import data, learner, reference, theory
-from .config import explain, num_threads, set_num_threads, show_config
-from .dataset import Dataset, as_dataset
+from .config import num_threads, set_num_threads, show_config
+from .dataset.dataset import Dataset, as_dataset
 from .gradients import Gradients, backward, dot, hvp, norm, value_and_grad
 from .learner import learn_layer
-from .models import Classifier, Layer, LowRank, stack
+from .models import Classifier, Layer, LowRank, explain, stack
 from .optimizers import (
     Adam,
     GradientDescent,
@@ -22,8 +22,10 @@ from .optimizers import (
     NormalizedGradientDescent,
     PolyakStep,
 )
-from .run import Interrupted, Run
-from .training import train
+from .sweeps.sweep import SweepInterrupted, sweep
+from .sweeps.table import Sweep
+from .training.run import Interrupted, Run
+from .training.train import train
 
 __version__ = version("mhfast")
 
@@ -41,6 +43,8 @@ __all__ = [
     "NormalizedGradientDescent",
     "PolyakStep",
     "Run",
+    "Sweep",
+    "SweepInterrupted",
     "__version__",
     "as_dataset",
     "backward",
@@ -56,6 +60,7 @@ __all__ = [
     "set_num_threads",
     "show_config",
     "stack",
+    "sweep",
     "theory",
     "train",
     "value_and_grad",

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ._core_arguments import CoreData, CoreGradients, CoreParameters
-from ._values import Array
+from ._arguments.values import Array
+from .models.problem import CoreData, CoreGradients, CoreParameters
 
 State: TypeAlias = Sequence[tuple[Array | None, Array | None] | None]
 

@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demo(path: Path, parser: argparse.ArgumentParser) -> int:
-    from .demo import run_demo
+    from ._demo import run_demo
 
     if not path.parent.is_dir():
         parser.error(f"--output: expected a file in an existing directory, got {path}")
@@ -75,6 +75,6 @@ def _demo(path: Path, parser: argparse.ArgumentParser) -> int:
 
 
 def _bench(arguments: list[str]) -> int:
-    from .bench import main as bench
+    from ._bench import main as bench
 
     return bench(arguments)

@@ -8,16 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import numpy as np
-import numpy.typing as npt
 
-from . import _checks, _core
-from .dataset import Dataset
-
-if TYPE_CHECKING:
-    from .models import Model
+from . import _core
+from ._arguments import checks as _checks
 
 _MOST_THREADS = 2**31 - 1  # what a C int holds; work is never split among as many
 
@@ -36,10 +32,17 @@ def set_num_threads(k: int) -> None:
     Without this call the number is, in this order: the environment variable MHFAST_NUM_THREADS,
     OMP_NUM_THREADS, the processors that the container and the affinity mask allow.
 
+    Parameters
+    ----------
+    k : int
+        At least 1.
+
     Raises
     ------
-    TypeError, ValueError
-        If `k` is not an integer of at least 1.
+    TypeError
+        If `k` is not an integer.
+    ValueError
+        If `k` is below 1.
     """
     _core.set_num_threads(_count(k, "k"))
 
@@ -48,10 +51,21 @@ def set_num_threads(k: int) -> None:
 def num_threads(k: int) -> Iterator[None]:
     """Use `k` threads within a `with` block, in the Python thread that entered it.
 
+    Parameters
+    ----------
+    k : int
+        At least 1.
+
+    Yields
+    ------
+    None
+
     Raises
     ------
-    TypeError, ValueError
-        If `k` is not an integer of at least 1.
+    TypeError
+        If `k` is not an integer.
+    ValueError
+        If `k` is below 1.
     """
     token = _threads.set(_count(k, "k"))
     try:
@@ -71,62 +85,22 @@ def _count(threads: object, name: str) -> int:
     return min(_checks.count(threads, name), _MOST_THREADS)
 
 
-def explain(
-    model: Model, X: npt.ArrayLike | Dataset | tuple[int, ...], *, runs: int | None = None
-) -> dict[str, object]:
-    """Tell how the core would compute this model on these samples: lanes, tiles, chunks, scratch.
-
-    Parameters
-    ----------
-    model : Classifier or Layer
-    X : array (n, T, d), Dataset, or the shape (n, T, d) alone
-        A run axis may come first.
-    runs : int, optional
-        How many runs side by side, where neither model nor X has a run axis.
-
-    Returns
-    -------
-    dict of plain values, for reading; its entries may change between versions.
-
-    Raises
-    ------
-    ValueError
-        If the shape does not fit the model, or run axes each other.
-    """
-    query = X.query if isinstance(X, Dataset) else None
-    shape = X if isinstance(X, tuple) else np.shape(X.X if isinstance(X, Dataset) else X)
-    side_by_side = model._core.runs
-    if runs is not None:
-        side_by_side = side_by_side.meet("runs", (_checks.count(runs, "runs"),), 0)
-    if isinstance(X, Dataset):
-        side_by_side = side_by_side.join(X._runs)
-    if len(shape) == 4:
-        side_by_side = side_by_side.meet("X", shape, 3)
-        shape = shape[1:]
-    itself = query is None and model.query is None and model.prompt is None
-    rows = model._rows if itself else None
-    if len(shape) != 3 or shape[2] != model.dim or rows not in (None, shape[1]):
-        T = "T" if rows is None else rows
-        raise ValueError(f"X: expected shape (n, T, d) = (n, {T}, {model.dim}), got {shape}")
-    n, tokens = (_checks.count(length, "X") for length in shape[:2])
-    q = model._query_rows(tokens) if query is None else query.shape[-2]
-    return _core.explain(
-        n, tokens, q, model.dim, model.heads, model._out_dim,
-        side_by_side.length, model.dtype.name,
-    )  # fmt: skip
-
-
 @overload
 def show_config(mode: Literal["text"] = "text") -> None: ...
 @overload
 def show_config(mode: Literal["dict"]) -> dict[str, Any]: ...
 def show_config(mode: str = "text") -> dict[str, Any] | None:
-    """Tell version, compiler, instruction sets, threads and OpenMP runtime.
+    """Show version, compiler, instruction sets, threads and OpenMP runtime.
 
     Parameters
     ----------
     mode : "text" or "dict"
         "text" prints a table; "dict" returns the same as a dict.
+
+    Returns
+    -------
+    dict or None
+        With "dict", the values by name; None otherwise.
 
     Raises
     ------

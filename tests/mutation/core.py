@@ -27,21 +27,23 @@ INSTRUCTION_SET = "baseline"  # every processor of the x86-64 family has it
 LIMIT = 300.0  # seconds for the tests of one mutant: an endless loop counts as noticed
 
 # What is mutated where no files are named, and the tests that must notice; the quick ones first.
+OPTIMIZERS = "tests/optimizers/test_optimizer_formulas.py"
+GRADIENTS = "tests/gradients/test_losses.py tests/gradients/test_hvp.py"
 TRAINING = (
-    "tests/test_optimizer_formulas.py tests/test_training.py tests/test_training_runs.py "
-    "tests/test_training_layer.py tests/test_recording.py tests/test_saturation.py "
-    "tests/test_losses.py tests/test_run.py"
+    f"{OPTIMIZERS} tests/training/test_training.py tests/training/test_training_runs.py "
+    "tests/training/test_training_layer.py tests/training/test_recording.py "
+    "tests/gradients/test_saturation.py tests/training/test_run.py"
 )
-GRADIENTS = (
-    "tests/test_losses.py tests/test_hvp.py tests/test_gradients.py tests/test_saturation.py"
+RECORDS = (
+    "tests/training/test_recording.py tests/training/test_training_layer.py "
+    "tests/training/test_training_runs.py"
 )
 TESTS = {
     "csrc/ops/descent.cpp": TRAINING,
-    "csrc/ops/loop.cpp": TRAINING,
-    "csrc/ops/records.cpp": "tests/test_recording.py tests/test_training_layer.py "
-    "tests/test_training_runs.py tests/test_optimizer_formulas.py",
+    "csrc/ops/loop.cpp": f"{TRAINING} tests/gradients/test_losses.py",
+    "csrc/ops/records.cpp": RECORDS,
     "csrc/kernels/step.hpp": TRAINING,
-    "csrc/ops/loss.hpp": f"{GRADIENTS} tests/test_training_layer.py",
+    "csrc/ops/loss.hpp": f"{GRADIENTS} tests/training/test_training_layer.py",
     "csrc/ops/norms.hpp": TRAINING,
 }
 

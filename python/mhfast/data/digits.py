@@ -7,10 +7,10 @@ from importlib import import_module
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .. import _checks
-from ..dataset import Dataset, Seed, Seeds
+from .._arguments import checks as _checks
+from ..dataset.dataset import Dataset, Seed, Seeds
+from ..dataset.seeds import FIRST, permutations, settled, stream
 from .runs import over_seeds
-from .streams import FIRST, permutations, settled, stream
 
 
 @over_seeds

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .. import _checks
-from ..dataset import Dataset, Seed, Seeds
+from .._arguments import checks as _checks
+from ..dataset.dataset import Dataset, Seed, Seeds
+from ..dataset.seeds import FIRST, POPULATION, permutations, settled, signs, stream
 from ..models import Layer
 from .population import Population
 from .runs import over_seeds
-from .streams import FIRST, POPULATION, permutations, settled, signs, stream
 
 INPUTS = ("boolean", "gaussian")
 

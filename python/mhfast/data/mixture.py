@@ -7,11 +7,9 @@ import math
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .. import _checks
-from ..dataset import Dataset, Seed, Seeds
-from .population import Population
-from .runs import over_seeds
-from .streams import (
+from .._arguments import checks as _checks
+from ..dataset.dataset import Dataset, Seed, Seeds
+from ..dataset.seeds import (
     FIRST,
     POPULATION,
     choices,
@@ -21,6 +19,8 @@ from .streams import (
     settled,
     stream,
 )
+from .population import Population
+from .runs import over_seeds
 
 NOISE_KINDS = ("none", "bounded", "gaussian")
 POSITIONS = ("random", "fixed")

@@ -7,12 +7,12 @@ import math
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .. import _checks
-from ..dataset import Dataset, Seed, Seeds
+from .._arguments import checks as _checks
+from ..dataset.dataset import Dataset, Seed, Seeds
+from ..dataset.seeds import FIRST, POPULATION, settled, stream
 from ..models import Classifier
 from .population import Population
 from .runs import over_seeds
-from .streams import FIRST, POPULATION, settled, stream
 
 
 @over_seeds

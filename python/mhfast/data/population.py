@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..dataset import Dataset
-from .streams import SAMPLE, settled
+from ..dataset.dataset import Dataset
+from ..dataset.seeds import SAMPLE, settled
 
 
 @dataclass(frozen=True)

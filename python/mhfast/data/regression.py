@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .. import _checks
-from ..dataset import Dataset, Seed, Seeds
+from .._arguments import checks as _checks
+from ..dataset.dataset import Dataset, Seed, Seeds
+from ..dataset.seeds import FIRST, cholesky, dot, settled, stream
 from .population import Population
 from .runs import over_seeds
-from .streams import FIRST, cholesky, dot, settled, stream
 
 
 @over_seeds
@@ -144,5 +144,8 @@ def _covariance(covariance: ArrayLike | None, features: int) -> NDArray[np.float
 def _root(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     root = cholesky(matrix)
     if root is None:
-        raise ValueError("covariance: expected a positive definite matrix, got another")
+        raise ValueError(
+            "covariance: expected a positive definite matrix, "
+            f"got one with the eigenvalue {np.linalg.eigvalsh(matrix)[0]:.3g}"
+        )
     return root

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ..dataset import Dataset
-from ..groups import Groups
+from ..dataset.dataset import Dataset
+from ..dataset.groups import Groups
 from ..models import Model, stack
 
 Function = TypeVar("Function", bound=Callable[..., Any])

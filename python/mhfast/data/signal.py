@@ -5,12 +5,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .. import _checks
-from ..dataset import Dataset, Seed, Seeds
+from .._arguments import checks as _checks
+from ..dataset.dataset import Dataset, Seed, Seeds
+from ..dataset.seeds import (
+    FIRST,
+    POPULATION,
+    orthonormal_frame,
+    permutations,
+    settled,
+    signs,
+    stream,
+)
 from .mixture import POSITIONS
 from .population import Population
 from .runs import over_seeds
-from .streams import FIRST, POPULATION, orthonormal_frame, permutations, settled, signs, stream
 
 KINDS = ("signal", "weak", "noise")
 

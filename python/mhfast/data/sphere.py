@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .. import _checks
-from ..dataset import Dataset, Seed, Seeds
+from .._arguments import checks as _checks
+from ..dataset.dataset import Dataset, Seed, Seeds
+from ..dataset.seeds import FIRST, POPULATION, dot, orthonormal_frame, settled, signs, stream
 from .population import Population
 from .runs import over_seeds
-from .streams import FIRST, POPULATION, dot, orthonormal_frame, settled, signs, stream
 
 
 @over_seeds

@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core, config
-from .. import _core_arguments as arguments
-from .._checks import Wrt
-from .._core_arguments import BITS, CoreGradients, Problem
-from .._values import Scalar
-from ..dataset import Dataset, no_second_source
+from .._arguments.checks import Wrt
+from .._arguments.values import Scalar
+from ..dataset.dataset import Dataset, no_second_source
 from ..models import Model
+from ..models import problem as arguments
+from ..models.problem import BITS, CoreGradients, Problem
 from .record import Gradients
 
 
@@ -108,12 +108,26 @@ def backward(
         With a Dataset, query and lengths are its own; its y and weight do not matter.
     cotangent : array of the shape and dtype of model(X)
         The gradient of the loss by the outputs, with any strides.
-    wrt, query, lengths, num_threads
-        As for `value_and_grad`, and so are errors and run axis.
+    wrt : str or tuple of str, optional
+        What to differentiate by, as for `value_and_grad`; None means all parameters.
+    query : array (n, q, d), optional
+        An external query, in place of the model's own.
+    lengths : integers (n,), optional
+        The number of tokens of each sample; what is beyond has no influence.
+    num_threads : int, optional
+        Threads for this call, in place of the default.
 
     Returns
     -------
     Gradients
+        Arrays of the model's dtype, with a leading run axis if an argument has one.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape or a value does not fit.
     """
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")

@@ -6,13 +6,14 @@ from dataclasses import fields
 
 import numpy.typing as npt
 
-from .. import _checks, _core, config
-from .. import _core_arguments as arguments
-from .._checks import PARAMETERS, Wrt
-from .._core_arguments import AXES
-from .._values import Array
-from ..dataset import Dataset
+from .. import _core, config
+from .._arguments import checks as _checks
+from .._arguments.checks import PARAMETERS, Wrt
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset
 from ..models import Model
+from ..models import problem as arguments
+from ..models.problem import AXES
 from .record import Gradients
 
 

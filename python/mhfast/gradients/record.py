@@ -11,12 +11,12 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from .. import _core_arguments as arguments
-from .._core_arguments import AXES
-from .._runs import NO_RUNS, Runs
-from .._values import Array, Scalar, describe, same_fields
+from .._arguments import checks as _checks
+from .._arguments.runs import NO_RUNS, Runs
+from .._arguments.values import Array, Scalar, describe, same_fields
 from ..models import Model
+from ..models import problem as arguments
+from ..models.problem import AXES
 
 M = TypeVar("M", bound=Model)
 
@@ -55,7 +55,13 @@ class Gradients:
 
     @property
     def runs(self) -> int | None:
-        """The length R of the run axis, None if no array has one."""
+        """The length R of the run axis, None if no array has one.
+
+        Raises
+        ------
+        ValueError
+            If arrays have run axes of different lengths.
+        """
         return _runs(self).length or None
 
     def __getitem__(self, index: int | slice | npt.ArrayLike) -> Gradients:
@@ -114,12 +120,22 @@ def dot(a: Vector, b: Vector) -> Scalar:
     Each side is rescaled by a power of two to entries below 1, so that sums of products that are
     in the range of float64 do not under- or overflow on the way.
 
+    Parameters
+    ----------
+    a, b : Gradients or model
+        With the same arrays, of the same shapes and dtype but for a run axis. A model stands for
+        its
+        parameters.
+
     Returns
     -------
-    float, or float64 array (R,) with the product of each run.
+    float, or float64 array (R,)
+        With a run axis, the product of each run.
 
     Raises
     ------
+    TypeError
+        If one is neither a Gradients nor a model, or their dtypes differ.
     ValueError
         If one has a field or a shape that the other has not.
     """
@@ -140,9 +156,20 @@ def norm(g: Vector) -> Scalar:
     Right wherever the norm itself is a float64: entries are rescaled by a power of two, since a
     plain sum of squares underflows near 1e-160 and overflows near 1e154.
 
+    Parameters
+    ----------
+    g : Gradients or model
+        A model stands for its parameters.
+
     Returns
     -------
-    float, or float64 array (R,) with the norm of each run.
+    float, or float64 array (R,)
+        With a run axis, the norm of each run.
+
+    Raises
+    ------
+    TypeError
+        If `g` is neither a Gradients nor a model.
     """
     runs, fields = _runs(g).length, dict(_fields(g))
     exponent = _exponent(fields)

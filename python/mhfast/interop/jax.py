@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import _checks, config
-from .._core_arguments import problem
-from .._values import Array
+from .. import config
+from .._arguments import checks as _checks
+from .._arguments.values import Array
 from ..gradients import backward
 from ..models import Classifier, Layer, Model
+from ..models.problem import problem
 
 try:
     import jax
@@ -114,6 +115,13 @@ def layer(
     Returns
     -------
     array (n, q, p) of the same dtype
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape or a value does not fit.
     """
     arrays = {"X": X, "W": W, "V": V, "prompt": prompt, "lengths": lengths}
     return _apply(Layer, arrays, query, scale, causal, num_threads)

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from .. import _checks
-from .._values import Array
-from ..dataset import Dataset, Seed
+from .._arguments import checks as _checks
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset, Seed
 from ..models import Classifier
 from ..optimizers import GradientDescent, Optimizer
-from ..run import Stop
-from ..training import train
+from ..training.run import Stop
+from ..training.train import train
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -203,28 +203,103 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         return self
 
     def decision_function(self, X: npt.ArrayLike) -> Array:
-        """Compute the outputs Φ (n,) of samples as in `fit`; positive for the second class."""
+        """Compute the outputs Φ; they are positive for the second class.
+
+        Parameters
+        ----------
+        X : array (n, T, d), or (n, T d) with `tokens`
+            Samples as in `fit`.
+
+        Returns
+        -------
+        array (n,)
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called before.
+        TypeError
+            If X does not hold real numbers.
+        ValueError
+            If a shape does not fit, or a number is not finite.
+        """
         samples = self._seen(X)
         return self.model_(samples, num_threads=self.num_threads)
 
     def predict(self, X: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Predict the class (n,) of samples as in `fit`."""
+        """Predict the class of each sample.
+
+        Parameters
+        ----------
+        X : array (n, T, d), or (n, T d) with `tokens`
+            Samples as in `fit`.
+
+        Returns
+        -------
+        array (n,) of classes
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called before.
+        TypeError
+            If X does not hold real numbers.
+        ValueError
+            If a shape does not fit, or a number is not finite.
+        """
         positive = self.decision_function(X) > 0
         return self.classes_[positive.astype(np.intp)]
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: npt.ArrayLike) -> Array:
-        """Compute the probabilities (n, 2) of the classes: 1 / (1 + exp(±Φ)).
+        """Compute the probabilities of the classes, 1 / (1 + exp(±Φ)).
 
         They are those of the logistic loss, and there is no such method with another one.
+
+        Parameters
+        ----------
+        X : array (n, T, d), or (n, T d) with `tokens`
+            Samples as in `fit`.
+
+        Returns
+        -------
+        array (n, 2)
+            Rows sum to 1.
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called before.
+        TypeError
+            If X does not hold real numbers.
+        ValueError
+            If a shape does not fit, or a number is not finite.
         """
         outputs = self.decision_function(X)
         return np.stack([expit(-outputs), expit(outputs)], axis=1)
 
     def attention(self, X: npt.ArrayLike) -> Array:
-        """Compute the attention weights (n, H, q, T) of samples as in `fit`.
+        """Compute the attention weights.
 
         Row i tells how much token i, or the one that `query` names, attends to each token.
+
+        Parameters
+        ----------
+        X : array (n, T, d), or (n, T d) with `tokens`
+            Samples as in `fit`.
+
+        Returns
+        -------
+        array (n, H, q, T)
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called before.
+        TypeError
+            If X does not hold real numbers.
+        ValueError
+            If a shape does not fit, or a number is not finite.
         """
         samples = self._seen(X)
         return self.model_.attention(samples, num_threads=self.num_threads)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from .._values import Array
+from .._arguments import checks as _checks
+from .._arguments.values import Array
 from ..gradients import backward
 from ..models import Classifier, Layer
 
@@ -285,13 +285,39 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
     def forward(
         self, X: Tensor, query: Tensor | None = None, lengths: npt.ArrayLike | None = None
     ) -> Tensor:
-        """Compute the outputs for X (n, T, d); an external query overrides that of the module."""
+        """Compute the outputs, differentiable by every tensor.
+
+        Parameters
+        ----------
+        X : tensor (n, T, d) of the parameters' dtype, on the CPU
+        query : tensor (n, q, d), optional
+            An external query, in place of that of the module.
+        lengths : integers (n,), optional
+            The number of tokens of each sample; what is beyond has no influence.
+
+        Returns
+        -------
+        tensor of the dtype of X
+            (n,) of a classifier, (n, q, p) of a layer.
+
+        Raises
+        ------
+        TypeError
+            If an argument is no dense CPU tensor of float32 or float64, or they are of two dtypes.
+        ValueError
+            If a shape or a value does not fit.
+        """
         asking = self.query if query is None else query
         call = _Call(self._kind, asking, self.scale, self.causal, lengths)
         return call.applied(*self._tensors, X)
 
     def model(self) -> Any:
-        """Return the `mhfast` model that has a copy of the parameters as they are now."""
+        """Make the `mhfast` model that has a copy of the parameters as they are now.
+
+        Returns
+        -------
+        Classifier or Layer
+        """
         return _Call(self._kind, self.query, self.scale, self.causal).model(*self._tensors)
 
     @classmethod
@@ -299,6 +325,15 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         """Make the module that has a copy of the parameters of an `mhfast` model, and its dtype.
 
         A run axis stays, so that one module trains R models.
+
+        Parameters
+        ----------
+        model : Classifier or Layer
+            Of the kind of the module, with a dense W.
+
+        Returns
+        -------
+        The module.
 
         Raises
         ------
@@ -321,6 +356,12 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         return self.W, getattr(self, _READOUT[self._kind]), self.prompt
 
     def extra_repr(self) -> str:
+        """Describe shapes and settings, for the repr of the module.
+
+        Returns
+        -------
+        str
+        """
         parts = [f"{name}={tuple(tensor.shape)}" for name, tensor in self.named_parameters()]
         parts += [] if self.query is None else [f"query={self.query}"]
         parts += [f"scale={self.scale}"] + ["causal=True"] * self.causal

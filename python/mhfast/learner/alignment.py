@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from ..low_rank import LowRank
+from .._arguments import checks as _checks
 from ..models import Layer
+from ..models.low_rank import LowRank
 from .examples import Float64, Int64
 
 DEPENDENT = 1e-8
@@ -113,6 +113,11 @@ def merge_heads(layer: Layer, *, tolerance: float = 1e-6) -> Layer:
         Heads whose W differ by no more than this part of the largest ‖W‖, or of 1, are one: with
         tokens of entries of order one that is a logit. A head whose ‖V‖ is no more than this part
         of the largest ‖V‖ is none.
+
+    Returns
+    -------
+    Layer
+        With at least one head, in the order of the first of each group.
 
     Raises
     ------

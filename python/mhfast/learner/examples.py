@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from .._values import Array
+from .._arguments import checks as _checks
+from .._arguments.values import Array
 from ..models import Layer
 
 Float64 = npt.NDArray[np.float64]
@@ -83,34 +83,109 @@ class Examples:
         return self.noise * float(np.sqrt(self.out_dim)) / self.scale
 
     def first(self, samples: int) -> Examples:
-        """Return the first samples; nothing is copied."""
+        """Select the first samples; nothing is copied.
+
+        Parameters
+        ----------
+        samples : int
+            How many; all if there are fewer.
+
+        Returns
+        -------
+        selected : Examples
+        """
         return replace(self, X=self.X[:samples], Y=self.Y[:samples])
 
     def split(self, held_out: int) -> tuple[Examples, Examples]:
-        """Return all but the last `held_out` samples, and these."""
+        """Split off the last samples; nothing is copied.
+
+        Parameters
+        ----------
+        held_out : int
+            How many to split off.
+
+        Returns
+        -------
+        kept : Examples
+            All but the last `held_out` samples.
+        held_out : Examples
+            The last ones.
+        """
         cut = self.n - held_out
         return self.first(cut), replace(self, X=self.X[cut:], Y=self.Y[cut:])
 
     def part(self, samples: Int64 | slice) -> tuple[Float64, Float64]:
-        """Return X and Y of some samples as the core reads them."""
+        """Return X and Y of some samples as the core reads them.
+
+        Parameters
+        ----------
+        samples : int64 array (m,) or slice
+            The numbers of the samples.
+
+        Returns
+        -------
+        X : float64 array (m, T, d)
+        Y : float64 array (m, T, p)
+            In coordinates of `basis` if there is one.
+        """
         return _float64(self.X[samples]), self._outputs(_float64(self.Y[samples]))
 
     def gather(self, rows: Int64) -> tuple[Float64, Float64, Int64]:
-        """Return X and Y of the samples of some rows, and the rows' numbers among them."""
+        """Return X and Y of the samples of some rows, and the rows' numbers among them.
+
+        Parameters
+        ----------
+        rows : int64 array (k,)
+            Rows as sample · T + query.
+
+        Returns
+        -------
+        X : float64 array (m, T, d)
+        Y : float64 array (m, T, p)
+        rows : int64 array (k,)
+            The same rows, counted in the m samples that are returned.
+        """
         samples, which = np.unique(rows // self.tokens, return_inverse=True)
         X, Y = self.part(samples)
         return X, Y, which * self.tokens + rows % self.tokens
 
     def portions(self, *, whole: bool = False) -> Iterator[tuple[int, Float64, Float64]]:
-        """Yield (number of the first sample, X, Y) of all samples, a portion at a time.
+        """Yield all samples, a portion at a time.
 
-        With `whole` Y has all its outputs, not their coordinates.
+        Parameters
+        ----------
+        whole : bool
+            Whether Y has all its outputs and not their coordinates in `basis`.
+
+        Yields
+        ------
+        begin : int
+            The number of the first sample of the portion.
+        X : float64 array (m, T, d)
+        Y : float64 array (m, T, p)
         """
         for begin, X, Y in _portions(self.X, self.Y):
             yield begin, X, Y if whole else self._outputs(Y)
 
     def whole_layer(self, layer: Layer) -> Layer:
-        """Return a layer of p outputs as one that makes all outputs of Y."""
+        """Turn a layer of the p independent outputs into one that makes all outputs of Y.
+
+        Parameters
+        ----------
+        layer : Layer
+            With p outputs.
+
+        Returns
+        -------
+        Layer
+
+        Raises
+        ------
+        TypeError
+            If V does not have the dtype of W.
+        ValueError
+            If the layer does not have p outputs.
+        """
         return layer if self.basis is None else Layer(layer.W, layer.V @ self.basis.T)
 
     def _outputs(self, Y: Float64) -> Float64:
@@ -119,6 +194,20 @@ class Examples:
 
 def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examples:
     """Check the arrays a learner is given.
+
+    Parameters
+    ----------
+    X : array (n, T, d), float32 or float64
+        The tokens, T at least 2.
+    Y : array (n, T, p) of the same dtype
+        The outputs of the unknown layer.
+    noise : float
+        Standard deviation of the noise in each entry of Y, at least 0.
+
+    Returns
+    -------
+    checked : Examples
+        Y in units of its root mean square row, and a basis of its outputs if they are dependent.
 
     Raises
     ------

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks, _core
-from .._values import frozen
+from .. import _core
+from .._arguments import checks as _checks
+from .._arguments.values import frozen
 from ..config import threads
 from .examples import Examples, Float64, Int64
 from .sums import ROUNDING, SumEstimate
@@ -64,7 +65,17 @@ class Facts:
         return len(np.unique(self.rows))
 
     def of(self, directions: Float64) -> Float64:
-        """Return ⟨x_a (x_b - x_c)ᵀ, D⟩ of every fact for directions D (..., d, d): (..., k)."""
+        """Compute ⟨x_a (x_b - x_c)ᵀ, D⟩ of every fact for given directions D.
+
+        Parameters
+        ----------
+        directions : float64 array (..., d, d)
+
+        Returns
+        -------
+        float64 array (..., k)
+            For each direction, one number per fact.
+        """
         T = self.X.shape[1]
         sample, query = np.divmod(self.rows, T)
         x = self.X[sample, query]
@@ -72,7 +83,26 @@ class Facts:
         return np.asarray(np.einsum("kf,...fg,kg->...k", x, directions, difference, optimize=True))
 
     def moment(self, weight: Float64, num_threads: int | None = None) -> Float64:
-        """Return the weighted second moment (d² + 1, d² + 1) of (x_a ⊗ (x_b - x_c), value)."""
+        """Compute the weighted second moment of (x_a ⊗ (x_b - x_c), value).
+
+        Parameters
+        ----------
+        weight : array (k,)
+            One weight per fact.
+        num_threads : int, optional
+            Threads for this call, in place of the default.
+
+        Returns
+        -------
+        float64 array (d² + 1, d² + 1)
+
+        Raises
+        ------
+        TypeError
+            If `num_threads` is not an integer.
+        ValueError
+            If it is below 1.
+        """
         weight = np.ascontiguousarray(weight, dtype=np.float64)
         return _core.fact_moment(
             self.X, self.rows, self.first, self.second, self.value, weight, threads(num_threads)
@@ -98,16 +128,25 @@ def certify(
     ----------
     examples : Examples
     estimate : SumEstimate
+        Of the sum of the value matrices.
     count : int, optional
         Facts to keep; None means 16 d², or a tenth of what there is.
     seed : int
         Chooses the rows of the background.
     num_threads : int, optional
+        Threads for this call, in place of the default.
 
     Returns
     -------
     Facts
         Sorted by tolerance.  There are none where no row has two tokens that differ.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If a number is out of range.
 
     References
     ----------

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .facts import Facts
-from .net import Net
-from .result import Learning
-from .sculpting import Body
-from .sums import SumEstimate
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from .facts import Facts
+    from .net import Net
+    from .result import Learning
+    from .sculpting import Body
+    from .sums import SumEstimate
 
 FIRST, SECOND = "C0", "C1"
 """Colours of the first and the second sculpting, and of certificates and residuals."""

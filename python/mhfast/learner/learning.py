@@ -11,10 +11,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from ..dataset import Dataset
+from .._arguments import checks as _checks
+from ..dataset.dataset import Dataset
 from ..models import Layer
-from ..progress import progress_bar
+from ..training.progress import progress_bar
 from .alignment import merge_heads
 from .certificates import IDENTIFIED, certificates
 from .examples import Examples, as_examples
@@ -23,14 +23,7 @@ from .net import search_net
 from .refinement import LEAST_EXAMPLES, OUTPUTS_PER_PARAMETER, Refinement, refine
 from .result import Learning, LearningInterrupted, Phase
 from .sculpting import Body, propose_heads, sculpt
-from .sums import (
-    POPULATION,
-    SumEstimate,
-    crude_sum,
-    one_hot_sum,
-    refine_sum,
-    with_support,
-)
+from .sums import POPULATION, SumEstimate, crude_sum, one_hot_sum, refine_sum, with_support
 from .values import relative_residual, solve_values
 
 Parts = TypeVar("Parts", bound=tuple[object, ...])

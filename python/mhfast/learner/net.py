@@ -7,8 +7,8 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
-from .. import _checks
-from .._values import frozen
+from .._arguments import checks as _checks
+from .._arguments.values import frozen
 from .examples import Examples, Float64
 from .facts import Facts
 from .sculpting import Body
@@ -95,12 +95,27 @@ def search_net(
     ----------
     examples : Examples
     body : Body
+        The affine hull of the key-query matrices.
     facts : Facts
         Those the body was sculpted from.
     seed : int
+        Draws the random points.
     samples : int
         Examples that judge a candidate.
     num_threads : int, optional
+        Threads for this call, in place of the default.
+
+    Returns
+    -------
+    Net
+        The candidates, the best one first.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If a number is out of range.
 
     References
     ----------

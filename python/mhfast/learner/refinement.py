@@ -22,8 +22,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks, _core, config
-from ..dataset import Seed
+from .. import _core, config
+from .._arguments import checks as _checks
+from ..dataset.dataset import Seed
 from ..models import Layer
 from .examples import Float64, Int64
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..models import Layer
 from .facts import Facts
+from .figures import draw
 from .net import Net
 from .refinement import Refinement
 from .sculpting import Body
@@ -155,8 +156,6 @@ class Learning:
         ImportError
             matplotlib is not installed.
         """
-        from .figures import draw
-
         return draw(self)
 
 

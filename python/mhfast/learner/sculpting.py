@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import _checks
-from .._values import frozen
+from .._arguments import checks as _checks
+from .._arguments.values import frozen
 from .examples import Float64
 from .facts import Facts
 
@@ -46,7 +46,16 @@ class Body:
         return len(self.directions) + 1
 
     def at(self, coordinates: Float64) -> Float64:
-        """Return the matrices (..., d, d) of the hull at coordinates (..., H - 1)."""
+        """Compute the matrices of the hull at given coordinates.
+
+        Parameters
+        ----------
+        coordinates : array (..., H - 1)
+
+        Returns
+        -------
+        float64 array (..., d, d)
+        """
         return np.asarray(self.point + np.tensordot(coordinates, self.directions, axes=1))
 
 
@@ -64,6 +73,11 @@ def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
     heads : int
         H, at least 1.
     num_threads : int, optional
+
+    Returns
+    -------
+    Body
+        The point and the H - 1 directions, each (d, d).
 
     Raises
     ------

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import _checks, _core
+from .. import _core
+from .._arguments import checks as _checks
 from ..config import threads
 from .examples import Examples, Float64
 
@@ -75,7 +76,22 @@ def crude_sum(
     Parameters
     ----------
     examples : Examples
-    support, num_threads : int, optional
+    support : int, optional
+        The most tokens that a row is averaged from.
+    num_threads : int, optional
+        Threads for this call, in place of the default.
+
+    Returns
+    -------
+    SumEstimate
+        V_sum (d, p) with its certificate.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If a number is out of range.
 
     References
     ----------
@@ -106,8 +122,24 @@ def one_hot_sum(
     Parameters
     ----------
     examples : Examples
-    point : array (d, d)
-    support, num_threads : int, optional
+    point : float64 array (d, d)
+        In the affine hull of the key-query matrices, shortest there.
+    support : int, optional
+        The most tokens that a row is averaged from.
+    num_threads : int, optional
+        Threads for this call, in place of the default.
+
+    Returns
+    -------
+    SumEstimate
+        V_sum (d, p) with its certificate.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If a number is out of range.
     """
     X, Y = examples.first(POPULATION).part(slice(None))
     scores = X @ point @ X.transpose(0, 2, 1)
@@ -150,6 +182,11 @@ def refine_sum(
         Chooses the rows that are regressed where there are too many.
     num_threads : int, optional
 
+    Returns
+    -------
+    SumEstimate
+        The best of the start and all rounds.
+
     Raises
     ------
     ValueError
@@ -177,7 +214,29 @@ def with_support(
     *,
     num_threads: int | None = None,
 ) -> SumEstimate:
-    """Return the estimate judged anew, with rows that are averages of `support` tokens."""
+    """Judge an estimate anew, with rows that are averages of `support` tokens.
+
+    Parameters
+    ----------
+    examples : Examples
+    estimate : SumEstimate
+    support : int, optional
+        The most tokens that a row is averaged from.
+    num_threads : int, optional
+        Threads for this call, in place of the default.
+
+    Returns
+    -------
+    SumEstimate
+        The same V_sum with a new certificate.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If a number is out of range.
+    """
     return _judged(examples, estimate.V_sum, support, num_threads)
 
 

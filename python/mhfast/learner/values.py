@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._values import frozen
+from .._arguments.values import frozen
 from ..models import Layer
 from .examples import Examples, Float64
 
@@ -32,7 +32,22 @@ class Values:
     condition: float
 
     def layer(self, W: Float64) -> Layer:
-        """Return the layer with these values and the key-query matrices W (H, d, d)."""
+        """Make the layer with these values and the key-query matrices W.
+
+        Parameters
+        ----------
+        W : float64 array (H, d, d)
+
+        Returns
+        -------
+        Layer
+            V (H, d, p).
+
+        Raises
+        ------
+        ValueError
+            If W does not have the heads and dimensions of V.
+        """
         return Layer(W, self.V)
 
 
@@ -57,16 +72,29 @@ def solve_values(
     samples: int | None = None,
     num_threads: int | None = None,
 ) -> Values:
-    """Phase 6: with the attention known, the outputs are linear in the value matrices.
+    """Phase 6: with the attention known, solve for the value matrices by least squares.
 
     Parameters
     ----------
     examples : Examples
-    W : array (H, d, d)
+    W : float64 array (H, d, d)
         Key-query matrices.
     samples : int, optional
         How many samples to use, from the first on; None means up to 4000, and with noise all.
     num_threads : int, optional
+        Threads for this call, in place of the default.
+
+    Returns
+    -------
+    Values
+        V (H, d, p), with the relative residual and the conditioning of the equations.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If a number is out of range.
 
     References
     ----------

@@ -1,9 +1,10 @@
 """The models: `Classifier`, `Layer`, the factored key-query matrix `LowRank`, and `stack`."""
 
-from ..low_rank import LowRank
 from .classifier import Classifier
 from .layer import Layer
+from .low_rank import LowRank
 from .model import Model
+from .plan import explain
 from .stacking import stack
 
-__all__ = ["Classifier", "Layer", "LowRank", "Model", "stack"]
+__all__ = ["Classifier", "Layer", "LowRank", "Model", "explain", "stack"]

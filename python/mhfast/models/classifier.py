@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from .._values import Array, frozen
-from ..dataset import Dataset, Seed, Seeds
-from ..low_rank import LowRank
-from . import settling, starting
+from .._arguments import checks as _checks
+from .._arguments.values import Array, frozen
+from ..dataset.dataset import Dataset, Seed, Seeds
+from . import initializers as starting
+from . import validation as settling
+from .low_rank import LowRank
 from .model import Model
+from .random_step import random_step
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -125,13 +127,31 @@ class Classifier(Model):
         runs : int, optional
             R, for parameters with a run axis.
         rank : int, optional
-            r, for a `LowRank` W; with `tied` its K is None.
+            r, for a `LowRank` W.
+        tied : bool
+            With `rank`: whether W has one factor, Q (K is None).
         prompt_rows : int, optional
-            q, for a prompt.
+            q, for a trained prompt of that many rows.
         dtype : float32 or float64
-        query, scale, causal
-            As for the class. U has q = `tokens` rows without a query or prompt, else as many as
-            that.
+        query : None, int or array (n, q, d)
+            The query side, as for the class. U has as many rows as the query side.
+        scale : float
+            The factor of the logits.
+        causal : bool
+            Whether a row sees only the tokens up to its own.
+
+        Returns
+        -------
+        Classifier
+            W (H, d, d) or its factors, U (H, q, d) and the prompt, with a leading R if `runs` is
+            given.
+
+        Raises
+        ------
+        TypeError
+            If a size, `query` or `dtype` is of the wrong kind.
+        ValueError
+            If a size is below 1, or `query` and `prompt_rows` are both given.
         """
         shapes = _shapes(heads, tokens, dim, rank, tied, prompt_rows, query, dtype)
         arrays = starting.zeros(shapes, runs, dtype)
@@ -167,9 +187,37 @@ class Classifier(Model):
         std : float
             Standard deviation of every entry, at least 0.
         seed : int, numpy.random.Generator, or a sequence of them
-            Run r of a sequence is the draw of its entry r. The runs of one seed are independent.
-        runs, rank, tied, prompt_rows, dtype, query, scale, causal
-            As for `zeros`.
+            The draw of run r of a sequence is that of its entry r. The runs of one seed are
+            independent.
+        runs : int, optional
+            R, for parameters with a run axis.
+        rank : int, optional
+            r, for a `LowRank` W.
+        tied : bool
+            With `rank`: whether W has one factor, Q (K is None).
+        prompt_rows : int, optional
+            q, for a trained prompt of that many rows.
+        dtype : float32 or float64
+        query : None, int or array (n, q, d)
+            The query side, as for the class. U has as many rows as the query side.
+        scale : float
+            The factor of the logits.
+        causal : bool
+            Whether a row sees only the tokens up to its own.
+
+        Returns
+        -------
+        Classifier
+            W (H, d, d) or its factors, U (H, q, d) and the prompt, with a leading R if `runs` is
+            given.
+
+        Raises
+        ------
+        TypeError
+            If a size, a seed, `query` or `dtype` is of the wrong kind.
+        ValueError
+            If a size is below 1, `std` is negative, seeds are not as many as `runs`, or `query` and
+            `prompt_rows` are both given.
         """
         shapes = _shapes(heads, tokens, dim, rank, tied, prompt_rows, query, dtype)
         arrays = starting.gaussian(shapes, std, seed, runs, dtype)
@@ -184,14 +232,40 @@ class Classifier(Model):
         *,
         query: int | None = None,
         scale: float = 1.0,
-    ) -> Classifier:
+    ) -> Self:
         """Make the classifier one gradient step of random sign per head away from zero.
 
-        See `mhfast.starts.random_step` for parameters and formula.
-        """
-        from ..starts import random_step
+            W_h = 0,   U_h = α_h / 2 · 1_q (Σ_i w_i y_i x̄_i / Σ w)ᵀ
 
-        return random_step(data, heads, seed, query=query, scale=scale)
+        with fair independent signs α_h and x̄_i the mean token of sample i; see
+        `mhfast.models.random_step`.
+
+        Parameters
+        ----------
+        data : Dataset
+            X (n, T, d), y (n,) of -1 and 1, weights w or None for ones.
+        heads : int
+            H, at least 1.
+        seed : int, numpy.random.Generator, or a sequence of them
+            A sequence gives a run axis.
+        query : int, optional
+            A token of each sample as the query, as for the class.
+        scale : float
+            The factor of the logits.
+
+        Returns
+        -------
+        Classifier
+            W (H, d, d) and U (H, q, d) of the dtype of the data.
+
+        Raises
+        ------
+        TypeError
+            If `data` is not a Dataset, or a seed is neither an integer nor a generator.
+        ValueError
+            If a label is neither -1 nor 1, or seeds are not as many as runs.
+        """
+        return cls(**random_step(data, heads, seed, query), query=query, scale=scale)
 
     @property
     def _rows(self) -> int:

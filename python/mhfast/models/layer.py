@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from .._values import Array, frozen
-from ..dataset import Seed, Seeds
-from ..low_rank import LowRank
-from . import settling, starting
+from .._arguments import checks as _checks
+from .._arguments.values import Array, frozen
+from ..dataset.dataset import Seed, Seeds
+from . import initializers as starting
+from . import validation as settling
+from .low_rank import LowRank
 from .model import Model
 
 if TYPE_CHECKING:
@@ -36,8 +37,15 @@ class Layer(Model):
         Key-query matrices.
     V : array (H, d, p) of the same dtype
         Value matrices.
-    query, prompt, scale, causal
-        As for a `Classifier`.
+    query : None, int or array (n, q, d)
+        None: Z = X. An integer: that token of each sample. An array: an external query. As for a
+        `Classifier`.
+    prompt : array (q, d) of the same dtype, optional
+        Trained query rows that all samples share; query must then be None.
+    scale : float
+        Factor of the logits; 1.0 and not 1/sqrt(d) by default.
+    causal : bool
+        Whether a row sees only the tokens up to its own.
 
     Raises
     ------
@@ -118,12 +126,31 @@ class Layer(Model):
         runs : int, optional
             R, for parameters with a run axis.
         rank : int, optional
-            r, for a `LowRank` W; with `tied` its K is None.
+            r, for a `LowRank` W.
+        tied : bool
+            With `rank`: whether W has one factor, Q (K is None).
         prompt_rows : int, optional
-            q, for a prompt.
+            q, for a trained prompt of that many rows.
         dtype : float32 or float64
-        query, scale, causal
-            As for the class.
+        query : None, int or array (n, q, d)
+            The query side, as for the class.
+        scale : float
+            The factor of the logits.
+        causal : bool
+            Whether a row sees only the tokens up to its own.
+
+        Returns
+        -------
+        Layer
+            W (H, d, d) or its factors, V (H, d, p) and the prompt, with a leading R if `runs` is
+            given.
+
+        Raises
+        ------
+        TypeError
+            If a size, `query` or `dtype` is of the wrong kind.
+        ValueError
+            If a size is below 1, or `query` and `prompt_rows` are both given.
         """
         shapes = _shapes(heads, dim, out_dim, rank, tied, prompt_rows)
         arrays = starting.zeros(shapes, runs, dtype)
@@ -159,9 +186,37 @@ class Layer(Model):
         std : float
             Standard deviation of every entry, at least 0.
         seed : int, numpy.random.Generator, or a sequence of them
-            Run r of a sequence is the draw of its entry r. The runs of one seed are independent.
-        runs, rank, tied, prompt_rows, dtype, query, scale, causal
-            As for `zeros`.
+            The draw of run r of a sequence is that of its entry r. The runs of one seed are
+            independent.
+        runs : int, optional
+            R, for parameters with a run axis.
+        rank : int, optional
+            r, for a `LowRank` W.
+        tied : bool
+            With `rank`: whether W has one factor, Q (K is None).
+        prompt_rows : int, optional
+            q, for a trained prompt of that many rows.
+        dtype : float32 or float64
+        query : None, int or array (n, q, d)
+            The query side, as for the class.
+        scale : float
+            The factor of the logits.
+        causal : bool
+            Whether a row sees only the tokens up to its own.
+
+        Returns
+        -------
+        Layer
+            W (H, d, d) or its factors, V (H, d, p) and the prompt, with a leading R if `runs` is
+            given.
+
+        Raises
+        ------
+        TypeError
+            If a size, a seed, `query` or `dtype` is of the wrong kind.
+        ValueError
+            If a size is below 1, `std` is negative, seeds are not as many as `runs`, or `query` and
+            `prompt_rows` are both given.
         """
         shapes = _shapes(heads, dim, out_dim, rank, tied, prompt_rows)
         arrays = starting.gaussian(shapes, std, seed, runs, dtype)

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks, _core, config
-from .. import _core_arguments as arguments
-from .._core_arguments import CoreModel
-from .._values import Array, describe, field_values, same_fields
-from ..low_rank import LowRank
-from . import settling
+from .. import _core, config
+from .._arguments import checks as _checks
+from .._arguments.values import Array, describe, field_values, same_fields
+from . import problem as arguments
+from . import validation as settling
+from .low_rank import LowRank
+from .problem import CoreModel
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ..dataset import Dataset
+    from ..dataset.dataset import Dataset
 
 
 class Model:
@@ -123,14 +124,19 @@ class Model:
 
         Returns
         -------
-        array of the model's dtype: (n,) of a `Classifier`, (n, q, p) of a `Layer`. The result of a
-        sample does not depend on the others. In self-attention the rows of a layer at and beyond
-        `lengths` are 0. With a run axis in the model or in an argument it has a leading R.
+        array of the model's dtype
+            (n,) of a `Classifier`, (n, q, p) of a `Layer`; with a leading R if the model or an
+            argument
+            has a run axis. The result of a sample does not depend on the others. In self-attention
+            the
+            rows of a layer at and beyond `lengths` are 0.
 
         Raises
         ------
-        TypeError, ValueError
-            If an array has another dtype or does not fit the model.
+        TypeError
+            If an argument is of the wrong kind or dtype.
+        ValueError
+            If a shape or a value does not fit the model.
         """
         seen = arguments.problem(self, X, query=query, lengths=lengths)
         return _core.outputs(
@@ -149,11 +155,28 @@ class Model:
         """Compute the attention weights softmax(scale · Z_i W_h X_iᵀ).
 
         Rows sum to one; a row that sees no token is 0, and so is every weight of an unseen token.
-        Parameters and errors are those of calling the model.
+
+        Parameters
+        ----------
+        X : array (n, T, d) of the model's dtype, or Dataset
+        query : array (n, q, d), optional
+            An external query, in place of the model's own.
+        lengths : integers (n,), optional
+            The number of tokens of each sample; what is beyond has no influence.
+        num_threads : int, optional
+            Threads for this call, in place of the default.
 
         Returns
         -------
-        array (n, H, q, T) of the model's dtype, (R, n, H, q, T) with a run axis.
+        array of the model's dtype
+            (n, H, q, T), or (R, n, H, q, T) with a run axis.
+
+        Raises
+        ------
+        TypeError
+            If an argument is of the wrong kind or dtype.
+        ValueError
+            If a shape or a value does not fit the model.
         """
         seen = arguments.problem(self, X, query=query, lengths=lengths)
         return _core.attention(

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from .. import _core_arguments as arguments
-from .._runs import repeated
-from .._values import Array, same
+from .._arguments.runs import repeated
+from .._arguments.values import Array, same
+from . import problem as arguments
 from .model import Model
 
 M = TypeVar("M", bound=Model)
@@ -25,6 +25,11 @@ def stack(models: Sequence[M]) -> M:
     ----------
     models : sequence of Classifier or of Layer
         At least one; alike in kind, shapes, dtype, scale, causal and integer query.
+
+    Returns
+    -------
+    Classifier or Layer
+        Of the kind of the models, with a run axis of as many runs as they have together.
 
     Raises
     ------

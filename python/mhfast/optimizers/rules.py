@@ -169,7 +169,8 @@ class Adam(StepRule):
     beta1, beta2 : float
         In [0, 1).
     eps : float
-        Finite and at least 0.
+        Finite and at least 0. Where v and eps are 0 there is no step: an entry whose gradient has
+        always been 0, or so small that its square is, stays but for the decay.
     weight_decay : float
         The decoupled decay of AdamW, finite and at least 0; Adam's own is ``l2``.
 

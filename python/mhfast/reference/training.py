@@ -132,8 +132,9 @@ def moved(
         v = optimizer.beta2 * v + (1.0 - optimizer.beta2) * g**2
         mean = m / (1.0 - optimizer.beta1 ** (k + 1))
         square = v / (1.0 - optimizer.beta2 ** (k + 1))
-        theta = theta * (1.0 - lr * optimizer.weight_decay)
-        return theta - lr * mean / (np.sqrt(square) + optimizer.eps), (m, v)
+        size = np.sqrt(square) + optimizer.eps
+        step = np.divide(lr * mean, size, out=np.zeros_like(theta), where=size != 0.0)
+        return theta * (1.0 - lr * optimizer.weight_decay) - step, (m, v)
     if optimizer.name == "mirror_descent":
         s = np.sign(theta) * np.abs(theta) ** (optimizer.p - 1.0) - lr * g
         return np.sign(s) * np.abs(s) ** (1.0 / (optimizer.p - 1.0)), slots

@@ -9,23 +9,12 @@ SVM.  Every formula, where it comes from and which test checks it: docs/theory.m
 from .bounds import CurvatureBounds, curvature_bounds
 from .certificate import Certificate, Inequality, certify
 from .conditions import Condition, Guarantee
-from .guarantees import (
-    Comparison,
-    compare,
-    generalization_bound,
-    stability_bound,
-    training_bound,
-)
+from .guarantees import Comparison, compare, generalization_bound, stability_bound, training_bound
 from .hessian import HessianExtremes, hessian_extremes
 from .hull import nearest_point
 from .kernel import ntk
 from .margin import GoodInitialization, TangentMargin, good_initialization, ntk_margin
-from .mixture import (
-    MixtureMargins,
-    mixture_margins,
-    population_first_step,
-    separating_direction,
-)
+from .mixture import MixtureMargins, mixture_margins, population_first_step, separating_direction
 from .realizability import Realizability, realizability, travelled
 from .separation import TokenSVM, token_svm
 from .stability import Stability, leave_one_out

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..dataset import Dataset
+from ..dataset.dataset import Dataset
 from ..models import Classifier
 from .runs import over_runs
 from .sides import classifier, dense_W, in_double, query_side, samples
@@ -76,11 +76,31 @@ class CurvatureBounds:
         return self.b1**2 / 4 + self.weak_convexity
 
     def gradient(self, loss: float) -> float:
-        """Return the bound b1 L of ‖∇L‖ at the loss L."""
+        """Bound ‖∇L‖ by b1 L.
+
+        Parameters
+        ----------
+        loss : float
+            The loss L.
+
+        Returns
+        -------
+        float
+        """
         return self.b1 * loss
 
     def smallest_eigenvalue(self, loss: float) -> float:
-        """Return the bound -κ L from below of the eigenvalues of ∇²L at the loss L."""
+        """Bound the eigenvalues of ∇²L from below, by -κ L.
+
+        Parameters
+        ----------
+        loss : float
+            The loss L.
+
+        Returns
+        -------
+        float
+        """
         return -self.weak_convexity * loss
 
 
@@ -97,14 +117,14 @@ def curvature_bounds(
     Parameters
     ----------
     model : Classifier
-        With dense W and no prompt; any `query` and `scale`.  With a run axis every number of the
+        With dense W and no prompt; any `query` and `scale`. With a run axis every number of the
         result is an array (R,).
     X : array (n, T, d) or Dataset
     within : float
         Let the bounds hold in the whole ball of this radius about the model, by u + `within`.
     constants : {"proved", "recalled"}
-        "recalled" replaces b1 by β1 = sqrt(T) Rx (2 Rx² max_h ‖(W_h, U_h)‖ + 1), as stated in the
-        paper, constants from memory.  It is for self-attention with scale 1.
+        "recalled" replaces b1 by β1 = sqrt(T) Rx (2 Rx² max_h ‖(W_h, U_h)‖ + 1), for self-attention
+        with scale 1. Its constants are recalled, not derived or quoted.
 
     Returns
     -------

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .._values import Array
-from ..dataset import Dataset, as_dataset
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import norm, value_and_grad
 from ..models import Classifier
 from ..optimizers import GradientDescent
-from ..run import Run
+from ..training.run import Run
 from .bounds import curvature_bounds
 from .conditions import Guarantee
 from .guarantees import Comparison, compare
@@ -89,7 +89,15 @@ class Certificate:
         return tuple(i.name for i in self.inequalities if i.violated.any())
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a dict for each inequality and step, as `pandas.DataFrame` takes them."""
+        """Yield a dict for each inequality and step, in the form that `pandas.DataFrame` takes.
+
+        Yields
+        ------
+        dict
+            "inequality", "step", "value", "bound", "ratio", "applies", "vacuous" and "violated" as
+            plain
+            Python values.
+        """
         for i in self.inequalities:
             for j, step in enumerate(i.steps):
                 yield {
@@ -119,6 +127,10 @@ class Certificate:
         """Draw value over bound of every inequality against the steps.
 
         Dotted where nothing is guaranteed; a line above 1 would be a violation.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
 
         Raises
         ------

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition: `statement` says value ≥ limit, or value ≤ limit where `at_least` is false."""
+    """One condition of a guarantee: value ≥ limit, or value ≤ limit.
+
+    Attributes
+    ----------
+    statement : str
+        The inequality in symbols.
+    value, limit : float
+        Its two sides.
+    at_least : bool
+        True for value ≥ limit, False for value ≤ limit.
+    """
 
     statement: str
     value: float
@@ -46,12 +56,13 @@ class Guarantee:
     statement : str
         What is bounded.
     constants : {"proved", "recalled"}
-        "recalled": as stated in the paper, constants from memory.
+        "recalled": the constants are recalled, not derived or quoted.
     bound : float
         The right side.
     trivial : float
-        What is known without any theory.  A bound of at least this is vacuous.
+        What is known without any theory. A bound of at least this is vacuous.
     conditions : tuple of Condition
+        All must be met.
     distance, radius : float
         D0, and how far from θ0 the iterates may get.
     """

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy.typing as npt
 
-from .. import _checks
-from ..dataset import Dataset, as_dataset
+from .._arguments import checks as _checks
+from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients, norm, value_and_grad
 from ..models import Classifier
 from .bounds import CONSTANTS, CurvatureBounds, curvature_bounds
@@ -49,10 +49,13 @@ class Comparison:
     start_loss, loss : float
         L(θ0) and L(θ*).
     radius : float
-        Radius of the ball in which `bounds` hold, 3 D0 (recalled: 4 D0).
+        Radius of the ball in which `bounds` hold, 3 D0, or 4 D0 with "recalled".
     bounds : CurvatureBounds
+        The bounds of gradient and Hessian in that ball.
     n : int
+        The number of samples.
     constants : {"proved", "recalled"}
+        "recalled": the constants are recalled, not derived or quoted.
     """
 
     distance: float
@@ -64,7 +67,21 @@ class Comparison:
     constants: str
 
     def conditions(self, lr: float, steps: int) -> tuple[Condition, ...]:
-        """Return the conditions on H and lr for a number of steps."""
+        """Return the conditions on H and lr for a number of steps.
+
+        Parameters
+        ----------
+        lr : float
+            The constant step size, above 0.
+        steps : int
+            The number k of steps, at least 1.
+
+        Returns
+        -------
+        tuple of Condition
+            Where the constants are recalled, not derived or quoted, the condition on H has an
+            unknown factor.
+        """
         root, square = math.sqrt(self.bounds.heads), self.distance**2
         if self.constants == "proved":
             enough = 64 / 7 * self.bounds.b3 * square
@@ -79,7 +96,27 @@ class Comparison:
         )
 
     def training(self, lr: float, steps: int) -> Guarantee:
-        """Return the bound of the average loss of steps 1 .. k."""
+        """Bound the average loss of steps 1 .. k.
+
+        Parameters
+        ----------
+        lr : float
+            The constant step size, above 0.
+        steps : int
+            The number k of steps, at least 1.
+
+        Returns
+        -------
+        Guarantee
+            With its conditions. Its constants are those of `constants`: proved, or recalled, not
+            derived
+            or quoted.
+
+        Raises
+        ------
+        ZeroDivisionError
+            If `lr` or `steps` is 0.
+        """
         share = self.distance**2 / (lr * steps)
         if self.constants == "proved":
             bound = 5 / 3 * self.loss + share
@@ -90,7 +127,25 @@ class Comparison:
         )
 
     def stability(self, lr: float, steps: int) -> Guarantee:
-        """Return the bound S of the on-average stability; it has proved constants only."""
+        """Bound the on-average stability by S; there are proved constants only.
+
+        Parameters
+        ----------
+        lr : float
+            The constant step size, above 0.
+        steps : int
+            The number k of steps, at least 1.
+
+        Returns
+        -------
+        Guarantee
+            With its conditions.
+
+        Raises
+        ------
+        ValueError
+            If `constants` is not "proved".
+        """
         if self.constants != "proved":
             raise ValueError("constants: expected 'proved' for the stability, got 'recalled'")
         # Where the condition on H is not met the formula promises nothing; it is kept finite.
@@ -103,7 +158,27 @@ class Comparison:
         )
 
     def generalization(self, lr: float, steps: int) -> Guarantee:
-        """Return the bound of the expected generalization gap."""
+        """Bound the expected generalization gap.
+
+        Parameters
+        ----------
+        lr : float
+            The constant step size, above 0.
+        steps : int
+            The number k of steps, at least 1.
+
+        Returns
+        -------
+        Guarantee
+            With its conditions. Its constants are those of `constants`: proved, or recalled, not
+            derived
+            or quoted.
+
+        Raises
+        ------
+        ZeroDivisionError
+            If `lr` is 0 and the constants are recalled.
+        """
         if self.constants == "proved":
             bound = 2 * self.stability(lr, steps).bound
         else:
@@ -136,11 +211,18 @@ def compare(
     X : array (n, T, d) of the models' dtype, or Dataset
     y : array (n,) of -1 and 1, None with a Dataset
     constants : {"proved", "recalled"}
-        "recalled": as stated in the paper, constants from memory.
+        "recalled": the constants are recalled, not derived or quoted.
 
     Returns
     -------
     Comparison
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, or there are no such constants.
     """
     if constants not in CONSTANTS:
         raise ValueError(f"constants: expected one of {', '.join(CONSTANTS)}, got {constants!r}")
@@ -180,19 +262,28 @@ def training_bound(
     X : array (n, T, d) of the model's dtype, or Dataset
     y : array (n,) of -1 and 1, None with a Dataset
     comparator : Classifier
-        Any θ*; good ones are near and have a small loss, as the model that training reached.
+        Any θ*; good ones are near and have a small loss, such as the model that training reached.
     lr : float
-        The constant step size.
+        The constant step size, above 0.
     steps : int
-        k.
+        k, at least 1.
     constants : {"proved", "recalled"}
-        The formulas of this module; or average loss ≤ 2 L(θ*) + 5 D0²/(4 lr k) with iterates within
-        4 D0, as stated in the paper, constants from memory.  Its condition sqrt(H) ≳ D0³ has a
-        factor that we do not know and take as 1.
+        "proved": the formulas of this module. "recalled": average loss ≤ 2 L(θ*) + 5 D0²/(4 lr k)
+        with iterates within 4 D0, whose constants are recalled, not derived or quoted. Its
+        condition
+        sqrt(H) ≳ D0³ has a factor that we do not know and take as 1.
 
     Returns
     -------
     Guarantee
+        The bound with its conditions.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, `lr` or `steps` is not above 0, or there are no such constants.
     """
     lr, steps = _settings(lr, steps)
     return compare(start, X, y, comparator=comparator, constants=constants).training(lr, steps)
@@ -212,11 +303,20 @@ def generalization_bound(
 
     Parameters
     ----------
-    start, X, y, comparator, lr, steps
-        As in `training_bound`.  Samples may not be weighted.
+    start : Classifier
+        θ0, with dense W and no prompt.
+    X : array (n, T, d) of the model's dtype, or Dataset
+        Samples may not be weighted.
+    y : array (n,) of -1 and 1, None with a Dataset
+    comparator : Classifier
+        Any θ*, as in `training_bound`.
+    lr : float
+        The constant step size, above 0.
+    steps : int
+        k, at least 1.
     constants : {"proved", "recalled"}
-        The formulas of this module; or (4/n) (2 k L(θ*) + 9 D0²/(4 lr)), as stated in the paper,
-        constants from memory.
+        "proved": the formulas of this module. "recalled": (4/n) (2 k L(θ*) + 9 D0²/(4 lr)), whose
+        constants are recalled, not derived or quoted.
 
     Returns
     -------
@@ -224,6 +324,14 @@ def generalization_bound(
         The expectation is over training sets, and the bound that of this one; the statement is
         about the mean bound of training sets that all meet the conditions, whose tokens and those
         of test samples are no longer than Rx here.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, samples are weighted, `lr` or `steps` is not above 0, or there are
+        no such constants.
     """
     return _of_samples(X, y, start, comparator, constants).generalization(*_settings(lr, steps))
 
@@ -241,13 +349,29 @@ def stability_bound(
 
     Parameters
     ----------
-    start, X, y, comparator, lr, steps
-        As in `training_bound`.  Samples may not be weighted.
+    start : Classifier
+        θ0, with dense W and no prompt.
+    X : array (n, T, d) of the model's dtype, or Dataset
+        Samples may not be weighted.
+    y : array (n,) of -1 and 1, None with a Dataset
+    comparator : Classifier
+        Any θ*, as in `training_bound`.
+    lr : float
+        The constant step size, above 0.
+    steps : int
+        k, at least 1.
 
     Returns
     -------
     Guarantee
         No expectation is involved: it holds for this training set.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, samples are weighted, or `lr` or `steps` is not above 0.
     """
     return _of_samples(X, y, start, comparator, "proved").stability(*_settings(lr, steps))
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 import mhfast
 
-from .._values import Array
-from ..dataset import Dataset, as_dataset
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients
 from .runs import over_runs
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._values import Array
+from .._arguments.values import Array
 
 
 def nearest_point(G: Array) -> Array:
-    """Return convex weights λ (n,) that minimise ‖Σ_i λ_i f_i‖² = λᵀ G λ, where G = ⟨f_i, f_j⟩.
+    """Compute convex weights λ that minimise ‖Σ_i λ_i f_i‖² = λᵀ G λ, where G = ⟨f_i, f_j⟩.
 
     This is the dual of the hard-margin problem: the nearest point w of the hull maximises
     min_i ⟨f_i, w⟩ / ‖w‖, and the maximum is ‖w‖.  Hence λ certifies its own quality: the margin
@@ -18,6 +18,11 @@ def nearest_point(G: Array) -> Array:
     ----------
     G : array (n, n)
         Symmetric and positive semidefinite up to rounding.
+
+    Returns
+    -------
+    float64 array (n,)
+        The weights λ: at least 0, with sum 1.
 
     Notes
     -----

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._values import Array
-from ..dataset import Dataset
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset
 from ..models import Classifier
 from .runs import over_runs
 from .sides import classifier, query_side, samples

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._values import Array
-from ..dataset import Dataset, as_dataset
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients, norm, value_and_grad
 from ..models import Classifier
 from .hull import is_positive, nearest_point
@@ -80,6 +80,13 @@ def ntk_margin(
     -------
     TangentMargin
         With a run axis in model or data every number is an array (R,) and arrays gain a leading R.
+
+    Raises
+    ------
+    TypeError
+        If the model is not a Classifier, or an array has the wrong kind or dtype.
+    ValueError
+        If a shape or a name in `wrt` does not fit, or a label is neither -1 nor 1.
 
     Notes
     -----
@@ -156,6 +163,13 @@ def good_initialization(
     Returns
     -------
     GoodInitialization
+
+    Raises
+    ------
+    TypeError
+        If the model is not a Classifier, or an array has the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, or run axes differ.
 
     References
     ----------

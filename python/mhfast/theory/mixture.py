@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
-from .._values import Array
-from ..dataset import Dataset
+from .._arguments import checks as _checks
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset
 from ..gradients import Gradients
 from ..models import Classifier
 

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .._values import Array
-from ..dataset import Dataset, as_dataset
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients, value_and_grad
 from ..models import Classifier
-from ..run import Run
+from ..training.run import Run
 from .bounds import curvature_bounds
 from .margin import GoodInitialization, good_initialization, head_norms
 from .runs import over_runs

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from ..dataset import Dataset
+from ..dataset.dataset import Dataset
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .. import _core_arguments as arguments
-from .._values import Array
-from ..dataset import Dataset
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset
 from ..models import Classifier
+from ..models import problem as arguments
 
 Record = TypeVar("Record", Classifier, Dataset)
 

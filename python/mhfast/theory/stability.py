@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._values import Array
-from ..dataset import Dataset, as_dataset
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset, as_dataset
 from ..models import Classifier
 from ..optimizers import GradientDescent
-from ..training import train
+from ..training.train import train
 from .sides import classifier
 
 DIVISORS = ("n-1", "n")
@@ -76,18 +76,29 @@ def leave_one_out(
     X : array (n, T, d) of the model's dtype, or Dataset without weights, n at least 2
     y : array (n,) of -1 and 1, None with a Dataset
     steps : int
+        The number of steps, at least 1.
     lr : float
+        The constant step size.
     every : int
         Losses are recorded every so many steps.
     test : Dataset, optional
+        A test set, on which the training with all samples is measured.
     divisor : {"n-1", "n"}
         Without sample i the loss is the sum over the others divided by this; "n" is what the
         theorem behind `stability_bound` speaks about.
     num_threads : int, optional
+        Threads for this call, in place of the default.
 
     Returns
     -------
     Stability
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, samples are weighted, n is below 2, or there is no such divisor.
 
     References
     ----------

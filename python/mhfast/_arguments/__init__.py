@@ -1,0 +1,1 @@
+"""The one place where arguments are checked: arrays, numbers, samples and the run axis."""

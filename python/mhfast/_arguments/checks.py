@@ -1,0 +1,241 @@
+"""The one place where arguments are checked.
+
+Each function takes an argument, names it in its errors, and returns it in the form the core reads:
+arrays C-contiguous, aligned, in native byte order and of one dtype, float32 or float64. An array
+that is so already passes without a copy after a few attribute look-ups, because these checks stand
+before every call of microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from .values import Array
+
+Wrt: TypeAlias = str | Sequence[str] | None
+
+PARAMETERS = ("W", "Q", "K", "U", "V", "prompt")
+"""The parameters in their order; a model has some of them."""
+
+READY = 0x101  # flags.num of an array that is C-contiguous (0x1) and aligned (0x100)
+
+_ndarray = np.ndarray
+
+
+def real(
+    value: npt.ArrayLike, name: str, dtype: np.dtype[Any] | None = None, like: str = "the model"
+) -> Array:
+    """Return `value` as an array of float32 or float64, of `dtype` (that of `like`) if given.
+
+    Lists of Python numbers adapt to the dtype. Nothing else is converted but layout and byte order.
+
+    Raises
+    ------
+    TypeError
+        If `value` cannot be read as an array or has another dtype.
+    """
+    if type(value) is _ndarray and value.dtype is dtype and value.flags.num & READY == READY:
+        return value
+    array = as_array(value, name)
+    if _holds_python_numbers(value):
+        array = array.astype(dtype or np.float64)
+    if dtype is None:
+        if array.dtype.type not in (np.float32, np.float64):
+            raise TypeError(f"{name}: expected dtype float32 or float64, got {array.dtype.name}")
+    elif array.dtype.type is not dtype.type:
+        raise TypeError(
+            f"{name}: expected dtype {dtype.name}, that of {like}, got {array.dtype.name}"
+        )
+    return ready(array)
+
+
+def as_array(value: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
+    """Return `value` as an array of any dtype, sharing memory where NumPy or DLPack can.
+
+    Raises
+    ------
+    TypeError
+        If `value` is masked, lives on another device, tracks gradients, or is no array at all.
+    ValueError
+        If `value` is a ragged nested sequence.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name}: expected an array without a mask, which would be ignored")
+    try:
+        if type(value) is _ndarray:
+            array: npt.NDArray[Any] = value
+        elif hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            array = np.from_dlpack(cast(Any, value))
+        else:
+            array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"{name}: cannot read {type(value).__name__} as an array: {error}") from error
+    if array.dtype.kind in "OSU":
+        raise TypeError(f"{name}: expected an array of numbers, got {_kind(value, array)}")
+    return array
+
+
+def ready(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return `array` C-contiguous, aligned and in native byte order, copied only if it is not."""
+    if array.dtype.isnative and array.flags.num & READY == READY:
+        return array
+    return np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
+
+
+def shape(
+    array: npt.NDArray[Any],
+    name: str,
+    letters: str,
+    expected: tuple[int | None, ...],
+    *,
+    runs: bool = False,
+) -> None:
+    """Raise ValueError unless `array` has the `expected` shape, where None is any length.
+
+    `letters` names the axes in the message, as "n T d". With `runs` there may be one more axis, of
+    any length, before the others.
+    """
+    got = array.shape
+    if len(got) == len(expected) + 1 and runs:
+        letters, expected = f"R {letters}", (None, *expected)
+    if len(got) == len(expected) and all(
+        want is None or want == length for want, length in zip(expected, got, strict=True)
+    ):
+        return
+    axes = letters.split()
+    message = f"{name}: expected shape {_tuple(axes)}"
+    if any(length is not None for length in expected):
+        lengths = (a if n is None else str(n) for a, n in zip(axes, expected, strict=True))
+        message += f" = {_tuple(lengths)}"
+    raise ValueError(f"{message}, got {got}")
+
+
+def token_index(query: int, tokens: int) -> None:
+    """Raise ValueError unless an integer query is a token; -1 is the last one."""
+    if not -tokens <= query < tokens:
+        raise ValueError(f"query: expected a token in [-{tokens}, {tokens}), got {query}")
+
+
+def integer(value: object, name: str, expected: str = "an integer") -> int:
+    """Return `value` as an int; TypeError if it is not a whole number, which a bool is not."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name}: expected {expected}, got {_kind(value)}") from None
+
+
+def count(value: object, name: str) -> int:
+    """Return `value` as an int of at least 1."""
+    number = integer(value, name)
+    if number < 1:
+        raise ValueError(f"{name}: expected an integer of at least 1, got {number}")
+    return number
+
+
+def finite(value: object, name: str) -> float:
+    """Return `value` as a finite float."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name}: expected a real number, got {_kind(value)}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name}: expected a finite number, got {number}")
+    return number
+
+
+def generator(seed: object, name: str = "seed") -> np.random.Generator:
+    """Return the random generator of an integer seed >= 0, or `seed` if it is a generator."""
+    if isinstance(seed, np.random.Generator):
+        return seed
+    return np.random.default_rng(_settled(seed, name))
+
+
+def generators(seed: object, runs: int | None, name: str = "seed") -> list[np.random.Generator]:
+    """Return a generator for each run: those of a sequence of seeds, else of children of one.
+
+    Child r is the same for every number of runs.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the seeds are no seeds, or not as many as `runs`.
+    """
+    if is_sequence(seed):
+        seeds = list(seed)  # type: ignore[call-overload]
+        if not seeds or (runs is not None and len(seeds) != runs):
+            expected = "at least one" if runs is None else f"R = {runs} of them"
+            raise ValueError(f"{name}: expected {expected}, got {len(seeds)}")
+        return [generator(one, name) for one in seeds]
+    if isinstance(seed, np.random.Generator):
+        seed = int.from_bytes(seed.bytes(16), "little")
+    root = np.random.SeedSequence(_settled(seed, name))
+    return [np.random.default_rng(child) for child in root.spawn(runs or 1)]
+
+
+def is_sequence(seed: object) -> bool:
+    """Tell whether `seed` is several seeds, which then belong to runs."""
+    return isinstance(seed, list | tuple | range) or (
+        isinstance(seed, np.ndarray) and seed.ndim > 0
+    )
+
+
+def run_index(index: object, runs: int) -> int | slice | npt.NDArray[Any]:
+    """Return an index that selects one of `runs` runs (an int) or some of them (anything else).
+
+    Raises
+    ------
+    IndexError
+        If it is out of range, does not run along one axis or selects nothing.
+    """
+    chosen: Any = index if isinstance(index, slice) else np.asarray(index)
+    try:
+        selected = np.arange(runs)[chosen]
+        if selected.ndim > 1 or selected.size == 0:
+            raise IndexError("it must be an integer, or select some along one axis")
+    except IndexError as error:
+        raise IndexError(f"index: cannot select from {runs} runs: {error}") from None
+    return int(selected) if selected.ndim == 0 else cast("slice | npt.NDArray[Any]", chosen)
+
+
+def _settled(seed: object, name: str) -> int:
+    number = integer(seed, name)
+    if number < 0:
+        raise ValueError(f"{name}: expected an integer of at least 0, got {number}")
+    return number
+
+
+def float_dtype(value: npt.DTypeLike, name: str = "dtype") -> np.dtype[Any]:
+    """Return `value` as the dtype float32 or float64."""
+    try:
+        dtype = np.dtype(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected float32 or float64, got {value!r}") from None
+    if dtype.type not in (np.float32, np.float64):
+        raise TypeError(f"{name}: expected float32 or float64, got {dtype.name}")
+    return dtype.newbyteorder("=")
+
+
+def _holds_python_numbers(value: object) -> bool:
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return type(value) in (int, float)
+
+
+def _kind(value: object, array: npt.NDArray[Any] | None = None) -> str:
+    if array is not None and isinstance(value, np.ndarray):
+        return f"dtype {array.dtype.name}"
+    return type(value).__name__
+
+
+def _tuple(items: Any) -> str:
+    text = ", ".join(items)
+    return f"({text})" if ", " in text else f"({text},)"

@@ -1,0 +1,220 @@
+"""What a query token, lengths, targets and weights of samples mean, array by array.
+
+Any of them may have a leading run axis R, which the shapes below leave out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import checks as _checks
+from .values import Array
+
+Integers = npt.NDArray[np.int64]
+
+_ndarray = np.ndarray
+
+
+def lengths(value: npt.ArrayLike, n: int, tokens: int) -> Integers:
+    """Return lengths (n,) as int64.
+
+    Raises
+    ------
+    TypeError
+        If they are not integers.
+    ValueError
+        If they have another shape or are not in 0 ... T.
+    """
+    array = _checks.as_array(value, "lengths")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"lengths: expected integers, got dtype {array.dtype.name}")
+    _checks.shape(array, "lengths", "n", (n,), runs=True)
+    array = _checks.ready(array.astype(np.int64, copy=False))
+    if array.size and not (array.min() >= 0 and array.max() <= tokens):
+        wrong = tuple(np.argwhere((array < 0) | (array > tokens))[0].tolist())
+        raise ValueError(
+            f"lengths: expected integers in [0, {tokens}], got {array[wrong]} at {_place(wrong)}"
+        )
+    return array
+
+
+def padded(X: Array, lengths: Integers) -> Array:
+    """Return X (n, T, d) with zeros at and beyond `lengths` (n,), copied if others are there."""
+    beyond = np.arange(X.shape[-2]) >= lengths[..., None]
+    if X.shape[:-1] == beyond.shape and not X[beyond].any():
+        return X
+    return np.ascontiguousarray(np.where(beyond[..., None], X.dtype.type(0), X))
+
+
+def token(
+    query: int, tokens: int, lengths: Integers | None
+) -> tuple[int | Integers, int | Integers]:
+    """Place an integer query in each sample.
+
+    Returns
+    -------
+    token : int, or int64 (n,) with lengths
+        Its position, where a negative query counts from the end of the sample; -1 in a sample that
+        is too short to have it.
+    prefix : int, or int64 (n,) with lengths
+        The number of tokens up to and with it, at most the length of the sample.
+    """
+    _checks.token_index(query, tokens)
+    if lengths is None:
+        position = query % tokens
+        return position, position + 1
+    places = lengths + query if query < 0 else np.full_like(lengths, query)
+    prefix = np.clip(places + 1, 0, lengths)
+    return np.where((places >= 0) & (places < lengths), places, -1), prefix
+
+
+def picked(X: Array, token: int | Integers) -> Array:
+    """Return the token of each sample of X (n, T, d) as a query side (n, 1, d); zeros for -1."""
+    if isinstance(token, int):
+        return np.ascontiguousarray(X[..., token : token + 1, :])
+    lead = np.broadcast_shapes(X.shape[:-2], token.shape)
+    index = np.broadcast_to(token, lead)[..., None, None]
+    Z = np.take_along_axis(np.broadcast_to(X, lead + X.shape[-2:]), np.maximum(index, 0), axis=-2)
+    return np.ascontiguousarray(np.where(index < 0, X.dtype.type(0), Z))
+
+
+def name(loss: str) -> str:
+    """Return the name of the argument that holds the targets."""
+    return "cotangent" if loss == "cotangent" else "y"
+
+
+def targets(
+    y: npt.ArrayLike, loss: str, letters: str, expected: tuple[int, ...], dtype: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    """Return targets of the `expected` shape in `dtype`; as int64 for "cross_entropy".
+
+    That labels are -1 or 1 and classes in [0, p) is left to the core to check.
+
+    Raises
+    ------
+    TypeError
+        If y is not real, not of `dtype` where the loss takes any real target, or not integers
+        where it takes classes.
+    ValueError
+        If y has another shape, or a label is neither -1 nor 1.
+    """
+    if (
+        type(y) is _ndarray
+        and y.dtype is dtype
+        and y.shape == expected
+        and y.flags.num & _checks.READY == _checks.READY
+        and loss != "cross_entropy"
+    ):
+        return y
+    argument = name(loss)
+    array = _checks.as_array(y, argument)
+    _checks.shape(array, argument, letters, expected, runs=True)
+    kind = array.dtype.kind
+    if loss == "cross_entropy":
+        if kind not in "iu":
+            raise TypeError(f"y: expected integer classes, got dtype {array.dtype.name}")
+        return _checks.ready(array.astype(np.int64, copy=False))
+    if kind not in "iuf":
+        raise TypeError(f"{argument}: expected a real or integer dtype, got {array.dtype.name}")
+    if kind == "f" and loss in ("squared", "cotangent"):
+        return _checks.real(y, argument, dtype, "X")
+    labels = _checks.ready(array.astype(dtype))
+    if kind == "f" and array.itemsize > labels.itemsize:
+        # 1 + 1e-9 would become a label in float32. Integers cannot.
+        wrong = np.argwhere(labels != array)
+        if wrong.size:
+            first = tuple(wrong[0].tolist())
+            raise ValueError(f"y: expected labels +1 or -1, got {array[first]} at {_place(first)}")
+    return labels
+
+
+def weights(
+    weight: npt.ArrayLike, rows: tuple[int, ...], dtype: np.dtype[Any]
+) -> tuple[Array, int]:
+    """Return weights in `dtype`: finite, not negative, with a positive sum in every run.
+
+    Parameters
+    ----------
+    rows : (n,) or (n, q)
+        Samples, or for a layer also rows, that may have weights. What is of shape (n, q) belongs to
+        the rows, also where q = n could be taken for a run axis of n weights.
+
+    Returns
+    -------
+    weight : array
+    axes : int
+        2 if there is a weight for each row, else 1.
+
+    Raises
+    ------
+    TypeError
+        If the weights are not real.
+    ValueError
+        If they have another shape or another value.
+    """
+    array = nonnegative(weight, dtype)
+    by_row = len(rows) == 2 and (array.shape == rows or array.ndim == 3)
+    if by_row:
+        _checks.shape(array, "weight", "n q", rows, runs=True)
+    else:
+        _checks.shape(array, "weight", "n", rows[:1], runs=True)
+    axes = 2 if by_row else 1
+    if array.ndim > axes and not array.any(axis=tuple(range(-axes, 0))).all():
+        raise ValueError("weight: expected at least one positive number in every run, got none")
+    return array, axes
+
+
+def nonnegative(weight: npt.ArrayLike, dtype: np.dtype[Any]) -> Array:
+    """Return weights of any shape in `dtype`: finite, not negative, not all zero.
+
+    Errors are those of `weights`.
+    """
+    array = _checks.as_array(weight, "weight")
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"weight: expected a real or integer dtype, got {array.dtype.name}")
+    array = _checks.ready(array.astype(dtype, copy=False))
+    if array.min(initial=math.inf) >= 0 and array.max(initial=0) < math.inf:
+        if array.any():
+            return array
+        raise ValueError("weight: expected at least one positive number, got none")
+    first = tuple(np.argwhere(~((array >= 0) & np.isfinite(array)))[0].tolist())
+    raise ValueError(f"weight: expected finite numbers >= 0, got {array[first]} at {_place(first)}")
+
+
+def check_samples(array: npt.NDArray[Any], name: str, n: int, most_axes: int) -> None:
+    """Raise ValueError unless the first axis, or the one behind a run axis, is that of samples."""
+    if array.ndim < 2:
+        _checks.shape(array, name, "n", (n,))
+    elif array.ndim > most_axes or n not in array.shape[:2]:
+        raise ValueError(
+            f"{name}: expected shape (n, ...) or (R, n, ...) of at most {most_axes} axes with "
+            f"n = {n}, got {array.shape}"
+        )
+
+
+def targets_have_runs(y: npt.NDArray[Any], n: int) -> bool:
+    """Tell whether y has a run axis before (n,), (n, q) of classes or (n, q, p)."""
+    if y.ndim in (1, 4):
+        return y.ndim == 4
+    if y.shape[0] != n or y.shape[1] != n:
+        return bool(y.shape[0] != n)
+    # R or q is equal to n, too: what cannot be classes is a label or a real target.
+    classes = y.dtype.kind in "iu" and bool(y.min() >= 0)
+    return classes is (y.ndim == 3)
+
+
+def filled(y: npt.NDArray[Any], visible: npt.NDArray[np.bool_], loss: str) -> npt.NDArray[Any]:
+    """Return targets with one that the loss takes in the rows that are not `visible` (n, q)."""
+    if loss != "cross_entropy":
+        visible = visible[..., None]
+    filler = y.dtype.type(1 if loss in ("logistic", "exponential", "linear") else 0)
+    return np.ascontiguousarray(np.where(visible, y, filler))
+
+
+def _place(index: tuple[int, ...]) -> str:
+    """Name a position in an error: "index 3", or "index 1, 3"."""
+    return f"index {', '.join(map(str, index))}"

@@ -1,0 +1,18 @@
+"""`mhfast bench`: one loss and gradient, and training loops, beside NumPy, PyTorch and JAX.
+
+Imported on request only. `mhfast._bench.shapes` says what is measured, `mhfast._bench.peers`
+against what, `mhfast._bench.measure` how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the comparison that the arguments ask for (None: those of the process)."""
+    from .command import run
+
+    return run(argv)

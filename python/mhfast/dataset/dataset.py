@@ -1,0 +1,351 @@
+"""`Dataset`: samples with labels and what else is known about them, in one frozen record."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arguments import checks as _checks
+from .._arguments import samples as _samples
+from .._arguments.runs import NO_RUNS, Runs
+from .._arguments.values import Array, describe, field_values, read_only, same_fields
+from . import groups
+from .groups import Groups, GroupsLike
+
+Seed: TypeAlias = int | np.random.Generator
+Seeds: TypeAlias = Sequence[Seed] | npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class Dataset:
+    """n samples of T tokens in dimension d with their targets.
+
+    The arrays are kept as read-only views of the memory that was given, and copied only if they
+    are not C-contiguous, aligned and in native byte order, or hold other than zeros as padding. Do
+    not write to that memory while the data set is in use.
+
+    Every array may have a leading run axis of one common length R: R data sets side by side, which
+    share what has none.
+
+    Parameters
+    ----------
+    X : array (n, T, d), float32 or float64
+        The tokens. Beyond `lengths` the data set holds zeros.
+    y : array, real or integer
+        What the model and the loss ask for: labels -1 and 1 or, for the squared loss, real targets,
+        of the shape of the model's outputs, (n,) or (n, q, p); integer classes (n, q) for the
+        cross-entropy.
+    query : array (n, q, d), optional
+        The query side of each sample; it overrides the `query` of a model.
+    lengths : integers (n,), optional
+        The number of tokens of each sample, from 0 to T. Tokens beyond are invisible; in
+        self-attention their rows have output 0 and do not enter the loss of a layer.
+    weight : array (n,), or (n, q) for the rows of a layer, optional
+        Finite weights w >= 0 with a positive sum: losses are Σ w ℓ / Σ w, see `value_and_grad`.
+        None means ones. For a layer what fits (n, q) belongs to rows, even where it could be R = n
+        runs.
+    token_groups, sample_groups : integers (n, T) and (n,), or pairs (integers, names), optional
+        The group of each token and of each sample, 0 first, for summaries recorded in training.
+        The names default to "0", "1", ...
+    truth : mapping, optional
+        What a generator knows about the population, such as its class tokens or teacher. With a run
+        axis in X, y or query, all arrays and models in it have one too.
+    generator : callable (n, *, seed, **changes) -> Dataset, optional
+        What `sample` calls. It must pickle if the data set is to. For data with a run axis it may
+        have a method ``run(r)`` that returns the generator of one run.
+
+    Raises
+    ------
+    TypeError
+        If an array has the wrong kind of entries.
+    ValueError
+        If a shape or a value does not fit.
+    """
+
+    X: Array
+    y: npt.NDArray[Any]
+    query: Array | None = None
+    lengths: npt.NDArray[np.int64] | None = None
+    weight: Array | None = None
+    token_groups: Groups | None = None
+    sample_groups: Groups | None = None
+    truth: Mapping[str, Any] | None = None
+    generator: Callable[..., Dataset] | None = field(default=None, compare=False)
+
+    def __init__(
+        self,
+        X: npt.ArrayLike,
+        y: npt.ArrayLike,
+        *,
+        query: npt.ArrayLike | None = None,
+        lengths: npt.ArrayLike | None = None,
+        weight: npt.ArrayLike | None = None,
+        token_groups: GroupsLike | None = None,
+        sample_groups: GroupsLike | None = None,
+        truth: Mapping[str, Any] | None = None,
+        generator: Callable[..., Dataset] | None = None,
+    ) -> None:
+        X = _checks.real(X, "X")
+        _checks.shape(X, "X", "n T d", (None, None, None), runs=True)
+        if X.size == 0:
+            raise ValueError(
+                f"X: expected at least one sample, token and feature, got shape {X.shape}"
+            )
+        if truth is not None and not isinstance(truth, Mapping):
+            raise TypeError(f"truth: expected a mapping, got {type(truth).__name__}")
+        n, tokens, dim = X.shape[-3:]
+        if query is not None:
+            query = _checks.real(query, "query", X.dtype, "X")
+            _checks.shape(query, "query", "n q d", (n, None, dim), runs=True)
+        if lengths is not None:
+            lengths = _samples.lengths(lengths, n, tokens)
+            X = _samples.padded(X, lengths)
+        if weight is not None:
+            weight = _samples.nonnegative(weight, X.dtype)
+            _samples.check_samples(weight, "weight", n, 3)
+        arrays = {"X": X, "y": _targets(y, n), "query": query, "lengths": lengths, "weight": weight}
+        vars(self).update(
+            {name: None if a is None else read_only(a) for name, a in arrays.items()},
+            token_groups=groups.settled(token_groups, "token_groups", "n T", (n, tokens)),
+            sample_groups=groups.settled(sample_groups, "sample_groups", "n", (n,)),
+            truth=None if truth is None else dict(truth),
+            generator=generator,
+        )
+        self._runs  # noqa: B018  (checks that the run axes agree)
+
+    @property
+    def n(self) -> int:
+        """The number of samples."""
+        return int(self.X.shape[-3])
+
+    @property
+    def tokens(self) -> int:
+        """The number T of tokens of a sample."""
+        return int(self.X.shape[-2])
+
+    @property
+    def dim(self) -> int:
+        """The dimension d of a token."""
+        return int(self.X.shape[-1])
+
+    @property
+    def runs(self) -> int | None:
+        """The length R of the run axis, None if no array has one."""
+        return self._runs.length or None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of X, float32 or float64."""
+        return self.X.dtype
+
+    def sample(self, n: int, *, seed: Seed | Seeds, **changes: Any) -> Dataset:
+        """Draw `n` new samples of the same population.
+
+        Parameters
+        ----------
+        n : int
+            The number of samples.
+        seed : int or numpy.random.Generator
+            The same seed gives the same samples. With a run axis, one for all runs or a sequence
+            of one for each.
+        **changes
+            Arguments of the generator to change, such as `flip=0.0` for clean labels.
+
+        Returns
+        -------
+        Dataset
+            X (n, T, d), with a run axis if this data set has one.
+
+        Raises
+        ------
+        TypeError
+            If `n`, a seed or a change is of the wrong kind, or there is no such argument.
+        ValueError
+            If the data set was not made by a generator of `mhfast.data`, or a value is out of
+            range.
+        """
+        if self.generator is None:
+            raise ValueError(
+                "sample: expected a Dataset made by a generator of mhfast.data, "
+                "got one without a generator"
+            )
+        return self.generator(_checks.count(n, "n"), seed=seed, **changes)
+
+    def subset(self, index: slice | npt.ArrayLike) -> Dataset:
+        """Select samples.
+
+        Parameters
+        ----------
+        index : slice, bool array (n,) or integers
+            A slice makes no copy. The same samples are selected in every run.
+
+        Returns
+        -------
+        Dataset
+            The samples in the order of the index; `truth` and generator stay.
+
+        Raises
+        ------
+        IndexError
+            If the index is out of range or does not select along one axis.
+        """
+        rows = index if isinstance(index, slice) else np.asarray(index)
+        try:
+            if np.ndim(np.arange(self.n)[rows]) != 1:
+                raise IndexError("it must run along one axis")
+        except IndexError as error:
+            raise IndexError(f"index: cannot select from {self.n} samples: {error}") from None
+        return self._selected(lambda a, has_runs: a[:, rows] if has_runs else a[rows])
+
+    def run(self, r: int) -> Dataset:
+        """Return the data set of one run; `truth` and generator become those of the run.
+
+        Parameters
+        ----------
+        r : int
+            The number of the run, from -R to R - 1.
+
+        Returns
+        -------
+        Dataset
+            Without a run axis.
+
+        Raises
+        ------
+        TypeError
+            If the data set has no run axis, or `r` is no integer.
+        IndexError
+            If there is no such run.
+        """
+        if self.runs is None:
+            raise TypeError("run: expected a Dataset with a run axis, got one without")
+        r = _checks.integer(r, "r")
+        _checks.run_index(r, self.runs)
+        part = self._selected(lambda a, has_runs: a[r] if has_runs else a)
+        truth = self.truth
+        if truth is not None:
+            truth = _of_run(truth, r, self.runs)
+        of_run = getattr(self.generator, "run", None)
+        generator = self.generator if of_run is None else of_run(r)
+        return dataclasses.replace(part, truth=truth, generator=generator)
+
+    @cached_property
+    def _run_axes(self) -> dict[str, bool]:
+        """Tell which of the arrays there are have a run axis."""
+        y, weight, n = self.y, self.weight, self.n
+        has = {"X": self.X.ndim == 4, "y": _samples.targets_have_runs(y, n)}
+        if self.query is not None:
+            has["query"] = self.query.ndim == 4
+        if self.lengths is not None:
+            has["lengths"] = self.lengths.ndim == 2
+        if weight is not None:
+            of_rows = y.ndim - has["y"] > 1 and weight.shape[0] == n
+            has["weight"] = weight.ndim == 3 or (weight.ndim == 2 and not of_rows)
+        if self.token_groups is not None:
+            has["token_groups"] = self.token_groups.index.ndim == 3
+        if self.sample_groups is not None:
+            has["sample_groups"] = self.sample_groups.index.ndim == 2
+        return has
+
+    @cached_property
+    def _runs(self) -> Runs:
+        runs = NO_RUNS
+        for name, has_runs in self._run_axes.items():
+            if has_runs:
+                value = getattr(self, name)
+                array = value.index if isinstance(value, Groups) else value
+                runs = runs.meet(name, array.shape, 0)
+        return runs
+
+    def _selected(self, select: Callable[[npt.NDArray[Any], bool], npt.NDArray[Any]]) -> Dataset:
+        """Return the data set of what `select` takes of each array, told if it has a run axis."""
+        changes: dict[str, Any] = {}
+        for name, has_runs in self._run_axes.items():
+            value = getattr(self, name)
+            if isinstance(value, Groups):
+                changes[name] = Groups(select(value.index, has_runs), value.names)
+            else:
+                changes[name] = select(value, has_runs)
+        return dataclasses.replace(self, **changes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return field_values(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        type(self).__init__(self, **state)
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other)
+
+    __repr__ = describe
+
+
+def as_dataset(
+    X: npt.ArrayLike | Dataset,
+    y: npt.ArrayLike | None = None,
+    *,
+    query: npt.ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+    weight: npt.ArrayLike | None = None,
+) -> Dataset:
+    """Return `X` itself if it is a Dataset, else a Dataset of the arrays.
+
+    Parameters
+    ----------
+    X : array (n, T, d), float32 or float64, or Dataset
+        With a Dataset, all other arguments must be None.
+    y : array, optional
+        Targets, as for `Dataset`.
+    query : array (n, q, d), optional
+    lengths : integers (n,), optional
+    weight : array (n,) or (n, q), optional
+        As for `Dataset`.
+
+    Returns
+    -------
+    Dataset
+
+    Raises
+    ------
+    TypeError
+        If X is a Dataset and another argument is given too, X is an array and y is missing, or an
+        array has the wrong kind of entries.
+    ValueError
+        If a shape or a value does not fit.
+    """
+    if isinstance(X, Dataset):
+        no_second_source(y=y, query=query, lengths=lengths, weight=weight)
+        return X
+    if y is None:
+        raise TypeError("y: expected labels beside the array X, got None")
+    return Dataset(X, y, query=query, lengths=lengths, weight=weight)
+
+
+def no_second_source(**arrays: object) -> None:
+    """Raise TypeError if a Dataset comes with one of its arrays as an argument of its own."""
+    for name, value in arrays.items():
+        if value is not None:
+            raise TypeError(f"{name}: expected None beside a Dataset, which holds its own")
+
+
+def _targets(y: npt.ArrayLike, n: int) -> npt.NDArray[Any]:
+    array = _checks.as_array(y, "y")
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"y: expected a real or integer dtype, got {array.dtype.name}")
+    _samples.check_samples(array, "y", n, 4)
+    return _checks.ready(array)
+
+
+def _of_run(value: Any, r: int, runs: int) -> Any:
+    """Return the part of a truth that belongs to one run: of arrays and models with a run axis."""
+    if isinstance(value, Mapping):
+        return {name: _of_run(part, r, runs) for name, part in value.items()}
+    if isinstance(value, np.ndarray):
+        return value[r] if value.shape[:1] == (runs,) else value
+    return value[r] if getattr(value, "runs", None) == runs else value

@@ -1,0 +1,79 @@
+"""`LowRank`: a key-query matrix kept as its factors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arguments import checks as _checks
+from .._arguments.runs import NO_RUNS
+from .._arguments.values import Array, describe, frozen, same_fields
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class LowRank:
+    """Key-query matrices W_h = Q_h K_hᵀ of rank r or less, in place of the `W` of a model.
+
+    Logits are computed as (Z Q_h) (X K_h)ᵀ, and the factors are what is trained. Each may have a
+    leading run axis. The arrays are read-only, as those of a model.
+
+    Parameters
+    ----------
+    Q : array (H, d, r), float32 or float64
+        The query side.
+    K : array (H, d, r) of the same dtype, optional
+        The key side. None ties it to the query side: W_h = Q_h Q_hᵀ.
+
+    Raises
+    ------
+    TypeError
+        If Q and K are not of one dtype, float32 or float64.
+    ValueError
+        If their shapes do not fit together.
+    """
+
+    Q: Array
+    K: Array | None = None
+
+    def __init__(self, Q: npt.ArrayLike, K: npt.ArrayLike | None = None) -> None:
+        Q = _checks.real(Q, "Q")
+        _checks.shape(Q, "Q", "H d r", (None, None, None), runs=True)
+        if Q.size == 0:
+            raise ValueError(f"Q: expected no axis of length 0, got shape {Q.shape}")
+        if K is not None:
+            K = _checks.real(K, "K", Q.dtype, "Q")
+            _checks.shape(K, "K", "H d r", Q.shape[-3:], runs=True)
+            NO_RUNS.meet("Q", Q.shape, 3).meet("K", K.shape, 3)
+        vars(self).update(Q=frozen(Q), K=None if K is None else frozen(K))
+
+    @property
+    def rank(self) -> int:
+        """The number r of columns of the factors."""
+        return int(self.Q.shape[-1])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the factors: float32 or float64."""
+        return self.Q.dtype
+
+    def dense(self) -> Array:
+        """Compute the matrices W_h = Q_h K_hᵀ themselves.
+
+        Returns
+        -------
+        array (H, d, d) of the dtype of the factors
+            With a leading R if a factor has a run axis.
+        """
+        product: Array = self.Q @ np.swapaxes(self.Q if self.K is None else self.K, -1, -2)
+        return product
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        type(self).__init__(self, **state)
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other)
+
+    __repr__ = describe

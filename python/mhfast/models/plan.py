@@ -1,0 +1,56 @@
+"""`explain`: the plan by which the core computes a model on samples of a shape."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core
+from .._arguments import checks as _checks
+from ..dataset.dataset import Dataset
+from .model import Model
+
+
+def explain(
+    model: Model, X: npt.ArrayLike | Dataset | tuple[int, ...], *, runs: int | None = None
+) -> dict[str, object]:
+    """Tell how the core would compute this model on these samples: lanes, tiles, chunks, scratch.
+
+    Parameters
+    ----------
+    model : Classifier or Layer
+    X : array (n, T, d), Dataset, or the shape (n, T, d) alone
+        A run axis may come first.
+    runs : int, optional
+        How many runs side by side, where neither model nor X has a run axis.
+
+    Returns
+    -------
+    dict of plain values, for reading; its entries may change between versions.
+
+    Raises
+    ------
+    ValueError
+        If the shape does not fit the model, or run axes each other.
+    """
+    query = X.query if isinstance(X, Dataset) else None
+    shape = X if isinstance(X, tuple) else np.shape(X.X if isinstance(X, Dataset) else X)
+    side_by_side = model._core.runs
+    if runs is not None:
+        side_by_side = side_by_side.meet("runs", (_checks.count(runs, "runs"),), 0)
+    if isinstance(X, Dataset):
+        side_by_side = side_by_side.join(X._runs)
+    if len(shape) == 4:
+        side_by_side = side_by_side.meet("X", shape, 3)
+        shape = shape[1:]
+    itself = query is None and model.query is None and model.prompt is None
+    rows = model._rows if itself else None
+    if len(shape) != 3 or shape[2] != model.dim or rows not in (None, shape[1]):
+        T = "T" if rows is None else rows
+        raise ValueError(f"X: expected shape (n, T, d) = (n, {T}, {model.dim}), got {shape}")
+    n, tokens = (_checks.count(length, "X") for length in shape[:2])
+    q = model._query_rows(tokens) if query is None else query.shape[-2]
+    return _core.explain(
+        n, tokens, q, model.dim, model.heads, model._out_dim,
+        side_by_side.length, model.dtype.name,
+    )  # fmt: skip

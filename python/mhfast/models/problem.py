@@ -1,0 +1,322 @@
+"""Models and data in the form in which the core takes them, for single calls and for training.
+
+A model becomes the tuple `parameters`, samples become a `Problem` with the tuple `data`. What a
+query token, a mask of lengths and the order of tokens mean is settled here: the core knows an
+external query side, lengths and causal rows only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arguments import checks as _checks
+from .._arguments import samples as _samples
+from .._arguments.checks import PARAMETERS, Wrt
+from .._arguments.runs import NO_RUNS, Runs, repeated
+from .._arguments.values import Array, frozen
+from ..dataset.dataset import Dataset, no_second_source
+from .low_rank import LowRank
+
+if TYPE_CHECKING:
+    from .model import Model
+
+M = TypeVar("M", bound="Model")
+CoreParameters: TypeAlias = tuple[
+    Array | None, Array | None, Array | None, Array | None, Array | None, Array | None
+]
+CoreData: TypeAlias = tuple[
+    Array, Array | None, npt.NDArray[Any] | None, Array | None, npt.NDArray[np.int64] | None
+]
+CoreGradients: TypeAlias = tuple[Array | None, ...]
+
+AXES = {"W": 3, "Q": 3, "K": 3, "U": 3, "V": 3, "prompt": 2, "X": 3, "query": 3}
+"""The number of axes of each array, and of its gradient, without the run axis."""
+
+BITS = {name: 1 << j for j, name in enumerate(AXES)}
+"""How the core is told the names of `wrt`."""
+
+
+class CoreModel(NamedTuple):
+    """What the core is told of a model, worked out once for each model.
+
+    Parameters
+    ----------
+    parameters : tuple
+        The arrays W, Q, K, U, V, prompt, None for those that the model has not.
+    runs : Runs
+        The run axis of the parameters and of an external query of the model.
+    bits : int
+        `wrt` for all parameters.
+    plain : (q, d) or None
+        Shape of a sample of a classifier with self-attention and nothing else to heed; such calls
+        take a short way.
+    """
+
+    parameters: CoreParameters
+    runs: Runs
+    bits: int
+    plain: tuple[int, int] | None
+
+
+class Problem(NamedTuple):
+    """Samples as the core takes them for one model.
+
+    Parameters
+    ----------
+    data : tuple
+        X, Z, y, weight, lengths. Each may have a leading run axis.
+    runs : Runs
+        The run axis of model and data together; `runs.length` is the `runs` of the core.
+    causal : bool
+        Whether row t of the query side sees the keys 0 ... t only.
+    token : int or int64 array (n,) or (R, n), optional
+        The token of each sample that is the query, -1 for none, if an integer query picks it.
+    """
+
+    data: CoreData
+    runs: Runs
+    causal: bool
+    token: int | npt.NDArray[np.int64] | None = None
+
+
+def core_model(model: Model) -> CoreModel:
+    """Work out what the core is told of a model. Models keep the result as ``_core``."""
+    arrays = model.parameters
+    U = arrays.get("U")
+    runs = NO_RUNS
+    for name, array in arrays.items():
+        runs = runs.meet(name, array.shape, AXES[name])
+    if isinstance(model.query, np.ndarray):
+        runs = runs.meet("query", model.query.shape, AXES["query"])
+    simple = model.query is None and model.prompt is None and not model.causal and not runs.length
+    return CoreModel(
+        _core_parameters(arrays),
+        runs,
+        sum(BITS[name] for name in arrays),
+        (U.shape[-2], U.shape[-1]) if simple and U is not None else None,
+    )
+
+
+def _core_parameters(arrays: Mapping[str, Array]) -> CoreParameters:
+    W, Q, K, U, V, prompt = map(arrays.get, PARAMETERS)
+    return W, Q, K, U, V, prompt
+
+
+def named(parameters: CoreParameters) -> dict[str, Array]:
+    """Return the arrays of a tuple `parameters` by name, without those that are None."""
+    pairs = zip(PARAMETERS, parameters, strict=True)
+    return {name: array for name, array in pairs if array is not None}
+
+
+def with_arrays(model: M, arrays: Mapping[str, Array]) -> M:
+    """Return `model` with other parameters, or another query, by name; the rest stays.
+
+    Arrays that are read-only and own their memory are kept, others are copied.
+    """
+    old = model.parameters
+    for name, array in arrays.items():
+        before = old.get(name)
+        if before is None or array.shape != before.shape or array.dtype != before.dtype:
+            return dataclasses.replace(model, **_fields(model, arrays))  # type: ignore[type-var]
+    # Every step makes a model: what was settled for the one before is not settled again.
+    new = {**old, **{name: frozen(array) for name, array in arrays.items()}}
+    made = object.__new__(type(model))
+    vars(made).update(vars(model))
+    vars(made).update(
+        _fields(model, {name: new[name] for name in arrays}),
+        parameters=MappingProxyType(new),
+        _core=model._core._replace(parameters=_core_parameters(new)),
+    )
+    return made
+
+
+def _fields(model: Model, arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """Return the fields of `model` that arrays belong to: factors make a W."""
+    fields: dict[str, Any] = dict(arrays)
+    factors = {name: fields.pop(name) for name in ("Q", "K") if name in fields}
+    if factors:
+        fields["W"] = LowRank(**{"Q": model.Q, "K": model.K, **factors})
+    return fields
+
+
+def trainable(parameters: CoreParameters, names: Iterable[str], runs: int) -> CoreParameters:
+    """Return `parameters` for training: those in `names` as writable copies, one for each run.
+
+    With `runs` above 0 these have the leading axis of that length. The others are as they were.
+    """
+    trained = set(names)
+    W, Q, K, U, V, prompt = (
+        repeated(array, AXES[name], runs) if array is not None and name in trained else array
+        for name, array in zip(PARAMETERS, parameters, strict=True)
+    )
+    return W, Q, K, U, V, prompt
+
+
+def wrt(model: Model, names: Wrt, *, inputs: bool = False) -> tuple[str, ...]:
+    """Return the names of what to differentiate by, in the order of `AXES`; None means parameters.
+
+    Parameters
+    ----------
+    inputs : bool
+        Whether X and query may be among the names.
+
+    Raises
+    ------
+    TypeError
+        If `names` is neither a name nor a sequence of names.
+    ValueError
+        If a name is not one of the model's.
+    """
+    if names is None:
+        return tuple(model.parameters)
+    known = (*model.parameters, "X", "query") if inputs else tuple(model.parameters)
+    asked = (names,) if isinstance(names, str) else names
+    if not isinstance(asked, Sequence):
+        raise TypeError(f"wrt: expected names from {', '.join(known)}, got {type(names).__name__}")
+    for name in asked:
+        if name not in known:
+            raise ValueError(f"wrt: expected names from {', '.join(known)}, got {name!r}")
+    return tuple(name for name in known if name in asked)
+
+
+def bits(names: Iterable[str]) -> int:
+    """Return the names of `wrt` as the core takes them."""
+    return sum(BITS[name] for name in names)
+
+
+def loss(model: Model, name: str) -> str:
+    """Return the name of a loss that the model can have.
+
+    Raises
+    ------
+    ValueError
+        For another name; the message lists what there is.
+    """
+    if name not in model.losses:
+        raise ValueError(f"loss: expected one of {', '.join(model.losses)}, got {name!r}")
+    return name
+
+
+def problem(
+    model: Model,
+    X: npt.ArrayLike | Dataset,
+    y: npt.ArrayLike | None = None,
+    *,
+    loss: str | None = None,
+    query: npt.ArrayLike | None = None,
+    weight: npt.ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+    runs: Runs = NO_RUNS,
+) -> Problem:
+    """Return samples as the core takes them.
+
+    Parameters
+    ----------
+    model : Classifier or Layer
+    X : array (n, T, d) or Dataset, which then holds y, query, weight and lengths
+    y : array, optional
+        Targets of the shape that model and loss ask for.
+    loss : str, optional
+        A loss of the model; "cotangent" for a real y that is an upstream gradient; None for outputs
+        and attention, where y and weight do not matter.
+    runs : Runs
+        A run axis met elsewhere, such as that of lr, or that of the problem before.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape or a value does not fit.
+    """
+    if isinstance(X, Dataset):
+        if not (y is query is weight is lengths is None):
+            no_second_source(y=y, query=query, weight=weight, lengths=lengths)
+        data = X
+        X, y, query, weight, lengths = data.X, data.y, data.query, data.weight, data.lengths
+    core = model._core
+    X = _checks.real(X, "X", model.dtype)
+    if loss is None:
+        y = weight = None
+    elif y is None:
+        raise TypeError("y: expected labels beside the array X, got None")
+    if query is weight is lengths is None and X.shape[1:] == core.plain and not runs.length:
+        if y is None or loss is None:
+            return Problem((X, None, None, None, None), NO_RUNS, False)
+        targets = _samples.targets(y, loss, "n", (len(X),), X.dtype)
+        if targets.ndim == 1:
+            return Problem((X, None, targets, None, None), NO_RUNS, False)
+
+    seen = _seen(model, X, query, lengths, core.runs.join(runs))
+    if y is None or loss is None:
+        return seen
+    return _labelled(model, seen, y, weight, loss)
+
+
+def _seen(
+    model: Model,
+    X: Array,
+    query: npt.ArrayLike | None,
+    lengths: npt.ArrayLike | None,
+    runs: Runs,
+) -> Problem:
+    """Settle the query side and the visible keys: a problem without y and weight."""
+    if query is not None and model.prompt is not None:
+        raise ValueError("query: expected None beside a model with a prompt, got an array")
+    asking = model.query if query is None else query
+    rows = model._rows
+    itself = asking is None and model.prompt is None
+    _checks.shape(X, "X", "n T d", (None, rows if itself else None, model.dim), runs=True)
+    runs = runs.meet("X", X.shape, 3)
+    n, tokens, dim = X.shape[-3:]
+    visible = None
+    if lengths is not None:
+        visible = _samples.lengths(lengths, n, tokens)
+        runs = runs.meet("lengths", visible.shape, 1)
+
+    Z, token, causal = None, None, model.causal
+    if query is None and isinstance(asking, int):
+        token, prefix = _samples.token(asking, tokens, visible)
+        Z = _samples.picked(X, token)
+        if causal:  # one row sees the keys up to its token, as it does with shorter samples
+            causal = False
+            if np.less(prefix, tokens).any():
+                visible = np.full(n, prefix) if isinstance(prefix, int) else prefix
+    elif asking is not None:
+        Z = _checks.real(asking, "query", model.dtype)
+        _checks.shape(Z, "query", "n q d", (n, rows, dim), runs=True)
+        runs = runs.meet("query", Z.shape, 3)
+    if tokens == 0:
+        raise ValueError(f"X: expected at least one token, got shape {X.shape}")
+    if visible is not None:
+        X = _samples.padded(X, visible)
+    return Problem((X, Z, None, None, visible), runs, causal, token)
+
+
+def _labelled(
+    model: Model, seen: Problem, y: npt.ArrayLike, weight: npt.ArrayLike | None, loss: str
+) -> Problem:
+    """Add y and weight to a problem without them."""
+    X, Z, _, _, lengths = seen.data
+    n, tokens = X.shape[-3:-1]
+    itself = Z is None and model.prompt is None
+    q = tokens if Z is None else Z.shape[-2]
+    if model.prompt is not None:
+        q = model.prompt.shape[-2]
+    letters, shape = model._targets(n, q, loss)
+    targets = _samples.targets(y, loss, letters, shape, X.dtype)
+    runs = seen.runs.meet(_samples.name(loss), targets.shape, len(shape))
+    weights = None
+    if weight is not None:
+        weights, axes = _samples.weights(weight, shape[:2], X.dtype)
+        runs = runs.meet("weight", weights.shape, axes)
+    if lengths is not None and itself and letters != "n":
+        visible = np.arange(q) < lengths[..., None]
+        targets = _samples.filled(targets, visible, loss)
+    return seen._replace(data=(X, Z, targets, weights, lengths), runs=runs)

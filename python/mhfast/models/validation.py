@@ -1,0 +1,95 @@
+"""Arguments of model constructors, checked and in the form in which models keep them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arguments import checks as _checks
+from .._arguments.values import Array, frozen
+from .low_rank import LowRank
+
+
+def key_query(W: npt.ArrayLike | LowRank) -> tuple[Array | LowRank, int, int]:
+    """Return W as it is kept, with the number H of heads and the dimension d."""
+    if isinstance(W, LowRank):
+        return W, *W.Q.shape[-3:-1]
+    W = _checks.real(W, "W")
+    columns = W.shape[-1] if W.ndim else None
+    _checks.shape(W, "W", "H d d", (None, columns, columns), runs=True)
+    return frozen(W), *W.shape[-3:-1]
+
+
+def query_side(
+    query: int | npt.ArrayLike | None,
+    prompt: npt.ArrayLike | None,
+    dim: int,
+    dtype: np.dtype[Any],
+    like: str = "W",
+) -> tuple[int | Array | None, Array | None]:
+    """Return `query` (None, an int or a frozen array) and `prompt` (None or a frozen array)."""
+    if prompt is not None:
+        if query is not None:
+            raise ValueError("query: expected None beside a prompt, got both")
+        rows = _checks.real(prompt, "prompt", dtype, like)
+        _checks.shape(rows, "prompt", "q d", (None, dim), runs=True)
+        if rows.size == 0:
+            raise ValueError(f"prompt: expected at least one row, got shape {rows.shape}")
+        return None, frozen(rows)
+    if query is None:
+        return None, None
+    if not np.ndim(query):
+        return _checks.integer(query, "query", "an integer or an array (n, q, d)"), None
+    Z = _checks.real(query, "query", dtype, like)
+    _checks.shape(Z, "query", "n q d", (None, None, dim), runs=True)
+    return frozen(Z), None
+
+
+def rows(query: int | Array | None, prompt: Array | None) -> int | None:
+    """Return the number q of rows that `query` or `prompt` decide on, None if the tokens do."""
+    if prompt is not None:
+        return int(prompt.shape[-2])
+    if query is None:
+        return None
+    return 1 if isinstance(query, int) else int(query.shape[-2])
+
+
+def query_rows(
+    query: int | npt.ArrayLike | None,
+    prompt_rows: int | None,
+    tokens: int,
+    dim: int,
+    dtype: np.dtype[Any],
+) -> int:
+    """Return the number q of rows of the readout of a classifier that is still to be made."""
+    if prompt_rows is not None:
+        return _checks.count(prompt_rows, "prompt_rows")
+    which, _ = query_side(query, None, dim, dtype, "the model")
+    if isinstance(which, int):
+        _checks.token_index(which, tokens)
+    q = rows(which, None)
+    return tokens if q is None else q
+
+
+def causal(value: object, prompt: Array | None) -> bool:
+    """Return `causal` as a bool, which a model with a prompt cannot have."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"causal: expected True or False, got {type(value).__name__}")
+    if value and prompt is not None:
+        raise ValueError(
+            "causal: expected False beside a prompt, whose rows have no place among the tokens, "
+            "got True"
+        )
+    return bool(value)
+
+
+def no_empty_axis(name: str, W: Array | LowRank, readout_name: str, readout: Array) -> None:
+    """Raise ValueError if W or the readout has an axis of length 0."""
+    shape = W.Q.shape if isinstance(W, LowRank) else W.shape
+    if 0 in shape or readout.size == 0:
+        raise ValueError(
+            f"{name}, {readout_name}: expected no axis of length 0, got shapes {shape} and "
+            f"{readout.shape}"
+        )

@@ -1,0 +1,1 @@
+"""Training: `train`, what it records, and the `Run` that it returns."""

@@ -1,0 +1,300 @@
+"""The arguments of `mhfast.train`, checked and in the form in which the core takes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arguments import checks as _checks
+from .._arguments.checks import PARAMETERS, Wrt
+from .._arguments.runs import NO_RUNS, Runs
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset, as_dataset
+from ..gradients import Gradients
+from ..models import Model
+from ..models import problem as _core_arguments
+from ..models.problem import AXES, CoreParameters, Problem
+from ..optimizers import Optimizer, StepRule
+from .history import NamedRows
+from .quantities import MissingFunction, Record
+from .run import Run, Stop
+from .run_axis import settled_steps
+
+Pair: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]
+Tests: TypeAlias = Dataset | Pair | Mapping[str, Dataset | Pair]
+Direction: TypeAlias = Gradients | Model | Mapping[str, npt.ArrayLike]
+Directions: TypeAlias = Direction | Sequence[Direction] | Mapping[str, Direction]
+
+THRESHOLDS = ("loss", "grad_norm", "accuracy", "margin")
+LETTERS = {
+    "W": "H d d", "Q": "H d r", "K": "H d r", "U": "H q d", "V": "H d p", "prompt": "q d",
+}  # fmt: skip
+
+
+def optimizer(value: Optimizer | None) -> Optimizer:
+    """Return the optimizer; TypeError if it is none."""
+    if not isinstance(value, StepRule):
+        raise TypeError(f"optimizer: expected one such as GradientDescent(lr), got {value!r}")
+    return value
+
+
+def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: Model) -> Dataset:
+    """Return the training data; lists of numbers adapt to the dtype of the model."""
+    if isinstance(X, Dataset):
+        return as_dataset(X, y)
+    return as_dataset(_checks.real(X, "X", model.dtype), y)
+
+
+def tests(test: Tests | None, model: Model) -> dict[str, Dataset]:
+    """Return the test sets by name.
+
+    Raises
+    ------
+    TypeError
+        If something is neither a Dataset nor a pair (X, y), or a name is not a str.
+    """
+    if test is None:
+        return {}
+    if not isinstance(test, Mapping):
+        test = {"test": test}
+    sets = {}
+    for name, data in test.items():
+        if not isinstance(name, str):
+            raise TypeError(f"test: expected names of type str, got {name!r}")
+        if isinstance(data, Dataset):
+            sets[name] = data
+        elif isinstance(data, tuple | list) and len(data) == 2:
+            sets[name] = dataset(*data, model)
+        else:
+            raise TypeError(
+                f"test: expected a Dataset, a pair (X, y) or a dict of them, "
+                f"got {type(data).__name__}"
+            )
+    return sets
+
+
+def problems(
+    run: Run, data: Dataset, tests: Mapping[str, Dataset]
+) -> tuple[Problem, list[Problem]]:
+    """Return training data and test sets as the core reads them.
+
+    Returns
+    -------
+    problem, test_problems
+        The run axis of the first is that of the model, the step sizes and all data together.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If data do not fit the model, or run axes each other; the message names the test set.
+    """
+    rates = getattr(run.optimizer, "lr", None)
+    runs = NO_RUNS.meet("lr", (len(rates),), 0) if isinstance(rates, tuple) else NO_RUNS
+    for name, groups, axes in (
+        ("token_groups", data.token_groups, 2),
+        ("sample_groups", data.sample_groups, 1),
+    ):
+        runs = runs if groups is None else runs.meet(name, groups.index.shape, axes)
+    problem = _core_arguments.problem(run.model, data, loss=run.loss, runs=runs)
+    runs = problem.runs
+    test_problems = []
+    for name, test in tests.items():
+        try:
+            checked = _core_arguments.problem(run.model, test, loss=run.loss, runs=runs)
+            if checked.causal != problem.causal:
+                raise ValueError("query: expected rows of the same kind as those of X in training")
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"test set {name!r}: {error}") from error
+        test_problems.append(checked)
+        runs = checked.runs
+    return problem._replace(runs=runs), test_problems
+
+
+def core_record(rows: NamedRows, data: Dataset) -> tuple[Any, ...]:
+    """Return a record as the core takes it; ``data`` are the training data."""
+    entry = rows.entry
+    record = (entry.name, entry.dataset, entry.every, rows.buffer)
+    if entry.name != "attention_groups":
+        return record
+    assert data.token_groups is not None  # or there would be no rows
+    if data.sample_groups is None:
+        return *record, np.zeros(data.n, np.int64), data.token_groups.index
+    return *record, data.sample_groups.index, data.token_groups.index
+
+
+def directions(
+    given: Directions | None, model: Model, runs: Runs = NO_RUNS
+) -> dict[str, CoreParameters]:
+    """Return directions as the core takes them, under the keys of their cosines.
+
+    A single one is "cosine"; one of several is "cosine_<name>", without names "cosine_0", ...
+
+    Raises
+    ------
+    TypeError
+        If something is no direction, or of another dtype than the model.
+    ValueError
+        If a name or a shape does not fit the model, or a direction has no entry other than zero.
+    """
+    if given is None:
+        return {}
+    if _is_direction(given):
+        return {"cosine": _direction("directions", given, model, runs)}
+    if isinstance(given, Mapping):
+        several: dict[str, object] = dict(given)
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        several = {str(j): one for j, one in enumerate(given)}
+    else:
+        raise TypeError(
+            f"directions: expected Gradients, or a dict or sequence of them, "
+            f"got {type(given).__name__}"
+        )
+    return {
+        f"cosine_{name}": _direction(f"directions[{name!r}]", one, model, runs)
+        for name, one in several.items()
+    }
+
+
+def _is_direction(given: object) -> bool:
+    """Tell a direction from several: a dict of arrays by parameter is one."""
+    if isinstance(given, Gradients | Model):
+        return True
+    return isinstance(given, Mapping) and any(
+        name in PARAMETERS and not _is_direction(value) for name, value in given.items()
+    )
+
+
+def _direction(label: str, given: object, model: Model, runs: Runs) -> CoreParameters:
+    if isinstance(given, Model):
+        parts: Mapping[str, npt.ArrayLike | None] = given.parameters
+    elif isinstance(given, Gradients):
+        parts = {name: getattr(given, name) for name in AXES}
+    elif isinstance(given, Mapping):
+        parts = given
+    else:
+        raise TypeError(f"{label}: expected Gradients, got {type(given).__name__}")
+    arrays: dict[str, Array] = {}
+    somewhere: Any = False
+    for name, part in parts.items():
+        if part is None:
+            continue
+        if name not in model.parameters:
+            known = ", ".join(model.parameters)
+            raise ValueError(f"{label}: expected parts among {known}, got {name!r}")
+        axes = AXES[name]
+        array = _checks.real(part, f"{label}.{name}", model.dtype)
+        shape = model.parameters[name].shape[-axes:]
+        _checks.shape(array, f"{label}.{name}", LETTERS[name], shape, runs=runs.length > 0)
+        runs = runs.meet(f"{label}.{name}", array.shape, axes)
+        arrays[name] = array
+        somewhere = somewhere | array.any(axis=tuple(range(-axes, 0)))
+    if not np.all(somewhere):
+        raise ValueError(f"{label}: expected an entry other than zero, got none")
+    W, Q, K, U, V, prompt = (arrays.get(name) for name in PARAMETERS)
+    return W, Q, K, U, V, prompt
+
+
+def steps(value: int) -> int:
+    """Return the number of steps, at least 0."""
+    number = _checks.integer(value, "steps")
+    if number < 0:
+        raise ValueError(f"steps: expected an integer of at least 0, got {number}")
+    return number
+
+
+def wrt(model: Model, names: Wrt) -> tuple[str, ...]:
+    """Return the names of what is trained, at least one."""
+    asked = _core_arguments.wrt(model, names)
+    if not asked:
+        raise ValueError(f"wrt: expected at least one of {', '.join(model.parameters)}, got none")
+    return asked
+
+
+def stop(value: Stop) -> Stop:
+    """Return thresholds as a dict of floats, or the function.
+
+    Raises
+    ------
+    TypeError
+        If it is neither a dict of numbers nor a function.
+    ValueError
+        If a threshold is unknown or not finite, or the function of a saved run is missing.
+    """
+    if isinstance(value, MissingFunction):
+        value.refuse("stop")
+    if callable(value):
+        return value
+    if not isinstance(value, Mapping):
+        raise TypeError(f"stop: expected a dict of thresholds or a function, got {value!r}")
+    for name in value:
+        if name not in THRESHOLDS:
+            raise ValueError(f"stop: expected names from {', '.join(THRESHOLDS)}, got {name!r}")
+    return {name: _checks.finite(number, f"stop[{name!r}]") for name, number in value.items()}
+
+
+def frozen(run: Run, *, released: bool) -> npt.NDArray[np.int64]:
+    """Return the steps (max(R, 1),) at which runs were frozen, -1 for those that go on.
+
+    Of R runs those stay frozen that turned non-finite, and those that a threshold had ended unless
+    they are ``released``. One training alone goes on from where it ended.
+    """
+    if not isinstance(run.stopped, np.ndarray):
+        return np.full(1, -1, np.int64)
+    lasting = ("nonfinite",) if released else ("nonfinite", *THRESHOLDS)
+    return np.where([reason in lasting for reason in run.reason], run.stopped, -1)
+
+
+def since(run: Run, frozen: npt.NDArray[np.int64]) -> int | tuple[int, ...]:
+    """Return `Run.since` as runs go on that are not ``frozen`` any longer.
+
+    Such a run has the state of the step where it stopped; the steps that others took meanwhile are
+    not its own.
+    """
+    if not isinstance(run.stopped, np.ndarray):
+        return run.since
+    missed = np.where((run.stopped >= 0) & (frozen < 0), run.step - run.stopped, 0)
+    return settled_steps(run.since + missed)
+
+
+def restored(record: Record) -> Record:
+    """Return ``record``; ValueError if it is that of a saved run and functions are missing."""
+    if isinstance(record, Mapping):
+        for what in record:
+            if isinstance(what, MissingFunction):
+                what.refuse("record")
+    return record
+
+
+def function(value: Callable[..., object] | None, name: str) -> None:
+    """Raise TypeError unless ``value`` is a function or None."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name}: expected a function, got {type(value).__name__}")
+
+
+def checkpoint(
+    value: tuple[str | os.PathLike[str], int] | None,
+) -> tuple[str | os.PathLike[str], int] | None:
+    """Return the pair (path, every), with a path that can be written to.
+
+    Raises
+    ------
+    TypeError
+        If it is not a pair of a path and an integer.
+    ValueError
+        If the directory does not exist or "every" is below 1.
+    """
+    if value is None:
+        return None
+    if not (isinstance(value, tuple | list) and len(value) == 2):
+        raise TypeError(f"checkpoint: expected a pair (path, every), got {value!r}")
+    path, every = value
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"checkpoint: expected a path, got {type(path).__name__}")
+    if not Path(path).parent.is_dir():
+        raise ValueError(f"checkpoint: expected an existing directory, got {Path(path).parent}")
+    return path, _checks.count(every, "checkpoint every")

@@ -1,0 +1,187 @@
+"""The file of a saved run: an .npz archive of plain arrays and one JSON text, without pickle.
+
+| entry                  | content                                              |
+|------------------------|------------------------------------------------------|
+| about                  | JSON text: everything that is not an array           |
+| model.W, start.W, ...  | parameters at the step reached and at step 0         |
+| query, schedule, lr    | where the model or the optimizer has such an array   |
+| stopped                | with a run axis                                      |
+| state.W.j, ...         | what the optimizer carries from step to step         |
+| history.j, steps.j     | rows and steps of the j-th record named in `about`   |
+| subspace.basis, ...    | where training goes on in the span of the tokens:    |
+|                        | its basis, and start, model and state inside         |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+import zipfile
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arguments.checks import PARAMETERS
+from .._arguments.values import frozen
+from ..models import Classifier, Layer, LowRank, Model
+from ..optimizers import OPTIMIZERS
+from .quantities import MissingFunction
+from .subspace import Subspace
+
+_FORMAT = "mhfast run 2"
+_MODELS: dict[str, type[Any]] = {"classifier": Classifier, "layer": Layer}
+_OPTIMIZERS = {kind.name: kind for kind in OPTIMIZERS}
+_PLAIN = ("step", "reason", "loss", "wrt", "since")
+
+
+def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
+    """Write the fields of a run; the file appears under ``path`` complete or not at all."""
+    model, optimizer = run["model"], run["optimizer"]
+    arrays: dict[str, Any] = _parts(model, run["start"], run["state"])
+    if run["subspace"] is not None:
+        inside = run["subspace"]
+        parts = _parts(inside.model, inside.start, inside.state) | {"basis": inside.basis}
+        arrays |= {f"subspace.{name}": array for name, array in parts.items()}
+    for j, name in enumerate(run["history"]):
+        arrays |= {f"history.{j}": run["history"][name], f"steps.{j}": run["steps"][name]}
+    if isinstance(run["stopped"], np.ndarray):
+        arrays["stopped"] = run["stopped"]
+    settings = {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}
+    for name in ("schedule", "lr"):
+        if isinstance(settings.get(name), tuple):
+            arrays[name] = np.array(settings.pop(name))
+    about = {
+        "format": _FORMAT,
+        "model": next(name for name, kind in _MODELS.items() if isinstance(model, kind)),
+        "query": None if "query" in arrays else model.query,
+        "scale": model.scale,
+        "causal": model.causal,
+        "optimizer": [optimizer.name, settings],
+        "names": list(run["history"]),
+        "record": [[*_code(what), every] for what, every in run["record"].items()],
+        "stop": _code(run["stop"]),
+        "stopped": None if "stopped" in arrays else run["stopped"],
+        **{name: run[name] for name in _PLAIN},
+    }
+    write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
+
+
+def _parts(
+    model: Model, start: Model, state: Mapping[str, tuple[npt.NDArray[Any], ...]]
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a run, or of one inside its subspace, by their names in the file."""
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for role, of_role in (("model", model), ("start", start)):
+        arrays |= {f"{role}.{name}": array for name, array in of_role.parameters.items()}
+    for name, slots in state.items():
+        arrays |= {f"state.{name}.{j}": slot for j, slot in enumerate(slots)}
+    if isinstance(model.query, np.ndarray):
+        arrays["query"] = model.query
+    return arrays
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read the fields of a run.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be opened.
+    ValueError
+        If it is not the file of a run.
+    """
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = dict(archive)
+        about = json.loads(str(arrays["about"]))
+        if about["format"] != _FORMAT:
+            raise ValueError(f"the format is {about['format']!r}, not {_FORMAT!r}")
+        return _fields(about, arrays)
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"path: expected a file of Run.save, got {path}: {error}") from error
+
+
+def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    names, since = about["names"], about["since"]
+    kind, settings = about["optimizer"]
+    own = {name: arrays[name] for name in ("schedule", "lr") if name in arrays}
+    return {
+        "model": _model("model", about, arrays),
+        "start": _model("start", about, arrays),
+        "state": _state(arrays),
+        "history": {name: arrays[f"history.{j}"] for j, name in enumerate(names)},
+        "steps": {name: arrays[f"steps.{j}"] for j, name in enumerate(names)},
+        "optimizer": _OPTIMIZERS[kind](**settings | own),
+        "record": {_decode(kind, what): every for kind, what, every in about["record"]},
+        "stop": _decode(*about["stop"]),
+        "stopped": arrays.get("stopped", about["stopped"]),
+        **{name: about[name] for name in _PLAIN},
+        "since": tuple(since) if isinstance(since, list) else since,
+        "wrt": tuple(about["wrt"]),
+        "subspace": _subspace(about, arrays),
+    }
+
+
+def _subspace(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Subspace | None:
+    head = "subspace."
+    inside = {key.removeprefix(head): a for key, a in arrays.items() if key.startswith(head)}
+    if not inside:
+        return None
+    return Subspace(
+        frozen(inside["basis"]),
+        _model("start", about, inside),
+        _model("model", about, inside),
+        _state(inside),
+    )
+
+
+def _model(role: str, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Model:
+    given: dict[str, Any] = {
+        name: arrays[f"{role}.{name}"] for name in PARAMETERS if f"{role}.{name}" in arrays
+    }
+    if "Q" in given:
+        given["W"] = LowRank(given.pop("Q"), given.pop("K", None))
+    query = arrays.get("query", about["query"])
+    made: Model = _MODELS[about["model"]](
+        **given, query=query, scale=about["scale"], causal=about["causal"]
+    )
+    return made
+
+
+def _state(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[npt.NDArray[Any], ...]]:
+    state: dict[str, tuple[npt.NDArray[Any], ...]] = {}
+    for key, array in arrays.items():  # in the order in which they were written
+        if key.startswith("state."):
+            name = key.split(".")[1]
+            state[name] = (*state.get(name, ()), array)
+    return state
+
+
+def _code(value: object) -> tuple[str, object]:
+    """Return a value of `record` or `stop` as JSON can hold it: a function by its name."""
+    if isinstance(value, MissingFunction):
+        return "function", value.name
+    return "value", value
+
+
+def _decode(kind: str, value: Any) -> Any:
+    return MissingFunction(value) if kind == "function" else value
+
+
+def write_at_once(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write a neighbour of the file, force it to disk and rename it."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open(draft, "xb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,260 @@
+"""The rows of a history: buffers that fill while training goes on, joined to what came before.
+
+A history array is (rows, ...) for one run and (R, rows, ...) for R runs side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arguments.checks import PARAMETERS
+from ..dataset.dataset import Dataset
+from ..models import Model
+from ..models.problem import CoreData
+from .quantities import Entry, Metric, check_room, count_due, due_steps, row_of, size_of
+from .subspace import Subspace
+
+OF_WHOLE = (*PARAMETERS, "cosine")
+"""Records of the parameters themselves, which a subspace does not have."""
+
+Rows: TypeAlias = npt.NDArray[Any]
+History: TypeAlias = dict[str, Rows]
+Steps: TypeAlias = dict[str, npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class NamedRows:
+    """Rows of a record of the vocabulary, which the core writes: buffer (rows, ...).
+
+    Of a norm ``beyond``, a number or (R,), is the part that the core does not see.
+    """
+
+    entry: Entry
+    buffer: Rows
+    runs: int = 0  # with R runs the buffer is (R, rows, ...)
+    columns: tuple[str, ...] = ()  # the keys of the columns of a cosine record
+    beyond: npt.NDArray[np.float64] | None = None
+
+    def so_far(self, first: int, reached: int, written: int) -> tuple[History, Steps]:
+        """Return what is recorded from step ``first`` to ``reached``: the rows ``written``."""
+        k = due_steps(first, reached, self.entry.every)[:written]
+        rows = leading(self.buffer, written, self.runs)
+        if self.beyond is not None:
+            rows = np.hypot(rows, self.beyond[..., None])
+        if self.columns:
+            columns = {key: rows[..., j].copy() for j, key in enumerate(self.columns)}
+            return columns, {key: k.copy() for key in columns}
+        return {self.entry.key: rows}, {self.entry.key: k}
+
+
+@dataclass
+class FunctionRows:
+    """Rows of a function of the model. The first value settles their shape and dtype."""
+
+    entry: Entry
+    function: Metric
+    capacity: int
+    runs: int = 0
+    earlier: Rows | None = None  # the rows of the run that is continued
+    buffer: Rows | None = None  # (rows, ...), with R runs (rows, R, ...)
+    taken: list[int] = field(default_factory=list)
+
+    def take(self, k: int, model: Model) -> None:
+        """Evaluate the function on θ_k, unless that has been done.
+
+        With R runs the value is a number for all of them or an array (R, ...).
+
+        Raises
+        ------
+        TypeError
+            If the value is not real.
+        ValueError
+            If its shape differs from that of the first or lacks the runs, or the rows would take
+            too much room.
+        """
+        if self.taken and self.taken[-1] == k:
+            return
+        value = self._value(model)
+        if self.buffer is None:
+            single = value.dtype == np.float32 and value.ndim > (self.runs > 0)
+            dtype = np.dtype(np.float32 if single else np.float64)
+            check_room({self.entry.key: size_of((self.capacity, *value.shape), dtype)})
+            if self.earlier is not None:
+                row = value.shape[1:] if self.runs else value.shape
+                check_continues(self.entry.key, self.earlier, row, self.runs)
+            self.buffer = np.empty((self.capacity, *value.shape), dtype)
+        if value.shape != self.buffer.shape[1:]:
+            raise ValueError(
+                f"record {self.entry.key!r}: expected shape {self.buffer.shape[1:]} as at first, "
+                f"got {value.shape} at step {k}"
+            )
+        self.buffer[len(self.taken)] = value
+        self.taken.append(k)
+
+    def _value(self, model: Model) -> Rows:
+        value = np.asarray(self.function(model))
+        if value.dtype.kind not in "biuf":
+            raise TypeError(f"record {self.entry.key!r}: expected real values, got {value!r:.80}")
+        if self.runs and value.ndim == 0:
+            return np.broadcast_to(value, (self.runs,))
+        if self.runs and len(value) != self.runs:
+            raise ValueError(
+                f"record {self.entry.key!r}: expected a number or shape (R, ...) = "
+                f"({self.runs}, ...), got {value.shape}"
+            )
+        return value
+
+    def so_far(self) -> tuple[History, Steps]:
+        """Return what is recorded up to now."""
+        k = np.array(self.taken, dtype=np.int64)
+        if self.buffer is not None:
+            rows = self.buffer[: len(k)]
+            rows = np.moveaxis(rows, 0, 1) if self.runs else rows
+            return {self.entry.key: rows.copy()}, {self.entry.key: k}
+        if self.earlier is not None:
+            return {self.entry.key: leading(self.earlier, 0, self.runs)}, {self.entry.key: k}
+        return {}, {}
+
+
+def prepare(
+    entries: Sequence[Entry],
+    model: Model,
+    data: Dataset,
+    core_data: CoreData,
+    directions: Sequence[str],
+    earlier: Mapping[str, Rows],
+    first: int,
+    last: int,
+) -> tuple[list[NamedRows], list[FunctionRows]]:
+    """Make room for all records of a training from step ``first`` to ``last``.
+
+    Parameters
+    ----------
+    entries : what to record
+    model : the model that is trained, with the run axis where there is one
+    data, core_data : the training data, and the arrays that the core gets of them
+    directions : the keys of the columns of the record "cosine"
+    earlier : the history of the run that is continued
+    first, last : the range of steps
+
+    Raises
+    ------
+    ValueError
+        If a record lacks what it needs, does not fit its earlier rows, or takes too much room.
+    """
+    runs = model.runs or 0
+    named = []
+    functions = []
+    layouts = {}
+    for entry in entries:
+        rows = count_due(first, last, entry.every) + (last % entry.every > 0)
+        if entry.function is not None:
+            before = earlier.get(entry.key)
+            functions.append(FunctionRows(entry, entry.function, rows, runs, before))
+            continue
+        row, dtype = row_of(entry, model, data, core_data, len(directions))
+        if entry.key in earlier and entry.name != "cosine":
+            check_continues(entry.key, earlier[entry.key], row, runs)
+        layouts[entry] = ((runs, rows, *row) if runs else (rows, *row), dtype)
+    check_room({entry.key: size_of(*layout) for entry, layout in layouts.items()})
+    for entry, (shape, dtype) in layouts.items():
+        columns = tuple(directions) if entry.name == "cosine" else ()
+        named.append(NamedRows(entry, np.empty(shape, dtype), runs, columns))
+    return named, functions
+
+
+def of_subspace(
+    named: Sequence[NamedRows],
+    subspace: Subspace,
+    start: Model,
+    earlier: Mapping[str, Rows],
+    trained_whole: Callable[..., Any],
+    sees_tests: bool,
+) -> tuple[list[NamedRows], list[FunctionRows]]:
+    """Leave to the core what it can record inside the span; take the rest from the whole model.
+
+    Parameters
+    ----------
+    named : rows of the vocabulary
+    subspace : the span in which the core trains
+    start : the whole model at step 0
+    earlier : the history of the run that is continued
+    trained_whole : `mhfast.train` of a model by no step, with all but the record given
+    sees_tests : whether the outputs of the test sets are those inside
+    """
+    stay, functions = [], []
+    for rows in named:
+        entry = rows.entry
+        if entry.name == "param_norm":
+            rows = replace(rows, beyond=subspace.rest(start))
+        if entry.name not in OF_WHOLE and (entry.dataset < 0 or sees_tests):
+            stay.append(rows)
+            continue
+        capacity = rows.buffer.shape[1 if rows.runs else 0]
+        for key in rows.columns or (entry.key,):
+            function = partial(_value, trained_whole, entry.key, key)
+            part = Entry(key, key, entry.every, function=function)
+            functions.append(FunctionRows(part, function, capacity, rows.runs, earlier.get(key)))
+    return stay, functions
+
+
+def _value(trained_whole: Callable[..., Any], record: str, key: str, model: Model) -> Rows:
+    run = trained_whole(model, record=record)
+    rows: Rows = run.history[key]
+    return rows[:, 0] if run.runs else rows[0]
+
+
+def joined(
+    history: Mapping[str, Rows],
+    steps: Mapping[str, npt.NDArray[np.int64]],
+    first: int,
+    reached: int,
+    parts: Sequence[tuple[History, Steps]],
+    runs: int,
+) -> tuple[History, Steps]:
+    """Join the earlier history up to step ``first`` and what was recorded from there on.
+
+    The earlier row at ``first`` gives way to a new one. Once a step is taken it goes in any case:
+    if it was not due but the end point of the earlier call, an uninterrupted run would not have it.
+    Records that are not continued stay as they are.
+
+    Raises
+    ------
+    ValueError
+        If the rows of a record have another shape than they had.
+    """
+    history, steps = dict(history), dict(steps)
+    for new_history, new_steps in parts:
+        for key, rows in new_history.items():
+            k = new_steps[key]
+            if key in history:
+                check_continues(key, history[key], rows.shape[2:] if runs else rows.shape[1:], runs)
+                stays = reached == first and not len(k)
+                kept = int(np.searchsorted(steps[key], first, "right" if stays else "left"))
+                before = leading(history[key], kept, runs)
+                rows = np.concatenate([before, rows], axis=1 if runs else 0)
+                k = np.concatenate([steps[key][:kept], k])
+            history[key], steps[key] = rows, k
+    return history, steps
+
+
+def check_continues(key: str, earlier: Rows, row: tuple[int, ...], runs: int) -> None:
+    """Raise ValueError unless rows of the shape ``row`` (of one run) can follow the earlier."""
+    before = earlier.shape[2:] if runs else earlier.shape[1:]
+    if before != row:
+        raise ValueError(
+            f"record {key!r}: expected rows of shape {before} as in the run so far, got {row}"
+        )
+
+
+def leading(buffer: Rows, rows: int, runs: int) -> Rows:
+    """Return the first rows, in memory of their own if there are fewer than the buffer has."""
+    if rows == buffer.shape[1 if runs else 0]:
+        return buffer
+    return buffer[:, :rows].copy() if runs else buffer[:rows].copy()

@@ -1,0 +1,234 @@
+"""What `mhfast.train` records: the vocabulary, when a record is due and the room it takes.
+
+| name             | one row of the history                                                        |
+|------------------|-------------------------------------------------------------------------------|
+| loss             | mean loss, without the l2 term                                                |
+| accuracy         | weighted share of outputs with y F > 0; for cross_entropy of rows whose class |
+|                  | has the largest output                                                        |
+| margin           | smallest y F; for cross_entropy the smallest lead of the class over the others|
+| grad_norm        | norm of the gradient of the loss in all that is trained                       |
+| param_norm       | norm of all parameters together                                               |
+| distance         | norm of all parameters minus those at step 0                                  |
+| cosine           | cosine between the parameters and each of `directions`                        |
+| W, Q, K, U, V,   | a snapshot of the parameter, of those that the model has                      |
+| prompt           |                                                                               |
+| attention        | the weights (n,H,q,T)                                                         |
+| attention_max    | (H,), the largest weight of a row, mean over samples and rows                 |
+| attention_groups | (H, sample groups, token groups), the weight that a row gives to the tokens   |
+|                  | of a group, mean over the samples of a group and their rows                   |
+
+loss, accuracy and margin exist for test sets too, behind the name of the set: ``test_loss``. All
+else is about the training data; a function of the model can record the rest. With R runs side by
+side a row holds R of these, and the history of a record is an array (R, rows, ...). These are the
+quantities that Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of
+Multi-head Attention" and the work on the implicit bias of attention are about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arguments import checks as _checks
+from .._arguments.checks import PARAMETERS
+from ..dataset.dataset import Dataset
+from ..models import Model
+from ..models.problem import AXES, CoreData
+
+Metric: TypeAlias = Callable[[Any], npt.ArrayLike]
+Record: TypeAlias = str | Metric | Sequence[str | Metric] | Mapping[str | Metric, int]
+
+LIMIT = 2 * 1024**3
+"""Bytes that the records of one call of `mhfast.train` may take."""
+
+OF_ANY_SET = ("loss", "accuracy", "margin")
+SCALARS = (*OF_ANY_SET, "grad_norm", "param_norm", "distance", "cosine")
+OF_ATTENTION = ("attention", "attention_max", "attention_groups")
+
+
+def names(parameters: Sequence[str] = PARAMETERS) -> tuple[str, ...]:
+    """Return the vocabulary for a model with these parameters."""
+    return (*SCALARS, *parameters, *OF_ATTENTION)
+
+
+@dataclass(frozen=True)
+class MissingFunction:
+    """Stands for a function that a saved or pickled run had, whose code is not stored."""
+
+    name: str
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(self, *_: object) -> bool:
+        """Fail as the function cannot be called."""
+        self.refuse("record or stop")
+
+    def refuse(self, argument: str) -> NoReturn:
+        """Raise the ValueError of going on without the function."""
+        raise ValueError(
+            f"{argument}: the function {self.name!r} is not kept in a saved or pickled run; "
+            f"give {argument}= again to go on"
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One record: its key in the history, what it is, how often, and on which data."""
+
+    key: str
+    name: str
+    every: int
+    dataset: int = -1  # -1 the training data, j the j-th test set
+    function: Metric | None = None
+
+
+def parse(
+    record: Record, parameters: Sequence[str], tests: Sequence[str] = ()
+) -> tuple[Entry, ...]:
+    """Turn the argument ``record`` of `mhfast.train` into entries.
+
+    Parameters
+    ----------
+    record : str, function, sequence of them, or dict of them to int
+        Names of the vocabulary, for a test set behind ``<its name>_``, or functions of the model.
+        The number says every how many steps; without a dict it is 1.
+    parameters : sequence of str
+        The names of the parameters of the model.
+    tests : sequence of str
+        The names of the test sets.
+
+    Raises
+    ------
+    TypeError
+        If something is neither a name nor a function, or "every" is not an integer.
+    ValueError
+        If a name is unknown or given twice, or "every" is below 1.
+    """
+    vocabulary = names(parameters)
+    known = {name: (name, -1) for name in vocabulary}
+    for j, test in enumerate(tests):
+        known |= {f"{test}_{name}": (name, j) for name in OF_ANY_SET}
+    entries: dict[str, Entry] = {}
+    for what, every in _pairs(record):
+        if isinstance(what, str):
+            if what not in known:
+                raise ValueError(_unknown(what, vocabulary, tests))
+            name, dataset = known[what]
+            entry = Entry(what, name, every, dataset)
+        else:
+            key = getattr(what, "__name__", None)
+            if not isinstance(key, str):
+                raise TypeError(f"record: expected a function with a __name__, got {what!r}")
+            entry = Entry(key, key, every, function=what)
+        if entry.key in entries or (entry.function is not None and entry.key in known):
+            raise ValueError(f"record: expected different names, got {entry.key!r} twice")
+        entries[entry.key] = entry
+    return tuple(entries.values())
+
+
+def _pairs(record: Record) -> list[tuple[str | Metric, int]]:
+    if isinstance(record, str) or callable(record):
+        record = (record,)
+    if not isinstance(record, Mapping | Sequence):
+        raise TypeError(f"record: expected names or a dict of names to int, got {record!r}")
+    pairs = list(record.items()) if isinstance(record, Mapping) else [(w, 1) for w in record]
+    for what, _ in pairs:
+        if not isinstance(what, str) and not callable(what):
+            raise TypeError(f"record: expected a name or a function, got {what!r}")
+    return [(what, _checks.count(every, f"record {what!r}")) for what, every in pairs]
+
+
+def _unknown(what: str, vocabulary: Sequence[str], tests: Sequence[str]) -> str:
+    message = f"record: expected one of {', '.join(vocabulary)} or a function"
+    for test in tests:
+        message += f", behind '{test}_' also {', '.join(OF_ANY_SET)}"
+    if not tests:
+        message += ", with test= also names behind 'test_'"
+    return f"{message}; got {what!r}"
+
+
+def due_steps(first: int, last: int, every: int) -> npt.NDArray[np.int64]:
+    """Return the multiples of ``every`` in [first, last], and ``last``."""
+    due = np.arange(-(-first // every) * every, last + 1, every, dtype=np.int64)
+    return np.append(due, np.int64(last)) if last % every else due
+
+
+def count_due(first: int, last: int, every: int) -> int:
+    """Count the multiples of ``every`` in [first, last]."""
+    return last // every - -(-first // every) + 1
+
+
+def row_of(
+    entry: Entry, model: Model, data: Dataset, core_data: CoreData, directions: int
+) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and dtype of one row, of one run, of a record of the vocabulary.
+
+    Parameters
+    ----------
+    entry : Entry
+    model : Classifier or Layer
+    data, core_data : Dataset, tuple
+        The training data, and the arrays that the core gets of them.
+    directions : int
+        How many directions there are.
+
+    Returns
+    -------
+    shape, dtype
+        Snapshots and attention have the dtype of the model, all else is float64.
+
+    Raises
+    ------
+    ValueError
+        If the record needs directions or token groups and there are none.
+    """
+    double = np.dtype(np.float64)
+    match entry.name:
+        case name if name in PARAMETERS:
+            return model.parameters[name].shape[-AXES[name] :], model.dtype
+        case "attention":
+            X, Z = core_data[:2]
+            n, tokens = X.shape[-3:-1]
+            rows = next(side for side in (model.prompt, Z, X) if side is not None)
+            return (n, model.heads, rows.shape[-2], tokens), model.dtype
+        case "attention_max":
+            return (model.heads,), double
+        case "attention_groups":
+            if data.token_groups is None:
+                raise ValueError(f"record {entry.key!r}: expected a Dataset with token_groups")
+            samples = 1 if data.sample_groups is None else len(data.sample_groups.names)
+            return (model.heads, samples, len(data.token_groups.names)), double
+        case "cosine":
+            if not directions:
+                raise ValueError(f"record {entry.key!r}: expected directions=, got none")
+            return (directions,), double
+        case _:
+            return (), double
+
+
+def check_room(sizes: Mapping[str, int]) -> None:
+    """Raise ValueError if records of these sizes, in bytes, take more than `LIMIT` together."""
+    total = sum(sizes.values())
+    if total > LIMIT:
+        largest = max(sizes, key=lambda key: sizes[key])
+        raise ValueError(
+            f"record: the limit is {_gib(LIMIT)}, these records take {_gib(total)}, of which "
+            f"{largest!r} takes {_gib(sizes[largest])}; record it less often, with "
+            f"record={{{largest!r}: every}}"
+        )
+
+
+def size_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Return the bytes of a buffer, as a Python int that no size overflows."""
+    return math.prod(shape) * dtype.itemsize
+
+
+def _gib(size: int) -> str:
+    return f"{size / 1024**3:.3g} GiB"

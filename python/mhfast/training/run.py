@@ -1,0 +1,249 @@
+"""`Run`: what training returns, with its history; it can be saved, drawn and continued."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arguments.values import Array, same_fields
+from ..models import Model
+from ..optimizers import Optimizer
+from . import display
+from . import files as _run_file
+from .quantities import Metric, MissingFunction
+from .run_axis import selected
+from .subspace import Subspace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+Stop: TypeAlias = Mapping[str, float] | Callable[[int, Any], object]
+Stopped: TypeAlias = int | npt.NDArray[np.int64] | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Run:
+    """The result of `mhfast.train`, and all that is needed to go on from there.
+
+    Trainings side by side are one Run with a run axis of length R on what depends on the run;
+    ``run[r]`` is the Run that training r alone would have given, ``run[a:b]`` a Run of some.
+
+    Attributes
+    ----------
+    model : Classifier or Layer
+        The parameters θ_k at the step that was reached. A run that stopped earlier is at the step
+        where it stopped.
+    history : dict of arrays (rows, ...) or (R, rows, ...)
+        One entry a record, under its name; functions under their name, the cosine to a direction
+        with a name under ``cosine_<name>``. Row j holds the value at step ``steps[name][j]``. A run
+        that stopped repeats its last values.
+    steps : dict of int arrays (rows,)
+        The k of every row: the multiples of the record's "every" and the step reached. Values at k
+        belong to θ_k, before step k + 1.
+    step : int
+        The step k reached, counted from the start of the run over all calls that continued it.
+    reason : str, or list of R of them
+        Why it ended: "steps" when all steps that were asked for are done; "loss", "grad_norm",
+        "accuracy" or "margin" when that threshold is met; "stop" or "callback" when that function
+        said so; "nonfinite" when the loss or a gradient at θ_k is not finite (no step is taken from
+        there); "interrupted" or "exception" in a run that an exception carries; "checkpoint" in a
+        file written on the way.
+    stopped : int or None, or int64 array (R,)
+        The step at which the run ended before all steps that were asked for were done; None, or -1
+        in the array, if they are done.
+    optimizer, loss, wrt, record, stop
+        The settings, which continuing the run keeps unless told otherwise.
+    start : Classifier or Layer
+        The parameters θ_0, from which "distance" is measured.
+    state : dict of tuples of arrays
+        What `Momentum` and `Adam` carry from step to step, for each parameter in ``wrt``.
+    since : int, or tuple of R of them
+        The step at which ``state`` was zero, had the run taken every step since: 0 unless the
+        optimizer was changed on the way, or of runs that others have overtaken while they were
+        frozen.
+    subspace : Subspace or None
+        Where tokens have many more dimensions than their span, the run inside the span, where it
+        goes on bitwise; see `train`.
+
+    Notes
+    -----
+    Functions in ``record`` and ``stop`` survive copying. Saving and pickling replace them by a
+    placeholder, since code cannot be stored safely: to go on, give them again.
+    """
+
+    model: Model
+    history: dict[str, npt.NDArray[Any]]
+    steps: dict[str, npt.NDArray[np.int64]]
+    step: int
+    reason: str | list[str]
+    stopped: Stopped
+    optimizer: Optimizer
+    loss: str
+    wrt: tuple[str, ...]
+    record: dict[str | Metric, int]
+    stop: Stop
+    start: Model
+    state: dict[str, tuple[Array, ...]] = field(default_factory=dict)
+    since: int | tuple[int, ...] = 0
+    subspace: Subspace | None = None
+
+    @property
+    def runs(self) -> int | None:
+        """The number R of trainings side by side; None without a run axis."""
+        return self.model.runs
+
+    def __getitem__(self, index: int | slice | npt.ArrayLike) -> Run:
+        """Return the Run of one training, or a Run of some by a slice, a mask or integers.
+
+        Raises
+        ------
+        TypeError
+            If there is no run axis.
+        IndexError
+            If there is no such run.
+        """
+        return selected(self, index)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the run as an .npz archive without pickled objects.
+
+        The file appears under ``path`` at once and complete, or not at all.
+
+        Parameters
+        ----------
+        path : str or path
+            The name of the file. An existing file is replaced.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be written.
+        """
+        _run_file.write(path, _stored(self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Run:
+        """Read a run that `save` wrote; nothing in the file is executed.
+
+        Parameters
+        ----------
+        path : str or path
+            The name of the file.
+
+        Returns
+        -------
+        Run
+            Equal to the run that was saved; functions are placeholders.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be read.
+        ValueError
+            If the file is not a saved run.
+        """
+        return cls(**_run_file.read(path))
+
+    def to_dataframe(self) -> DataFrame:
+        """Return the history as a pandas DataFrame, one row a step and one column a record.
+
+        A record with one value a head, or with any other single axis, gets a column for each:
+        ``attention_max[0]``. Records with more axes do not fit a table and are left out. Steps at
+        which something was not recorded hold NaN. With R runs the index is (run, step).
+
+        Returns
+        -------
+        pandas.DataFrame
+            The index is the step k, or (run, step) with R runs.
+
+        Raises
+        ------
+        ImportError
+            If pandas is not installed.
+        """
+        return display.table(self)
+
+    def plot(self) -> Figure:
+        """Draw the scalar records against the steps, one panel for each kind of record.
+
+        Records of the training data and of test sets share a panel, and so do all cosines; the loss
+        and the norm of the gradient have a logarithmic axis. With R runs a line is the mean over
+        the runs, in a band from the 10 % to the 90 % quantile.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        ValueError
+            If there is no scalar record.
+        """
+        return display.figure(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return _stored(self)
+
+    def __copy__(self) -> Run:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Run:
+        return Run(**{name: deepcopy(value, memo) for name, value in vars(self).items()})
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other)
+
+    # Else Python would iterate by index, and a run axis is not what a Run consists of.
+    __iter__ = None
+
+    def __repr__(self) -> str:
+        runs = "" if self.runs is None else f"runs={self.runs}, "
+        return (
+            f"Run({runs}step={self.step}, reason={_counted(self.reason)}, "
+            f"optimizer={self.optimizer}, history=<{', '.join(self.history)}>)"
+        )
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was interrupted by Ctrl-C.
+
+    Parameters
+    ----------
+    run : Run
+        The run up to the step reached, an attribute too; ``mhfast.train(run, ...)`` resumes it.
+    """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self.run = run
+
+    def __str__(self) -> str:
+        return f"training was interrupted at step {self.run.step}; .run holds the run so far"
+
+
+def _stored(run: Run) -> dict[str, Any]:
+    """Return the fields of the run with placeholders for its functions."""
+    values = {item.name: getattr(run, item.name) for item in fields(run)}
+    values["record"] = {
+        MissingFunction(what.__name__) if callable(what) else what: every
+        for what, every in run.record.items()
+    }
+    if callable(run.stop):
+        values["stop"] = MissingFunction(getattr(run.stop, "__name__", "stop"))
+    return values
+
+
+def _counted(reason: str | list[str]) -> str:
+    """Return a reason, or those of R runs with how often each occurs."""
+    if isinstance(reason, str):
+        return repr(reason)
+    return repr({each: reason.count(each) for each in dict.fromkeys(reason)})

@@ -1,0 +1,197 @@
+"""What happens in Python while the core trains: functions, callback, stop function, checkpoint."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arguments.checks import PARAMETERS
+from .._arguments.values import Array
+from ..models import Model
+from ..models.problem import CoreParameters, named, trainable, with_arrays
+from .history import FunctionRows, NamedRows, joined
+from .quantities import count_due
+from .run import Run
+from .subspace import Subspace
+
+Callback: TypeAlias = Callable[[int, Any], object]
+Slots: TypeAlias = tuple[Array | None, Array | None]
+
+
+@dataclass
+class Loop:
+    """One call of `mhfast.train` in progress.
+
+    Attributes
+    ----------
+    run : Run
+        The settings, and what was there at the first step of this call; it has the run axis on all
+        that is trained if there is one.
+    named, functions
+        The rows that the core and this loop fill.
+    callback : function or None
+    checkpoint : (path, every) or None
+    parameters, state : tuples of the core
+        Parameters and the optimizer's arrays, which the core overwrites.
+    subspace : Subspace or None
+        The span of the tokens in which the core trains; its parameters and state are of that.
+    stopped : int64 array (max(R, 1),)
+        The step at which each run was frozen, -1 for those that go on; the core overwrites it.
+    reasons : list of str
+        Why the core froze each run, "" for those that go on; the core overwrites it.
+    ended_by : str
+        Which function asked for the end, if one did.
+    """
+
+    run: Run
+    named: list[NamedRows]
+    functions: list[FunctionRows]
+    callback: Callback | None
+    checkpoint: tuple[str | os.PathLike[str], int] | None
+    subspace: Subspace | None
+    stopped: npt.NDArray[np.int64]
+    parameters: CoreParameters = field(init=False)
+    state: tuple[Slots | None, ...] = field(init=False)
+    reasons: list[str] = field(init=False)
+    ended_by: str = ""
+
+    def __post_init__(self) -> None:
+        run = self.run
+        inside = run if self.subspace is None else self.subspace
+        self.parameters = trainable(inside.model._core.parameters, run.wrt, run.runs or 0)
+        self.reasons = [
+            why if k >= 0 else "" for k, why in zip(self.stopped, _listed(run.reason), strict=True)
+        ]
+        self.state = tuple(
+            _slots(run.optimizer.slots, inside.state.get(name, ()) if run.state else (), theta)
+            if name in run.wrt and theta is not None
+            else None
+            for name, theta in zip(PARAMETERS, self.parameters, strict=True)
+        )
+
+    def every(self) -> int:
+        """Return how often the core has to call `at`; 0 if there is nothing to do."""
+        periods = [rows.entry.every for rows in self.functions]
+        if self.checkpoint is not None:
+            periods.append(self.checkpoint[1])
+        if self.callback is not None or callable(self.run.stop):
+            periods.append(1)
+        return math.gcd(*periods)
+
+    def at(self, k: int) -> bool:
+        """Do what is due at θ_k; true ends training."""
+        due = [rows for rows in self.functions if k % rows.entry.every == 0]
+        saving = self.checkpoint is not None and k > self.run.step and k % self.checkpoint[1] == 0
+        stop = self.run.stop if callable(self.run.stop) else None
+        if not (due or saving or self.callback or stop):
+            return False
+        model = self.model()
+        for rows in due:
+            rows.take(k, model)
+        if self.checkpoint is not None and saving:
+            # The core records θ_k after this call; going on from the file does so too.
+            written = [count_due(self.run.step, k - 1, rows.entry.every) for rows in self.named]
+            self.so_far(k, "checkpoint", written).save(self.checkpoint[0])
+        if self.callback is not None and self.callback(k, model):
+            self.ended_by = "callback"
+        elif stop is not None and np.all(np.asarray(stop(k, model))):  # of R runs, all
+            self.ended_by = "stop"
+        return bool(self.ended_by)
+
+    def model(self) -> Model:
+        """Return the model with the parameters as they are now, in memory of its own."""
+        run = self.run
+        if self.subspace is None:
+            return self._trained(run.model)
+        whole = self.subspace.whole(run.start, run.wrt, self.parameters)
+        return with_arrays(run.model, whole)
+
+    def _trained(self, model: Model) -> Model:
+        """Return ``model`` with what the core has trained."""
+        trained = {n: a.copy() for n, a in named(self.parameters).items() if n in self.run.wrt}
+        for array in trained.values():
+            array.flags.writeable = False
+        return with_arrays(model, trained)
+
+    def so_far(self, reached: int, reason: str, written: Sequence[int]) -> Run:
+        """Return the run up to θ_reached.
+
+        Parameters
+        ----------
+        reached : int
+        reason : str
+            Why it ends there, for those that were not frozen before.
+        written : sequence of int
+            How many rows of the records in `named` are there.
+        """
+        run = self.run
+        parts = [
+            rows.so_far(run.step, reached, count)
+            for rows, count in zip(self.named, written, strict=True)
+        ]
+        parts += [rows.so_far() for rows in self.functions]
+        history, steps = joined(run.history, run.steps, run.step, reached, parts, run.runs or 0)
+        state = self._state()
+        subspace = run.subspace if reached == run.step else None
+        if self.subspace is not None:
+            subspace = replace(self.subspace, model=self._trained(self.subspace.model), state=state)
+            state = subspace.whole_state(state)
+        return replace(
+            run,
+            model=self.model(),
+            history=history,
+            steps=steps,
+            step=reached,
+            state=state,
+            subspace=subspace,
+            **self._ends(reached, reason),
+        )
+
+    def _ends(self, reached: int, reason: str) -> dict[str, Any]:
+        """Return `reason` and `stopped` of the run that ends at θ_reached for ``reason``."""
+        ended = -1 if reason == "steps" else reached
+        stopped = np.where(self.stopped < 0, ended, self.stopped)
+        reasons = [
+            reason if k < 0 else why for k, why in zip(self.stopped, self.reasons, strict=True)
+        ]
+        if isinstance(self.run.reason, list):
+            return {"reason": reasons, "stopped": stopped}
+        return {"reason": reasons[0], "stopped": None if stopped[0] < 0 else int(stopped[0])}
+
+    def _state(self) -> dict[str, tuple[Array, ...]]:
+        """Return what the optimizer carries from step to step, in memory of its own."""
+        return {
+            name: tuple(slot.copy() for slot in slots if slot is not None)
+            for name, slots in zip(PARAMETERS, self.state, strict=True)
+            if slots is not None and slots[0] is not None
+        }
+
+    def finish(self, reached: int, reasons: Sequence[str], written: Sequence[int]) -> Run:
+        """Return the run as it ended, after writing its last checkpoint.
+
+        ``reasons`` are the core's, one for each run that it did not find frozen.
+        """
+        for rows in self.functions:
+            rows.take(reached, self.model())
+        self.reasons = [old or new for old, new in zip(self.reasons, reasons, strict=True)]
+        run = self.so_far(reached, self.ended_by or "steps", written)
+        if self.checkpoint is not None:
+            run.save(self.checkpoint[0])
+        return run
+
+
+def _listed(reason: str | list[str]) -> list[str]:
+    return [reason] if isinstance(reason, str) else reason
+
+
+def _slots(count: int, given: tuple[Array, ...], theta: Array) -> Slots:
+    """Return the optimizer's arrays of a parameter: copies of what is given, else zeros."""
+    made = [slot.copy() for slot in given] or [np.zeros_like(theta) for _ in range(count)]
+    first, second, *_ = *made, None, None
+    return first, second

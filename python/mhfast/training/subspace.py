@@ -1,0 +1,242 @@
+"""Training inside the span of the tokens, where that has far fewer dimensions than the tokens have.
+
+The gradients by W, by its factors, by U and by V are sums of outer products of tokens. With B
+(d, r) an orthonormal basis of all tokens of the training data, whatever the loss, steps along
+gradients and along what they add up to give
+
+    W_k = W_0 + B (S_k - S_0) Bᵀ,    S_0 = Bᵀ W_0 B,
+
+where S_k are the key-query matrices of a model of r-dimensional tokens, trained on X B from S_0 on;
+in the same way U_k = U_0 + (Ũ_k - Ũ_0) Bᵀ, and B from the left for V and the factors. The gradient
+by a prompt is a sum of rows x W_kᵀ, which stay in the span if that holds the prompt and x W_0ᵀ of
+every token. Loss, outputs and norms of gradients are those of the whole model. So are the steps of
+every rule that knows the gradient by its norms only; coordinatewise rules such as Adam do not go
+this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arguments.values import Array, frozen, same_fields
+from ..models import Model
+from ..models.problem import AXES, CoreParameters, Problem, with_arrays
+from ..models.problem import named as by_name
+from ..optimizers import GradientDescent, Momentum, NormalizedGradientDescent, PolyakStep, StepRule
+
+LEAST_SIZE = 1 << 18
+"""Numbers in the parameters of a run, below which a step is short whatever the dimension."""
+
+LEAST_RATIO = 2
+"""Dimensions of a token, at least, for each token that differs from the others."""
+
+MOST_TOKENS = 1 << 24
+"""Numbers in X or the queries, above which looking for the tokens that differ takes too much."""
+
+WITHIN = 1e-12
+"""What of a token may be outside a span that holds it: the rounding of the basis."""
+
+ROUNDING = 16.0
+"""What of a start may be outside, in units of its last place, that still counts as nothing."""
+
+_EQUIVARIANT = (GradientDescent, NormalizedGradientDescent, PolyakStep, Momentum)
+_LEFT = ("W", "Q", "K", "V")
+_RIGHT = ("W", "U", "prompt", "query")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Subspace:
+    """The span of the tokens of a run, and the run as it goes on inside it.
+
+    Attributes
+    ----------
+    basis : float64 array (d, r) or (R, d, r)
+        B, orthonormal columns.
+    start, model : Classifier or Layer
+        The parameters at step 0 and at the step reached, inside: of dimension r.
+    state : dict of tuples of arrays
+        What the optimizer carries from step to step, inside.
+    """
+
+    basis: npt.NDArray[np.float64]
+    start: Model
+    model: Model
+    state: dict[str, tuple[Array, ...]]
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other)
+
+    def problem(self, problem: Problem) -> Problem:
+        """Return the data as they are inside: tokens and queries by their coordinates."""
+        X, Z, y, weight, lengths = problem.data
+        Z = None if Z is None else self._inside("query", Z)
+        return problem._replace(data=(self._inside("query", X), Z, y, weight, lengths))
+
+    def __getitem__(self, which: Any) -> Subspace:
+        """Select one run, or some."""
+        return Subspace(
+            frozen(self.basis[which]) if self.basis.ndim == 3 else self.basis,
+            self.start[which],
+            self.model[which],
+            {name: tuple(slot[which] for slot in slots) for name, slots in self.state.items()},
+        )
+
+    def whole(
+        self, start: Model, names: Iterable[str], parameters: CoreParameters
+    ) -> dict[str, Array]:
+        """Return the parameters in `names` of the whole model from those inside.
+
+        Parameters
+        ----------
+        start : Classifier or Layer
+            The whole model at step 0.
+        names : names of parameters
+        parameters : tuple of the core
+            The parameters inside, at some step.
+        """
+        now = by_name(parameters)
+        arrays: dict[str, Array] = {}
+        for name in names:
+            array = self._outside(name, now[name] - self.start.parameters[name])
+            array += start.parameters[name]
+            array.flags.writeable = False
+            arrays[name] = array
+        return arrays
+
+    def whole_state(self, state: Mapping[str, tuple[Array, ...]]) -> dict[str, tuple[Array, ...]]:
+        """Return what the optimizer carries for the whole model, which is all in the span."""
+        return {
+            name: tuple(self._outside(name, slot) for slot in slots)
+            for name, slots in state.items()
+        }
+
+    def rest(self, start: Model) -> npt.NDArray[np.float64]:
+        """Return the norm of what of the start is not in the span, or (R,) of them."""
+        total: Any = 0.0
+        for name, array in start.parameters.items():
+            left = array - self._outside(name, self.start.parameters[name], np.float64)
+            total = total + _squares(name, left)
+        return np.asarray(np.sqrt(total))
+
+    def holds(self, start: Model) -> bool:
+        """Tell whether the start is all in the span, so that what is outside has no part in it."""
+        size: Any = 0.0
+        for name, array in start.parameters.items():
+            size = size + _squares(name, array)
+        unit = ROUNDING * float(np.finfo(start.dtype).eps)
+        return bool(np.all(self.rest(start) <= unit * np.sqrt(size)))
+
+    def spans(self, tokens: npt.NDArray[np.float64]) -> bool:
+        """Tell whether tokens (tokens, d) or (R, tokens, d) are in the span."""
+        left = tokens - tokens @ self.basis @ np.swapaxes(self.basis, -1, -2)
+        sizes = np.linalg.norm(tokens, axis=-1)
+        return bool(np.all(np.linalg.norm(left, axis=-1) <= WITHIN * sizes))
+
+    def _inside(self, name: str, array: Array) -> Array:
+        """Return an array inside. Tokens enter in float64, the large products keep their type."""
+        B = _beside(self.basis, AXES[name])
+        if name in _LEFT:
+            array = np.swapaxes(B.astype(array.dtype, copy=False), -1, -2) @ array
+        if name in _RIGHT:
+            array = (array.astype(np.float64, copy=False) @ B).astype(array.dtype, copy=False)
+        return np.ascontiguousarray(array)
+
+    def _outside(self, name: str, array: Array, dtype: npt.DTypeLike | None = None) -> Array:
+        dtype = array.dtype if dtype is None else dtype
+        B = _beside(self.basis.astype(dtype, copy=False), AXES[name])
+        if name in _LEFT:
+            array = B @ array
+        if name in _RIGHT:
+            array = array @ np.swapaxes(B, -1, -2)
+        return array
+
+
+def enter(run: Any, problem: Problem) -> Subspace | None:
+    """Return the span in which a run trains on these data; None where it trains as it is.
+
+    A run that is in the span of its data goes on there. One at step 0 enters where the parameters
+    are large and the tokens few beside their dimensions.
+    """
+    optimizer: StepRule = run.optimizer
+    if not isinstance(optimizer, _EQUIVARIANT) or optimizer.l2 > 0.0 or optimizer.project:
+        return None
+    model: Model = run.start
+    if run.subspace is None and (run.step > 0 or _size(model) < LEAST_SIZE):
+        return None
+    if any(side is not None and side.size > MOST_TOKENS for side in problem.data[:2]):
+        return None
+    tokens = _tokens(problem, model, run.wrt)
+    if run.subspace is not None:
+        entered: Subspace = run.subspace
+        return entered if entered.spans(tokens) else None
+    if not np.isfinite(tokens).all():
+        return None
+    tokens = _distinct(tokens)
+    if LEAST_RATIO * tokens.shape[-2] > tokens.shape[-1]:
+        return None
+    # What depends on other tokens, zeros included, is given directions of its own: harmless.
+    basis = np.linalg.qr(np.swapaxes(tokens, -1, -2))[0]
+    inside = Subspace(frozen(basis), model, model, {})
+    arrays = {name: inside._inside(name, array) for name, array in model.parameters.items()}
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        return None
+    if isinstance(model.query, np.ndarray):
+        arrays["query"] = inside._inside("query", model.query)
+    for array in arrays.values():
+        array.flags.writeable = False
+    start = with_arrays(model, arrays)
+    return replace(inside, start=start, model=start)
+
+
+def _distinct(tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return every token once, of each run; zeros where other runs have more."""
+    runs = []
+    for rows in tokens.reshape(-1, *tokens.shape[-2:]):
+        places = {row.tobytes(): j for j, row in enumerate(rows)}
+        runs.append(rows[list(places.values())])
+    found = np.zeros((len(runs), max(map(len, runs)), tokens.shape[-1]))
+    for rows, distinct in zip(found, runs, strict=True):
+        rows[: len(distinct)] = distinct
+    return found.reshape(*tokens.shape[:-2], *found.shape[1:])
+
+
+def _tokens(problem: Problem, start: Model, names: Iterable[str]) -> npt.NDArray[np.float64]:
+    """Return rows (rows, d) or (R, rows, d) whose span the gradients by `names` never leave."""
+    X, Z = problem.data[:2]
+    sides = [X]
+    if Z is not None and problem.token is None:
+        sides.append(Z)
+    if start.prompt is not None:
+        sides.append(start.prompt[..., None, :, :])
+        if "prompt" in names and "Q" in start.parameters:
+            sides.append(np.swapaxes(start.parameters["Q"], -1, -2))
+        elif "prompt" in names:
+            keys = X.reshape(*X.shape[:-3], 1, -1, X.shape[-1])
+            sides.append(keys @ np.swapaxes(start.parameters["W"], -1, -2))
+    lead = max((side.shape[:-3] for side in sides), key=len)
+    rows = [
+        np.broadcast_to(side, (*lead, *side.shape[-3:])).reshape(*lead, -1, side.shape[-1])
+        for side in sides
+    ]
+    return np.concatenate(rows, axis=-2, dtype=np.float64)
+
+
+def _size(model: Model) -> int:
+    """Return how many numbers the parameters of one run have."""
+    return sum(int(np.prod(array.shape[-AXES[name] :])) for name, array in model.parameters.items())
+
+
+def _squares(name: str, array: Array) -> Array:
+    """Return the sum of the squares of a parameter, or (R,) of them."""
+    total: Array = np.square(array, dtype=np.float64).sum(axis=tuple(range(-AXES[name], 0)))
+    return total
+
+
+def _beside(basis: Array, axes: int) -> Array:
+    """Return the basis with axes of length 1 for those between runs and matrices."""
+    return basis[:, None] if basis.ndim == 3 and axes == 3 else basis

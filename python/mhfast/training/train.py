@@ -1,0 +1,239 @@
+"""`train`: full-batch gradient descent in C++, with records, stop conditions and checkpoints."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core, config
+from .._arguments.checks import Wrt
+from ..dataset.dataset import Dataset
+from ..models import Model
+from ..models import problem as _core_arguments
+from ..optimizers import GradientDescent, Optimizer, core_settings
+from . import arguments as arguments
+from . import quantities as recording
+from .arguments import Directions, Tests
+from .history import of_subspace, prepare
+from .progress import progress_bar
+from .quantities import Record
+from .run import Interrupted, Run, Stop
+from .run_axis import settled_steps, spread
+from .session import Callback, Loop
+from .subspace import enter
+
+
+def train(
+    model: Model | Run,
+    X: npt.ArrayLike | Dataset,
+    y: npt.ArrayLike | None = None,
+    *,
+    steps: int,
+    optimizer: Optimizer | None = None,
+    loss: str | None = None,
+    wrt: Wrt = None,
+    test: Tests | None = None,
+    record: Record | None = None,
+    directions: Directions | None = None,
+    callback: Callback | None = None,
+    stop: Stop | None = None,
+    checkpoint: tuple[str | os.PathLike[str], int] | None = None,
+    progress: bool = False,
+    num_threads: int | None = None,
+) -> Run:
+    """Train a model by full-batch gradient descent.
+
+    The loop runs in C++; Python is entered for ``callback``, a ``stop`` function, functions in
+    ``record`` and checkpoints only. The result is bitwise the same for every number of threads.
+
+    Where the model, the data or the step sizes have a run axis of length R, R trainings go side by
+    side. What is trained is then repeated for each run, what is not and lacks the axis is shared,
+    and run r goes as it would alone.
+
+    Parameters
+    ----------
+    model : Classifier, Layer or Run
+        Where to start. A Run goes on bitwise as if it had never stopped; it keeps its optimizer
+        with what that carries from step to step, loss, wrt, record and stop unless they are given.
+        Data, test sets and directions are not part of a run and are given again.
+    X : array (n, T, d) or (R, n, T, d) of the model's dtype, or Dataset
+    y : array
+        Targets of the shape of model(X): labels -1 and 1, real targets for "squared", classes
+        without the last axis for "cross_entropy"; None with a Dataset.
+    steps : int
+        How many steps to take, for a Run how many more.
+    optimizer : one of `mhfast.optimizers`
+        Another kind than that of the Run begins anew with what it carries from step to step.
+    loss : str
+        "logistic" (the default), "exponential", "linear", "squared", and for a Layer
+        "cross_entropy", as in `value_and_grad`.
+    wrt : str or tuple of str
+        What to train, among the parameters of the model; all by default.
+    test : Dataset, pair (X, y) or dict of them
+        Test sets; one without a name is called "test".
+    record : str, function, sequence of them, or dict of them to int
+        What to record, by default the loss. Names are those of `mhfast.training.quantities`: loss,
+        accuracy, margin, grad_norm, param_norm, distance, cosine, the parameters, attention,
+        attention_max and attention_groups; behind ``test_`` or ``<name of the test set>_`` the
+        first three. A function of the model returns a number or an array, with R runs a number or
+        an array (R, ...). In a dict the number says every how many steps, else it is every step.
+        Values at k belong to θ_k, before step k + 1; they are taken at k = 0, every, 2 every, ...,
+        and at the last k. All together they may take 2 GiB.
+    directions : Gradients, model, dict of arrays by parameter, or a dict or sequence of them
+        Directions of the record "cosine". A parameter that is not there does not enter the cosine.
+        A single one is recorded as ``cosine``, several as ``cosine_<name>``, or ``cosine_0``, ...
+    callback : function (step, model) -> object
+        Called with every θ_k, the first and the last included. Returning true ends training at θ_k.
+    stop : dict or function (step, model) -> object
+        Thresholds on the training data, checked at every θ_k: training ends at θ_k when "loss" or
+        "grad_norm" is at most, "accuracy" or "margin" at least the number. Of R runs each ends by
+        itself, and is frozen while the others go on. Or a function that returns true, with R runs
+        true for all, to end training. An empty dict removes what a Run had; giving ``stop`` lets
+        runs go on that a threshold had ended.
+    checkpoint : (path, int)
+        Save the run so far every so many steps, and at the end. `Run.load` reads it.
+    progress : bool
+        Show a progress bar on stderr (that of tqdm where it is installed).
+    num_threads : int, optional
+        Threads for this call, in place of the default.
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape, a name or a number does not fit, or the records would take too much room.
+    Interrupted
+        After Ctrl-C. It is a KeyboardInterrupt whose ``.run`` holds the run so far. Any other
+        exception, such as one from the callback, gets an attribute ``run`` too.
+
+    Notes
+    -----
+    Where tokens have at least twice as many dimensions as there are different ones, and the model
+    is large, optimizers that know gradients by their norms train inside the span of the tokens, at
+    a fraction of the cost. The result is the same up to rounding; ``run.subspace`` is then set.
+
+    References
+    ----------
+    Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
+    Attention", TMLR 2024.
+    """
+    run = model if isinstance(model, Run) else _fresh(model, arguments.optimizer(optimizer))
+    first, last = run.step, run.step + arguments.steps(steps)
+    data = arguments.dataset(X, y, run.model)
+    tests = arguments.tests(test, run.model)
+    record = arguments.restored(run.record if record is None else record)
+    entries = recording.parse(record, tuple(run.model.parameters), tuple(tests))
+    run = replace(
+        _with_optimizer(run, optimizer),
+        loss=run.loss if loss is None else _core_arguments.loss(run.model, loss),
+        wrt=run.wrt if wrt is None else arguments.wrt(run.model, wrt),
+        stop=arguments.stop(run.stop if stop is None else stop),
+        record={entry.function or entry.key: entry.every for entry in entries},
+    )
+    problem, test_problems = arguments.problems(run, data, tests)
+    run = spread(run, problem.runs.length)
+    frozen = arguments.frozen(run, released=stop is not None)
+    run = replace(run, since=arguments.since(run, frozen))
+    settings = core_settings(run.optimizer, last, run.runs)
+    settings["since"] = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
+    sides = arguments.directions(directions, run.model, problem.runs)
+    arguments.function(callback, "callback")
+    named, functions = prepare(
+        entries, run.model, data, problem.data, tuple(sides), run.history, first, last
+    )
+    inside = enter(run, problem) if last > first else None
+    start = run.start
+    if inside is not None:
+        sees_tests = bool(tests) and inside.holds(start)
+        test_problems = [inside.problem(test) for test in test_problems] if sees_tests else []
+        whole = partial(
+            train, X=data, steps=0, optimizer=GradientDescent(0.0), loss=run.loss, wrt=run.wrt,
+            test=tests, directions=directions, num_threads=num_threads,
+        )  # fmt: skip
+        named, others = of_subspace(named, inside, start, run.history, whole, sees_tests)
+        functions += others
+        start, problem, sides = inside.start, inside.problem(problem), {}
+    loop = Loop(
+        run, named, functions, callback, arguments.checkpoint(checkpoint), inside, frozen,
+    )  # fmt: skip
+    settings["reasons"] = loop.reasons
+    every = loop.every()
+    with progress_bar(first, last) if progress else nullcontext() as tick:
+        try:
+            reached, reasons = _core.train(
+                problem.data, loop.parameters, start._core.parameters,
+                run.runs or 0, run.model.scale, problem.causal, run.loss,
+                _core_arguments.bits(run.wrt),
+                settings, loop.state, first, last,
+                [arguments.core_record(rows, data) for rows in named],
+                [test.data for test in test_problems], list(sides.values()),
+                {} if callable(run.stop) else dict(run.stop),
+                loop.stopped, every or 1, loop.at if every else None, tick,
+                config.threads(num_threads),
+            )  # fmt: skip
+            if tick is not None:
+                tick(reached)
+            return loop.finish(reached, reasons, settings["rows"])
+        except KeyboardInterrupt:
+            raise Interrupted(_rescued(loop, settings, "interrupted")) from None
+        except Exception as error:
+            if "reached" in settings:
+                _carry(error, _rescued(loop, settings, "exception"))
+            raise
+
+
+def _fresh(model: Model, optimizer: Optimizer) -> Run:
+    """Return a run that stands at step 0 with the default settings."""
+    if not isinstance(model, Model):
+        raise TypeError(f"model: expected a Classifier, Layer or Run, got {type(model).__name__}")
+    return Run(
+        model=model,
+        history={},
+        steps={},
+        step=0,
+        reason="steps",
+        stopped=None,
+        optimizer=optimizer,
+        loss="logistic",
+        wrt=tuple(model.parameters),
+        record={"loss": 1},
+        stop={},
+        start=model,
+    )
+
+
+def _with_optimizer(run: Run, optimizer: Optimizer | None) -> Run:
+    """Return the run with an optimizer, which goes on with the state of one of its kind."""
+    if optimizer is None:
+        return run
+    optimizer = arguments.optimizer(optimizer)
+    if type(optimizer) is type(run.optimizer):
+        return replace(run, optimizer=optimizer)
+    stood_at: int | tuple[int, ...] = run.step
+    if isinstance(run.stopped, np.ndarray):
+        stood_at = settled_steps(np.where(run.stopped < 0, run.step, run.stopped))
+    return replace(run, optimizer=optimizer, state={}, since=stood_at)
+
+
+def _rescued(loop: Loop, settings: dict[str, Any], reason: str) -> Run:
+    """Return the run as it was when an exception left the core, or before it started."""
+    rows = settings.get("rows", [0] * len(loop.named))
+    return loop.so_far(settings.get("reached", loop.run.step), reason, rows)
+
+
+def _carry(error: Exception, run: Run) -> None:
+    """Hand the run to whoever catches the exception, so that nothing recorded is lost."""
+    vars(error)["run"] = run
+    if hasattr(error, "add_note"):  # from Python 3.11 on
+        error.add_note(f"Training ended at step {run.step}; .run holds the run so far.")

@@ -1,0 +1,117 @@
+"""Every parallel pass, on more threads than are good for it: for a build with the thread sanitizer.
+
+Not a test by itself: what is looked for are the sanitizer's reports (docs/development.md). Kinds of
+training are drawn from the lists of `trainings.py`: every model, kind of parameters, optimizer and
+plan with each other, the rest from cycles of their own, whose lengths have no common factor.
+"""
+
+import os
+from dataclasses import replace
+from itertools import cycle, product
+
+import numpy as np
+from trainings import MODELS, OPTIMIZERS, PARAMETERS, PLANS, PROJECTIONS, draw
+
+import mhfast as mh
+from mhfast import _core
+
+THREADS = 3
+n, T, d, H = 90, 7, 9, 6
+LAYER_PLANS = ("samples", "auto")
+RECORDS = (
+    ("loss",),
+    ("accuracy", "margin", "grad_norm", "distance", "param_norm", "cosine"),
+    ("attention_max", "attention_groups", "parameters"),
+    (),
+    ("test_loss", "loss"),
+    ("test_accuracy", "other_margin", "attention"),
+    ("parameters", "test_margin", "other_loss", "grad_norm"),
+)
+STOPS = (None, {"loss": 1e-9, "grad_norm": 1e-9}, {"margin": 1e9}, None, None)
+REST = zip(
+    cycle(PROJECTIONS), cycle(RECORDS), cycle(STOPS),
+    # Types, sizes (the large one so that gradients must be scaled), and whether Python is asked.
+    cycle(product((np.float32, np.float64), (0.3, 0.3, 40.0), (False, False, True))),
+)  # fmt: skip
+
+
+def train(model, data, rule, projection, record, stop, calls):
+    """A training of few steps with all that may go on beside it."""
+    names = [
+        name for key in record for name in (model.parameters if key == "parameters" else [key])
+    ]
+    tests = {"test": data, "other": replace(data, token_groups=None)}
+    used = [name for name in tests if any(key.startswith(name) for key in record)]
+    mh.train(
+        model, data, steps=3, optimizer=rule(**projection), loss="squared", record=names,
+        test={name: tests[name] for name in used} or None, stop=stop,
+        directions=model if "cosine" in record else None,
+        callback=(lambda *_: None) if calls else None,
+    )  # fmt: skip
+
+
+def passes(model, data):
+    """Outputs, attention, gradients of parameters and inputs, curvature."""
+    model(data)
+    model.attention(data)
+    wrt = (*model.parameters, "X", *(("query",) if data.query is not None else ()))
+    mh.value_and_grad(model, data, loss="squared", wrt=wrt)
+    mh.hvp(model, data, tangent=model, loss="squared")
+
+
+def with_groups(data):
+    """The same with groups of tokens and of samples."""
+    return replace(
+        data,
+        token_groups=np.broadcast_to(np.arange(T) % 2, (len(data.X), T)),
+        sample_groups=np.arange(len(data.X)) % 3,
+    )
+
+
+def trainings(plan):
+    """All kinds with one plan; layers and prompts have not every plan."""
+    for kind, parameter in product(MODELS, PARAMETERS):
+        if kind is mh.Layer and plan not in LAYER_PLANS:
+            continue
+        samples = n if parameter != "token" else 4 * n  # else too little work for a team
+        for dtype in (np.float32, np.float64):
+            passes(*draw(kind, parameter, dtype, samples, T, d, H))
+        for rule in OPTIMIZERS.values():
+            projection, record, stop, (dtype, size, calls) = next(REST)
+            model, data = draw(kind, parameter, dtype, samples, T, d, H, size=size)
+            train(model, with_groups(data), rule, projection, record, stop, calls)
+
+
+def side_by_side():
+    """Blocks of runs on threads of their own, and runs whose own passes are shared."""
+    for kind, parameter in product(MODELS, PARAMETERS):
+        for rule in OPTIMIZERS.values():
+            projection, record, stop, (dtype, size, calls) = next(REST)
+            for samples, runs in ((12, 17), (n, 2)):
+                model, data = draw(kind, parameter, dtype, samples, T, d, H, runs=runs, size=size)
+                few = tuple(name for name in record if "groups" not in name)
+                train(model, data, rule, projection, few, stop, calls)
+
+
+def learner() -> None:
+    data = mh.data.boolean_layer(4000, 3, 8, 2, seed=1)
+    mh.learn_layer(data.X, data.y, 2)
+
+
+def main() -> None:
+    mh.set_num_threads(THREADS)
+    for plan in PLANS:
+        _core.force_plan(plan)
+        trainings(plan)
+        if plan == "tiles":  # heads enough for several slabs
+            passes(*draw(mh.Classifier, "dense", np.float64, 13, 12, 21, 601))
+        print(plan, "done", flush=True)
+    side_by_side()
+    learner()
+
+
+if __name__ == "__main__":
+    assert "libtsan" in os.environ.get("LD_PRELOAD", ""), (
+        "without the sanitizer nothing is looked for"
+    )
+    main()

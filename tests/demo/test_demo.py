@@ -1,0 +1,153 @@
+"""The demo and the console script."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mhfast import _demo as demo
+from mhfast import cli
+from mhfast._demo.experiments import (
+    Digits,
+    Heads,
+    Saturation,
+    run_digits,
+    run_heads,
+    run_saturation,
+)
+
+
+def nothing(steps: int) -> None:
+    """Progress that nobody watches."""
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    header = path.read_bytes()[:24]
+    assert header[:8] == b"\x89PNG\r\n\x1a\n"
+    return int.from_bytes(header[16:20], "big"), int.from_bytes(header[20:24], "big")
+
+
+def test_a_small_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    path = tmp_path / "figure.png"
+    demo.run_demo(
+        path,
+        Digits(splits=2, heads=3, steps=10),
+        Heads(heads=(1, 2), trials=2, n_train=9, n_test=11, steps=5),
+        Saturation(instances=3, steps=7),
+    )
+    width, height = png_size(path)
+    assert width > 1000
+    assert height > 1000
+    out = capsys.readouterr().out
+    assert "3 heads, 2 random splits, 10 steps" in out
+    assert out.rstrip().endswith(str(path))
+
+
+def test_digits_are_learnt() -> None:
+    pytest.importorskip("sklearn")
+    done: list[int] = []
+    settings = Digits(splits=1, steps=400)
+    result = run_digits(settings, done.append)
+    assert sum(done) == settings.total
+    assert result.steps[-1] == 400
+    # The first split reaches 99 %, one image in 107 wrong; three are allowed here.
+    assert result.test_error[0, -1] < 0.03
+    assert result.attention_before.shape == result.attention_after.shape == (4, 8, 8)
+    rows = result.attention_after.sum(axis=-1)
+    np.testing.assert_allclose(rows, 1.0, rtol=1e-5)  # float32 weights, mean of 107 samples
+    assert result.attention_after.max() > 2 * result.attention_before.max()
+
+
+def test_more_heads_from_zero_are_slower_or_faster_by_convention() -> None:
+    settings = Heads(heads=(1, 16), trials=2, steps=60)
+    done: list[int] = []
+    result = run_heads(settings, done.append)
+    assert sum(done) == settings.total
+    final = {setting: curves[:, -1].mean() for setting, curves in result.train_loss.items()}
+    assert final["zero", "constant", 16] > 2 * final["zero", "constant", 1]
+    assert final["zero", "sqrt(H)", 16] < 1.2 * final["zero", "sqrt(H)", 1]
+    # One head takes the same steps in both conventions.
+    assert final["zero", "constant", 1] == final["zero", "sqrt(H)", 1]
+    assert result.test_steps[-1] == result.steps[-1] == 60
+
+
+def test_saturation_moves_the_textbook_only() -> None:
+    settings = Saturation(instances=6)
+    done: list[int] = []
+    result = run_saturation(settings, done.append)
+    assert sum(done) == settings.total
+    assert result.mhfast.shape == result.textbook.shape == (6, 500)
+    # The promise is 1e-12; textbook float64 loses half its digits or more in the median.
+    assert result.mhfast.max() < 1e-12
+    assert np.median(result.textbook[:, -1]) > 1e-8
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    command = [sys.executable, "-c", "import mhfast.cli as c; raise SystemExit(c.main(['demo']))"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    accuracy = re.search(r"test accuracy ([\d.]+) % on average", done.stdout)
+    assert accuracy is not None
+    assert float(accuracy[1]) >= 98.0
+    assert png_size(tmp_path / "mhfast_demo.png")[0] > 1000
+    assert "training" in done.stderr  # the progress bar
+
+
+def test_missing_packages_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo, "find_spec", {}.get)
+    assert cli.main(["demo", "--output", str(tmp_path / "figure.png")]) == 1
+    message = capsys.readouterr().err
+    assert message == (
+        "mhfast demo: the demo needs matplotlib and scikit-learn: "
+        "pip install matplotlib scikit-learn\n"
+    )
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info"]) == 0
+    assert capsys.readouterr().out.startswith("mhfast ")
+
+
+def test_bench_gets_its_own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def bench(arguments: list[str]) -> int:
+        seen.append(arguments)
+        return 7
+
+    monkeypatch.setattr("mhfast._bench.main", bench)
+    assert cli.main(["bench", "--help", "--shapes", "2"]) == 7
+    assert seen == [["--help", "--shapes", "2"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["infos"], "invalid choice: 'infos'"),
+        (["info", "--fast"], "unrecognized arguments: --fast"),
+        ([], "required: command"),
+        (["demo", "--output", "no/such/figure.png"], "--output: expected a file in an existing"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        cli.main(arguments)
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,301 @@
+"""Every optimizer takes the steps of its formula: NumPy, torch, and cases with a closed form."""
+
+import math
+
+import numpy as np
+import pytest
+from step_rules import length, transcribed
+
+import mhfast as mh
+
+STEPS = 12
+SCHEDULE = np.linspace(1.0, 0.2, STEPS)
+# A step rounds numbers of order one a few times; a dozen steps amplify that by about ten.
+TOLERANCE = 1e-12
+
+OPTIMIZERS = [
+    mh.GradientDescent(0.3),
+    mh.GradientDescent(0.3, l2=0.05, clip=0.2, schedule=SCHEDULE),
+    mh.GradientDescent(0.3, project="ball", radius=1.5),
+    mh.GradientDescent(0.3, project="ball", radius=0.8, project_by="head"),
+    mh.GradientDescent(0.3, project="sphere", radius=2.0, project_by="all"),
+    mh.NormalizedGradientDescent(0.05),
+    mh.NormalizedGradientDescent(0.05, by="head", schedule=SCHEDULE),
+    mh.NormalizedGradientDescent(0.05, 0.3, "all", l2=0.02, clip=0.1),
+    mh.NormalizedGradientDescent(0.05, project="sphere", radius=1.0, project_by="head"),
+    mh.PolyakStep(0.3),
+    mh.PolyakStep(0.4, target=-0.1, factor=1.0, schedule=SCHEDULE),
+    mh.PolyakStep(0.2, target=0.4),
+    mh.PolyakStep(9.0, target=0.1, factor=0.2, l2=0.3, clip=0.2),
+    mh.Momentum(0.1),
+    mh.Momentum(0.1, 0.7, l2=0.05, clip=0.2, schedule=SCHEDULE),
+    mh.Momentum(0.1, 0.7, True),
+    mh.Momentum(0.1, 0.7, True, l2=0.05, clip=0.2, schedule=SCHEDULE),
+    mh.Momentum(0.1, 0.7, True, project="ball", radius=1.5, project_by="all"),
+    mh.Adam(0.02),
+    mh.Adam(0.02, 0.5, 0.9, 1e-3, l2=0.05, clip=0.2, schedule=SCHEDULE),
+    mh.Adam(0.02, weight_decay=0.3, schedule=SCHEDULE),
+    mh.MirrorDescent(0.02, 3),
+    mh.MirrorDescent(0.02, 1.75, l2=0.05, clip=0.2, schedule=SCHEDULE),
+    mh.MirrorDescent(0.02, 2, project="ball", radius=1.5),
+    mh.MirrorDescent(0.02, 3, True),
+    mh.MirrorDescent(0.02, 1.5, True, "head"),
+    mh.MirrorDescent(0.02, 2.5, True, "all", schedule=SCHEDULE),
+]
+
+
+def problem(kind="classifier", dtype=np.float64):
+    """A model and a data set of random numbers, small enough for many steps."""
+    rng = np.random.default_rng(8)
+
+    def draw(*shape):
+        return (0.5 * rng.standard_normal(shape)).astype(dtype)
+
+    X = 2 * draw(7, 3, 5)
+    if kind == "classifier":
+        return mh.Classifier(draw(2, 5, 5), draw(2, 3, 5)), mh.Dataset(X, rng.choice([-1, 1], 7))
+    model = mh.Layer(mh.LowRank(draw(2, 5, 4), draw(2, 5, 4)), draw(2, 5, 6), prompt=draw(8, 5))
+    return model, mh.Dataset(X, rng.choice([-1, 1], (7, 8, 6)))
+
+
+def difference(a, b):
+    return max(
+        float(abs(a.parameters[name] - b.parameters[name]).max() / abs(b.parameters[name]).max())
+        for name in a.parameters
+    )
+
+
+@pytest.mark.parametrize("kind", ["classifier", "layer"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_transcription(optimizer, kind):
+    model, data = problem(kind)
+    run = mh.train(model, data, steps=STEPS, optimizer=optimizer)
+    expected = transcribed(optimizer, model, data, STEPS)
+    assert difference(expected, model) > 1e-3  # something happened
+    assert difference(run.model, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+def test_single_precision(optimizer):
+    model, data = problem("layer", np.float32)
+    double, same = problem("layer")
+    run = mh.train(model, data, steps=STEPS, optimizer=optimizer)
+    exact = mh.train(double, same, steps=STEPS, optimizer=optimizer)
+    assert run.model.dtype == np.float32
+    # float32 rounds to 6e-8; roots of mirror descent and quotients of Adam lose up to a hundredfold
+    # where an entry is near zero.
+    assert difference(run.model, exact.model) < 1e-4
+
+
+@pytest.mark.parametrize("wrt", ["Q", "K", "V", "prompt", ("K", "prompt"), ("Q", "V")])
+@pytest.mark.parametrize("optimizer", [OPTIMIZERS[7], OPTIMIZERS[14], OPTIMIZERS[-1]], ids=repr)
+def test_norms_are_those_of_what_is_trained(optimizer, wrt):
+    model, data = problem("layer")
+    run = mh.train(model, data, steps=STEPS, optimizer=optimizer, wrt=wrt)
+    expected = transcribed(optimizer, model, data, STEPS, wrt)
+    assert difference(run.model, expected) < TOLERANCE
+    for name, array in run.model.parameters.items():
+        assert np.array_equal(array, model.parameters[name]) == (name not in wrt)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize(
+    ("optimizer", "rule", "options"),
+    [
+        (mh.GradientDescent(0.1, l2=0.05), "SGD", {"weight_decay": 0.05}),
+        (mh.Momentum(0.1, 0.8, l2=0.05), "SGD", {"momentum": 0.8, "weight_decay": 0.05}),
+        (mh.Momentum(0.1, 0.8, True), "SGD", {"momentum": 0.8, "nesterov": True}),
+        (mh.Adam(0.1), "Adam", {}),
+        (
+            mh.Adam(0.1, 0.7, 0.95, 1e-4, l2=0.2),
+            "Adam",
+            {"betas": (0.7, 0.95), "eps": 1e-4, "weight_decay": 0.2},
+        ),
+        (mh.Adam(0.1, weight_decay=0.2), "AdamW", {"weight_decay": 0.2}),
+    ],
+    ids=repr,
+)
+def test_torch(optimizer, rule, options):
+    torch = pytest.importorskip("torch")
+    model, data = problem()
+    theta = [torch.tensor(model.parameters[name], requires_grad=True) for name in ("W", "U")]
+    theirs = getattr(torch.optim, rule)(theta, lr=0.1, **options)
+    for _ in range(STEPS):
+        now = mh.Classifier(*(part.detach().numpy().copy() for part in theta))
+        _, g = mh.value_and_grad(now, data)
+        theta[0].grad, theta[1].grad = torch.tensor(g.W), torch.tensor(g.U)
+        theirs.step()
+    run = mh.train(model, data, steps=STEPS, optimizer=optimizer)
+    assert difference(run.model, mh.Classifier(*(p.detach().numpy() for p in theta))) < TOLERANCE
+
+
+# With the linear loss, W = 0 and U trained, the gradient g is the same at every step and the loss
+# is ⟨g, U⟩: every rule has a closed form.
+
+
+def linear(optimizer, steps, **options):
+    """U after training from zero, the gradient, and the recorded losses."""
+    _, data = problem()
+    start = mh.Classifier.zeros(2, 3, 5)
+    run = mh.train(start, data, steps=steps, loss="linear", wrt="U", optimizer=optimizer, **options)
+    _, g = mh.value_and_grad(start, data, loss="linear", wrt="U")
+    return run.model.U, g.U, run.history.get("loss")
+
+
+def close(a, b, tolerance=1e-13):  # tens of roundings of 1e-16
+    return float(abs(a - b).max()) <= tolerance * float(abs(b).max())
+
+
+def test_closed_form_gradient_descent():
+    U, g, _ = linear(mh.GradientDescent(0.5, schedule=[1, 2, 4, 0]), 4)
+    assert close(U, -3.5 * g)
+    U, g, _ = linear(mh.GradientDescent(0.5, l2=0.2), 9)
+    assert close(U, -(1 - 0.9**9) / 0.2 * g)  # the geometric sum of θ ← 0.9 θ - 0.5 g
+    U, g, _ = linear(mh.GradientDescent(0.5, clip=1e-3), 9)
+    assert close(U, -9 * 0.5e-3 * g / length([g]))
+
+
+def test_closed_form_normalized():
+    U, g, _ = linear(mh.NormalizedGradientDescent(0.5), 9)
+    assert close(U, -4.5 * g / length([g]))
+    U, g, _ = linear(mh.NormalizedGradientDescent(0.5, by="head"), 9)
+    for part, slope in zip(U, g, strict=True):
+        assert close(part, -4.5 * slope / length([slope]))
+
+
+def test_closed_form_polyak():
+    _, _, loss = linear(mh.PolyakStep(target=-2.0), 9)
+    assert loss == pytest.approx(-2.0 + 2.0 * 0.5 ** np.arange(10), abs=1e-14)
+    _, _, loss = linear(mh.PolyakStep(target=-2.0, factor=1.0), 3)
+    assert loss == pytest.approx([0, -2, -2, -2], abs=1e-14)
+    U, g, _ = linear(mh.PolyakStep(0.25, target=-1e9), 9)
+    assert close(U, -9 * 0.25 * g)  # the cap holds
+    U, _, _ = linear(mh.PolyakStep(target=0.0), 9)
+    assert not U.any()  # the loss at zero is the target
+
+
+def test_closed_form_polyak_divides_by_the_norm_after_decay_and_clipping():
+    """From U the gradient is g + l2 U; the excess is that of the loss alone, ⟨g, U⟩."""
+    U, g, _ = linear(mh.PolyakStep(target=-2.0, clip=1e-3), 1)
+    # factor (loss - target) / clip² = 0.5 · 2 / clip², times the clipped gradient.
+    assert close(U, -1e3 * g / length([g]))
+    _, data = problem()
+    start = mh.Classifier(np.zeros((2, 5, 5)), np.linspace(-1, 2, 30).reshape(2, 3, 5))
+    options = {"steps": 1, "loss": "linear", "wrt": "U"}
+    for clip in (math.inf, 0.5):
+        optimizer = mh.PolyakStep(target=-2.0, l2=0.7, clip=clip)
+        U = mh.train(start, data, optimizer=optimizer, **options).model.U
+        slope = g + 0.7 * start.U
+        assert length([slope]) > 0.5
+        slope *= min(1.0, clip / length([slope]))
+        excess = (g * start.U).sum() + 2.0
+        assert close(U, start.U - 0.5 * excess / length([slope]) ** 2 * slope)
+
+
+def test_closed_form_momentum():
+    U, g, _ = linear(mh.Momentum(0.5, 0.8), 9)
+    velocities = (1 - 0.8 ** np.arange(1, 10)) / 0.2
+    assert close(U, -0.5 * velocities.sum() * g)
+    nesterov = 0.5 * (1 + 0.8 * velocities).sum()
+    U, g, _ = linear(mh.Momentum(0.5, 0.8, True), 9)
+    assert close(U, -nesterov * g)
+    U, g, _ = linear(mh.Momentum(0.5, 0.8, True, clip=1e-3), 9)
+    assert close(U, -nesterov * 1e-3 * g / length([g]))
+
+
+def test_closed_form_adam():
+    """Both moments of a constant gradient are exact after the correction: a step is lr sign g."""
+    U, g, _ = linear(mh.Adam(0.5, eps=0.0), 9)
+    assert close(U, -4.5 * np.sign(g), 1e-12)  # 1 - beta2^k cancels three digits
+    U, g, _ = linear(mh.Adam(0.5, eps=0.0, weight_decay=0.2), 9)
+    assert close(U, -(1 - 0.9**9) / 0.2 * np.sign(g), 1e-12)
+
+
+@pytest.mark.parametrize("p", [1.5, 2, 3])
+def test_closed_form_mirror_descent(p):
+    U, g, _ = linear(mh.MirrorDescent(0.5, p), 9)
+    assert close(U, -np.sign(g) * abs(4.5 * g) ** (1 / (p - 1)), 1e-12)  # powers of powers
+    U, g, _ = linear(mh.MirrorDescent(0.5, p, True), 9)
+    dual = p / (p - 1)
+    g /= (abs(g) ** dual).sum() ** (1 / dual)
+    assert close(U, -np.sign(g) * abs(4.5 * g) ** (1 / (p - 1)), 1e-12)
+
+
+@pytest.mark.parametrize("project", ["ball", "sphere"])
+def test_closed_form_projection(project):
+    U, g, _ = linear(mh.GradientDescent(1.0, project=project, radius=1e-3), 9)
+    assert close(U, -1e-3 * g / length([g]))
+    U, g, _ = linear(mh.GradientDescent(1.0, project=project, radius=1e3), 9)
+    assert length([U]) == pytest.approx(1e3 if project == "sphere" else 9 * length([g]), rel=1e-13)
+
+
+def test_mirror_descent_with_p_2_is_gradient_descent():
+    model, data = problem()
+    a = mh.train(model, data, steps=STEPS, optimizer=mh.MirrorDescent(0.3, 2))
+    b = mh.train(model, data, steps=STEPS, optimizer=mh.GradientDescent(0.3))
+    assert difference(a.model, b.model) < TOLERANCE
+
+
+ZERO_STAYS = [
+    mh.NormalizedGradientDescent(0.3),
+    mh.NormalizedGradientDescent(0.3, by="head"),
+    mh.NormalizedGradientDescent(0.3, by="all"),
+    mh.PolyakStep(),
+    mh.MirrorDescent(0.3, 3, True),
+    mh.MirrorDescent(0.3, 1.5, True, "head"),
+    mh.GradientDescent(0.3, project="sphere", radius=1.0),
+]
+
+
+@pytest.mark.parametrize("optimizer", ZERO_STAYS, ids=repr)
+def test_a_zero_gradient_does_not_move(optimizer):
+    """At zero the gradient in W is zero."""
+    _, data = problem()
+    start = mh.Classifier.zeros(2, 3, 5)
+    run = mh.train(start, data, steps=3, wrt="W", optimizer=optimizer, record=("loss", "W"))
+    assert run.reason == "steps"
+    assert not run.history["W"].any()
+
+
+@pytest.mark.parametrize("by", ["tensor", "head", "all"])
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_projection_scales_norms_that_a_sum_of_squares_cannot_hold(by, size):
+    """Squares of these entries under- or overflow in float64."""
+    _, data = problem()
+    model = mh.Classifier(np.zeros((2, 5, 5)), np.full((2, 3, 5), size))
+    optimizer = mh.GradientDescent(0.0, project="sphere", radius=1.0, project_by=by)
+    run = mh.train(model, data, steps=1, loss="linear", wrt="U", optimizer=optimizer)
+    expected = 1.0 / math.sqrt(15 if by == "head" else 30)
+    assert abs(run.model.U / expected - 1).max() < 1e-14
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_adam_without_eps_leaves_what_has_no_gradient(dtype):
+    """A feature that no token has gives W rows and columns, and U columns, of gradient zero."""
+    model, data = problem(dtype=dtype)
+    X = data.X.copy()
+    X[..., 3] = 0
+    run = mh.train(model, X, data.y, steps=4, optimizer=mh.Adam(0.02, eps=0.0, weight_decay=0.5))
+    assert run.reason == "steps"
+    kept = (1 - dtype(0.02 * 0.5)) ** 4  # four roundings of the decay, and of the power
+    tolerance = 8 * np.finfo(dtype).eps
+    close = TOLERANCE if dtype is np.float64 else 1e-4  # Adam divides by roots of small numbers
+    np.testing.assert_allclose(run.model.U[..., 3], kept * model.U[..., 3], rtol=tolerance)
+    np.testing.assert_allclose(run.model.W[:, 3], kept * model.W[:, 3], rtol=tolerance)
+    want = transcribed(run.optimizer, model, mh.Dataset(X, data.y), 4)
+    assert difference(run.model, want) < close
+    end, _ = mh.reference.train(model, X, data.y, steps=4, optimizer=run.optimizer)
+    assert difference(run.model, mh.Classifier(end.W, end.U)) < (
+        TOLERANCE if dtype is np.float64 else 1e-4
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_adam_without_eps_makes_no_step_where_squares_vanish(dtype):
+    """A gradient of 1e-30 in float32, of 1e-200 in float64, has a square of zero."""
+    model, data = problem(dtype=dtype)
+    X = data.X * dtype(1e-30 if dtype is np.float32 else 1e-200)
+    assert 0 < mh.norm(mh.value_and_grad(model, X, data.y, wrt="U")[1]) < 1e-29
+    run = mh.train(model, X, data.y, steps=2, optimizer=mh.Adam(0.02, eps=0.0))
+    assert run.reason == "steps"
+    assert run.model == model

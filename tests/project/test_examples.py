@@ -1,0 +1,173 @@
+"""Examples, and the code and names in README and docs, are as true as the rest."""
+
+from __future__ import annotations
+
+import doctest
+import functools
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mhfast as mh
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+SMALL = {
+    "benign_overfitting.py": "--dim 30 --signals 5 2 --steps 5 --output figure.png",
+    "implicit_bias.py": "--instances 3 --steps 30 --output figure.png",
+    "in_context_regression.py": "--heads 1 2 --samples 30 --starts 2 --steps 5 --output figure.png",
+    "learner_examples.py": "--quick --output figure.png",
+    "learner_hard.py": "--quick --output figure.png",
+    "learner_phases.py": "--quick --output figure.png",
+    "learner_refinement.py": "--quick --output figure.png",
+    "role_of_heads.py": "--heads 1 3 --trials 1 --steps 5 --start random_step",
+    "saturation.py": "--instances 2 --steps 20 --output figure.png",
+    "theory_curvature.py": ("--heads 1 2 --n 9 --dim 6 --steps 3 --trials 2 --output figure.png"),
+    "theory_distance.py": "--heads 1 3 --n 10 --steps 20 --output figure.png",
+    "theory_heads.py": "--heads 1 3 --trials 2 --steps 5 --n 20 --output figure.png",
+    "theory_margin.py": "--n 10 --trials 2 --heads 1 3 --output figure.png",
+    "theory_rates.py": (
+        "--samples 10 20 --test 30 --left-out 5 --heads 2 --trials 2 --steps 20 --output figure.png"
+    ),
+    "train_digits.py": "--heads 2 --splits 1 --steps 20 --save run.npz --plot figure.png",
+}
+WRITTEN = {
+    "benign_overfitting.py": ["figure.png"],
+    "implicit_bias.py": ["figure.png"],
+    "in_context_regression.py": ["figure.png"],
+    "learner_examples.py": ["figure.png"],
+    "learner_hard.py": ["figure.png"],
+    "learner_phases.py": ["figure.png"],
+    "learner_refinement.py": ["figure.png"],
+    "saturation.py": ["figure.png"],
+    "theory_curvature.py": ["figure.png"],
+    "theory_distance.py": ["figure.png"],
+    "theory_heads.py": ["figure.png"],
+    "theory_margin.py": ["figure.png"],
+    "theory_rates.py": ["figure.png"],
+    "train_digits.py": ["run.npz", "figure.png"],
+}
+COMMANDS = (
+    'python3 -m venv .venv && .venv/bin/pip install ".[demo]" && .venv/bin/mhfast demo',
+    'python3 -m venv .venv && .venv/bin/pip install ".[test]" && .venv/bin/pytest',
+)
+
+of_every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+
+
+def run(arguments: list[str], directory: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        cwd=directory,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUTF8": "1"},
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_is_run_here():
+    assert sorted(path.name for path in (ROOT / "examples").glob("*.py")) == sorted(SMALL)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_example(name, tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    out = run([str(ROOT / "examples" / name), *SMALL[name].split()], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(WRITTEN.get(name, []))
+    assert "nan" not in out
+
+
+def has_its_packages(block: str) -> bool:
+    names = re.findall(r"^(?:from|import) (\w+)", block, re.M)
+    return all(importlib.util.find_spec(name) for name in names)
+
+
+@of_every_page
+def test_the_code_of_a_page_runs(page, tmp_path):
+    """A block about another library is left out where that is not installed."""
+    code = [block for block in blocks(page, "python") if has_its_packages(block)]
+    (tmp_path / "page.py").write_text("\n".join(code), "utf-8")
+    run(["page.py"], tmp_path)
+
+
+def test_the_code_in_the_docstring_of_the_package_runs():
+    found = doctest.testmod(mh)
+    assert found.attempted
+    assert not found.failed
+
+
+def test_the_commands_of_the_readme():
+    lines = [line for block in blocks(PAGES[0], "sh") for line in block.splitlines()]
+    for command in COMMANDS:
+        assert command in lines
+
+
+def test_the_output_in_the_readme_is_that_of_its_first_example(tmp_path):
+    (tmp_path / "page.py").write_text(blocks(PAGES[0], "python")[0], "utf-8")
+    assert run(["page.py"], tmp_path) == blocks(PAGES[0], "text")[0]
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@of_every_page
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)]+)\)", page.read_text("utf-8"))
+    for link in links:
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+@of_every_page
+def test_files_that_are_named_exist(page):
+    text = page.read_text("utf-8")
+    folders = r"(?:csrc|python|tests|benchmarks|docs|examples|\.ci)/[\w./-]*"
+    tops = r"(?:CMakeLists\.txt|pyproject\.toml|LICENSE|README\.md)\b"
+    names = {name.rstrip(".") for name in re.findall(rf"(?<![\w./-])(?:{folders}|{tops})", text)}
+    for name in names:
+        if name.startswith(".ci") and not (ROOT / ".ci").exists():
+            continue  # a source distribution comes without it
+        assert (ROOT / name).exists(), name
+
+
+@functools.cache
+def sources() -> str:
+    files = [
+        path
+        for folder in ("csrc", "python", "tests")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".cpp", ".hpp", ".py") and path != Path(__file__)
+    ]
+    return "\n".join(path.read_text("utf-8") for path in (*files, ROOT / "CMakeLists.txt"))
+
+
+@of_every_page
+def test_names_that_are_mentioned_exist(page):
+    text = page.read_text("utf-8")
+    for name in re.findall(r"\bmh\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)", text):
+        functools.reduce(getattr, name.split("."), mh)
+    for name in set(re.findall(r"\b(?:MHFAST_\w+|k[A-Z]\w+)\b", text)):
+        assert re.search(rf"\b{name}\b", sources()), name

@@ -1,0 +1,363 @@
+"""Training inside the span of the tokens: the same as training without, and bitwise resumable."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import mhfast as mh
+from mhfast.training import subspace as _subspace
+
+# Rounding of the basis and of both ways, times ten for the steps; float32 as the kernels promise.
+TOLERANCE = {np.float64: 1e-12, np.float32: 3e-5}
+N, T, D, H, Q, P, RANK = 3, 4, 37, 2, 2, 3, 5
+MOMENTUM = mh.Momentum(0.3, 0.8)
+
+
+def draw(*shape, seed, dtype=np.float64):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def labels(*shape, seed=3):
+    return np.random.default_rng(seed).choice([-1.0, 1.0], shape)
+
+
+def classifier(rows=T, dtype=np.float64, **settings):
+    W, U = 0.2 * draw(H, D, D, seed=0), draw(H, rows, D, seed=1)
+    return mh.Classifier(W.astype(dtype), U.astype(dtype), scale=0.7, **settings)
+
+
+def samples(n=N, dtype=np.float64, seed=2, **more):
+    X = draw(n, T, D, seed=seed, dtype=dtype)
+    return mh.Dataset(X, labels(n, seed=seed).astype(dtype), **more)
+
+
+def low_rank(*, tied):
+    factors = 0.4 * draw(2, H, D, RANK, seed=4)
+    return mh.LowRank(factors[0], None if tied else factors[1])
+
+
+def layer(**settings):
+    return mh.Layer(0.2 * draw(H, D, D, seed=5), draw(H, D, P, seed=6), **settings)
+
+
+def of_rows(kind):
+    classes = np.random.default_rng(7).integers(0, P, (N, T))
+    return mh.Dataset(samples().X, classes if kind == "cross_entropy" else draw(N, T, P, seed=8))
+
+
+# The last number: distinct tokens, those of padding being one.
+PROBLEMS = {
+    "classifier": (classifier(), samples(), {}, 12),
+    "float32": (classifier(dtype=np.float32), samples(dtype=np.float32), {}, 12),
+    "only W": (classifier(), samples(), {"wrt": "W"}, 12),
+    "causal": (classifier(causal=True), samples(), {}, 12),
+    "lengths": (classifier(), samples(lengths=[4, 1, 3]), {}, 9),
+    "a token asks": (classifier(1, query=-1), samples(lengths=[4, 1, 3]), {}, 9),
+    "rows ask": (classifier(Q), samples(query=draw(N, Q, D, seed=9)), {}, 18),
+    "the model asks": (classifier(Q, query=draw(N, Q, D, seed=9)), samples(), {}, 18),
+    "factors": (mh.Classifier(low_rank(tied=False), draw(H, T, D, seed=1)), samples(), {}, 12),
+    "tied": (mh.Classifier(low_rank(tied=True), draw(H, T, D, seed=1)), samples(), {}, 12),
+    "fixed prompt": (classifier(1, prompt=draw(1, D, seed=10)), samples(), {"wrt": "W"}, 13),
+    "layer": (layer(), of_rows("squared"), {"loss": "squared"}, 12),
+    "classes": (layer(), of_rows("cross_entropy"), {"loss": "cross_entropy"}, 12),
+}
+# The span of a trained prompt has H keys for each token beside the tokens.
+PROMPTS = {
+    "prompt": ("prompt", draw(H, D, D, seed=0)),
+    "all with a prompt": (None, draw(H, D, D, seed=0)),
+    "factors with a prompt": (None, low_rank(tied=False)),
+}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Let small problems enter their span."""
+    monkeypatch.setattr(_subspace, "LEAST_SIZE", 0)
+
+
+def both(monkeypatch, *arguments, **settings):
+    """Train inside the span and without it."""
+    monkeypatch.setattr(_subspace, "LEAST_SIZE", 0)
+    inside = mh.train(*arguments, **settings)
+    monkeypatch.setattr(_subspace, "LEAST_SIZE", 1 << 60)
+    plain = mh.train(*arguments, **settings)
+    assert inside.subspace is not None
+    assert plain.subspace is None
+    return inside, plain
+
+
+def close(a, b, tolerance):
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    assert a.shape == b.shape
+    assert np.abs(a - b).max(initial=0.0) <= tolerance * max(np.abs(b).max(initial=0.0), 1e-3)
+
+
+def same_runs(inside, plain):
+    """Compare parameters, what the optimizer carries and the history."""
+    tolerance = TOLERANCE[inside.model.dtype.type]
+    assert set(inside.history) == set(plain.history)
+    assert inside.step == plain.step
+    assert inside.reason == plain.reason
+    for name, array in plain.model.parameters.items():
+        close(inside.model.parameters[name], array, tolerance)
+        assert inside.model.parameters[name].dtype == array.dtype
+    for name, slots in plain.state.items():
+        for slot, other in zip(inside.state[name], slots, strict=True):
+            close(slot, other, tolerance)
+    for name, rows in plain.history.items():
+        close(inside.history[name], rows, tolerance)
+        assert inside.history[name].dtype == rows.dtype
+        assert np.array_equal(inside.steps[name], plain.steps[name])
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_problems(monkeypatch, name):
+    model, data, settings, dimensions = PROBLEMS[name]
+    record = ("loss", "grad_norm", "param_norm", "distance", "attention")
+    inside, plain = both(
+        monkeypatch, model, data, steps=7, optimizer=MOMENTUM, record=record, **settings
+    )
+    same_runs(inside, plain)
+    assert plain.history["loss"][-1] != plain.history["loss"][0]
+    assert inside.subspace.basis.shape == (D, dimensions)
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts(monkeypatch, name):
+    wrt, W = PROMPTS[name]
+    model = mh.Classifier(W, draw(H, 1, D, seed=1), prompt=draw(1, D, seed=10))
+    data = mh.Dataset(draw(2, 2, D, seed=2), labels(2))
+    inside, plain = both(monkeypatch, model, data, steps=9, optimizer=MOMENTUM, wrt=wrt)
+    same_runs(inside, plain)
+    more = H * RANK if "factors" in name else H * 4
+    assert inside.subspace.basis.shape == (D, 4 + 1 + more)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        mh.GradientDescent(0.5, schedule=1.0 / np.arange(1, 10)),
+        mh.GradientDescent(0.5, clip=0.2),
+        mh.NormalizedGradientDescent(0.1, by="head"),
+        mh.NormalizedGradientDescent(0.1, by="all"),
+        mh.PolyakStep(max_lr=2.0),
+        mh.Momentum(0.2, 0.9, nesterov=True),
+    ],
+    ids=repr,
+)
+def test_optimizers(monkeypatch, optimizer):
+    same_runs(*both(monkeypatch, classifier(), samples(), steps=8, optimizer=optimizer))
+
+
+def mean_of_w(model):
+    """Record a number of the whole model."""
+    return model.W.mean()
+
+
+@pytest.mark.parametrize("start", ["zeros", "random"])
+def test_records(monkeypatch, start):
+    model = mh.Classifier.zeros(H, T, D, dtype=np.float64) if start == "zeros" else classifier()
+    tests = {"seen": samples(5, seed=11), "other": samples(4, seed=12)}
+    named = {
+        name: every + 1
+        for every, name in enumerate(mh.recording.names(("W", "U")))
+        if name not in ("attention_groups",)
+    }
+    record = named | {"seen_loss": 1, "seen_margin": 3, "other_accuracy": 4, mean_of_w: 2}
+    inside, plain = both(
+        monkeypatch, model, samples(), steps=10, optimizer=mh.GradientDescent(0.3), test=tests,
+        record=record, directions={"a": {"W": draw(H, D, D, seed=13)}, "b": classifier()},
+    )  # fmt: skip
+    same_runs(inside, plain)
+    assert {"cosine_a", "cosine_b", "mean_of_w", "seen_loss"} <= set(inside.history)
+
+
+@pytest.mark.usefixtures("small")
+def test_room_is_known_before_the_start(monkeypatch):
+    monkeypatch.setattr(mh.recording, "LIMIT", 10_000)
+    with pytest.raises(ValueError, match=r"record: the limit is .* 'W' takes"):
+        mh.train(
+            classifier(), samples(), steps=9, optimizer=MOMENTUM, record="W",
+            callback=lambda *_: pytest.fail("training began"),
+        )  # fmt: skip
+
+
+def test_groups(monkeypatch):
+    groups = np.random.default_rng(14).integers(0, 2, (N, T))
+    data = samples(token_groups=groups, sample_groups=[0, 1, 0])
+    settings = {"steps": 5, "optimizer": MOMENTUM, "record": "attention_groups"}
+    same_runs(*both(monkeypatch, classifier(), data, **settings))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_runs(monkeypatch, shared):
+    runs = 3
+    X = draw(N, T, D, seed=2) if shared else draw(runs, N, T, D, seed=2)
+    data = mh.Dataset(X, labels(N) if shared else labels(runs, N))
+    model = mh.Classifier(0.2 * draw(runs, H, D, D, seed=0), draw(H, T, D, seed=1))
+    test = samples(4, seed=12)
+    settings = {
+        "steps": 6, "optimizer": mh.GradientDescent([0.1, 0.2, 0.3]), "test": test,
+        "record": {"loss": 1, "param_norm": 1, "test_loss": 2, "W": 3},
+    }  # fmt: skip
+    inside, plain = both(monkeypatch, model, data, **settings)
+    same_runs(inside, plain)
+    assert inside.subspace.basis.ndim == (2 if shared else 3)
+    monkeypatch.setattr(_subspace, "LEAST_SIZE", 0)
+    one = data if shared else data.run(1)
+    alone = mh.train(inside[1], one, steps=2, test=test)
+    together = mh.train(inside, data, steps=2, test=test)
+    same_runs(together[1], alone)
+    assert alone.subspace is not None
+
+
+def test_one_training_goes_on_as_several(monkeypatch):
+    settings = {"optimizer": MOMENTUM, "record": ("loss", "distance")}
+    begun = both(monkeypatch, classifier(), samples(), steps=3, **settings)
+    rates = mh.Momentum([0.1, 0.2], 0.8)
+    monkeypatch.setattr(_subspace, "LEAST_SIZE", 0)
+    several = [mh.train(run, samples(), steps=3, optimizer=rates) for run in begun]
+    assert several[0].subspace is not None
+    same_runs(*several)
+
+
+def whole_path(run, tmp_path):
+    run.save(tmp_path / "run.npz")
+    return mh.Run.load(tmp_path / "run.npz")
+
+
+@pytest.mark.parametrize("way", ["as it is", "file", "pickle", "copy"])
+@pytest.mark.usefixtures("small")
+def test_resumed_bitwise(tmp_path, way):
+    """Also in the middle of steps that only the span distinguishes: several calls, some of 0."""
+    test = samples(5, seed=11, query=draw(5, Q, D, seed=15))
+    settings = {"test": test, "record": {"loss": 1, "test_loss": 2, "W": 5, "param_norm": 1}}
+    data = samples(query=draw(N, Q, D, seed=9))
+    model = classifier(Q)
+    once = mh.train(model, data, steps=12, optimizer=MOMENTUM, **settings)
+    run = mh.train(model, data, steps=0, optimizer=MOMENTUM, **settings)
+    for steps in (1, 5, 0, 6):
+        run = mh.train(run, data, steps=steps, test=test)
+        if way == "file":
+            run = whole_path(run, tmp_path)
+        elif way == "pickle":
+            run = pickle.loads(pickle.dumps(run))
+        elif way == "copy":
+            run = copy.deepcopy(run)
+    assert run == once
+    assert run.subspace is not None
+
+
+@pytest.mark.usefixtures("small")
+def test_checkpoint_and_exception(tmp_path):
+    path = tmp_path / "run.npz"
+    once = mh.train(classifier(), samples(), steps=9, optimizer=MOMENTUM)
+
+    def fail(k, _):
+        if k == 7:
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError) as caught:
+        mh.train(
+            classifier(), samples(), steps=9, optimizer=MOMENTUM, callback=fail,
+            checkpoint=(path, 4),
+        )  # fmt: skip
+    for stopped in (mh.Run.load(path), caught.value.run):
+        resumed = mh.train(stopped, samples(), steps=9 - stopped.step)
+        assert resumed.model == once.model
+        assert np.array_equal(resumed.history["loss"], once.history["loss"])
+
+
+def test_callback_sees_the_whole_model(monkeypatch):
+    seen = {0: [], 1 << 60: []}
+    for least, models in seen.items():
+        monkeypatch.setattr(_subspace, "LEAST_SIZE", least)
+        mh.train(
+            classifier(), samples(), steps=4, optimizer=MOMENTUM,
+            callback=lambda _, model, models=models: models.append(model),
+        )  # fmt: skip
+    for model, plain in zip(*seen.values(), strict=True):
+        close(model.W, plain.W, 1e-12)
+        assert model.dim == D
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        mh.Adam(0.1),
+        mh.MirrorDescent(0.1, 3.0),
+        mh.GradientDescent(0.1, l2=0.1),
+        mh.GradientDescent(0.1, project="ball", radius=1.0),
+    ],
+    ids=repr,
+)
+@pytest.mark.usefixtures("small")
+def test_other_optimizers_train_outside(optimizer):
+    assert mh.train(classifier(), samples(), steps=3, optimizer=optimizer).subspace is None
+
+
+@pytest.mark.usefixtures("small")
+def test_where_it_does_not_pay(monkeypatch):
+    many = mh.train(classifier(), samples(n=5), steps=3, optimizer=MOMENTUM)
+    assert many.subspace is None  # 20 tokens, 37 dimensions
+    few = mh.Dataset(np.tile(samples(n=1).X, (30, 1, 1)), labels(30))
+    assert mh.train(classifier(), few, steps=3, optimizer=MOMENTUM).subspace.basis.shape == (D, T)
+    monkeypatch.setattr(_subspace, "MOST_TOKENS", few.X.size - 1)
+    assert mh.train(classifier(), few, steps=3, optimizer=MOMENTUM).subspace is None
+    monkeypatch.setattr(_subspace, "LEAST_SIZE", 1 << 60)
+    assert mh.train(classifier(), samples(), steps=3, optimizer=MOMENTUM).subspace is None
+
+
+def test_other_data_leave_the_span(monkeypatch):
+    """A run goes on with data outside as one that never was inside."""
+    settings = {"optimizer": MOMENTUM, "record": ("loss", "param_norm", "distance")}
+    inside, plain = both(monkeypatch, classifier(), samples(), steps=4, **settings)
+    for optimizer in (None, mh.Adam(0.1)):
+        left = mh.train(inside, samples(seed=20), steps=4, optimizer=optimizer)
+        assert left.subspace is None
+        same_runs(left, mh.train(plain, samples(seed=20), steps=4, optimizer=optimizer))
+    fewer = mh.train(inside, samples().subset([0, 2]), steps=4)
+    assert fewer.subspace is not None
+    same_runs(fewer, mh.train(plain, samples().subset([0, 2]), steps=4))
+
+
+def test_another_rule_begins_anew_inside(monkeypatch):
+    """What one rule carried is not handed to the next."""
+    inside, plain = both(monkeypatch, classifier(), samples(), steps=4, optimizer=MOMENTUM)
+    for _ in range(2):
+        inside, plain = (
+            mh.train(mh.train(run, samples(), steps=2, optimizer=mh.GradientDescent(0.1)),
+                     samples(), steps=3, optimizer=MOMENTUM)
+            for run in (inside, plain)
+        )  # fmt: skip
+    assert inside.subspace is not None
+    same_runs(inside, plain)
+
+
+@pytest.mark.usefixtures("small")
+def test_numbers_that_are_not_finite_stay_outside():
+    W = np.array(classifier().W)
+    W[0, 1, 2] = np.nan
+    run = mh.train(mh.Classifier(W, classifier().U), samples(), steps=3, optimizer=MOMENTUM)
+    assert run.subspace is None
+    assert run.reason == "nonfinite"
+
+
+@pytest.mark.parametrize("wrt", ["W", ("W", "U")])
+def test_large_dimensions_enter(wrt):
+    """Without a hand in it: d = 700, 12 tokens, against steps of the reference."""
+    dim = 700
+    model = mh.Classifier(draw(1, dim, dim, seed=0) / dim, draw(1, 3, dim, seed=1) / np.sqrt(dim))
+    data = mh.Dataset(draw(4, 3, dim, seed=2) / 5, labels(4))
+    run = mh.train(model, data, steps=5, optimizer=mh.GradientDescent(0.4), wrt=wrt)
+    assert run.subspace.basis.shape == (dim, 12)
+    expected = model
+    for _ in range(5):
+        _, gradient = mh.reference.value_and_grad(expected, data.X, data.y, wrt=wrt)
+        expected = mh.Classifier(
+            expected.W - 0.4 * gradient["W"], expected.U - 0.4 * gradient.get("U", 0.0)
+        )
+    close(run.model.W, expected.W, 1e-12)
+    close(run.model.U, expected.U, 1e-12)
