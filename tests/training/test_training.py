@@ -254,6 +254,15 @@ def test_data_that_are_not_finite_take_no_step():
     assert np.isnan(run.history["loss"]).tolist() == [True]
 
 
+def test_a_polyak_step_has_its_loss_whether_or_not_it_is_recorded():
+    model, data = problem()
+    recorded, silent = (
+        mh.train(model, data, steps=5, optimizer=mh.PolyakStep(10.0), record=record).model
+        for record in ("loss", ())
+    )
+    assert silent == recorded != model
+
+
 @pytest.mark.parametrize("runs", [None, 9])  # alone, and as lanes side by side
 def test_a_gradient_that_is_not_finite_ends_a_run_whose_loss_is(runs):
     """The output is 5e153: its square 2.5e307 is a number, and 2 · 5e153 · 1e156 is not."""
