@@ -84,10 +84,12 @@ bool is_faint(const real* gradient, const Extent& e) {
   return false;
 }
 
-/// Loss and gradient; `careful`: right also where their factors underflow, at twice the cost there.
+/// Loss and gradient, and the outputs unless that is null; `careful`: right also where their
+/// factors underflow, at twice the cost there.
 template <class real>
 double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss loss, int threads,
-                const typename Engine<real>::Gradient& gradient, bool careful, Block& block) {
+                const typename Engine<real>::Gradient& gradient, bool careful, real* outputs,
+                Block& block) {
   const bool differentiates = gradient.W || gradient.readout || gradient.prompt;
   typename Engine<real>::Options options;
   options.gradient = differentiates;
@@ -96,6 +98,7 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
   options.gaps = careful;
   Engine<real> engine(data, loss, options, threads);
   engine.bind(block);
+  engine.write_outputs(outputs);
   const Shape& s = data.shape;
   bool scaled = false;
   run_short_team(engine.threads(), engine.leisurely_seconds(), [&](const Member& member) {
@@ -165,20 +168,25 @@ double value_and_grad(const Data<real>& data, const Model<const real*>& model, r
   const TensorName readout = s.is_layer() ? kV : kU;
   const typename Engine<real>::Gradient gradient{of_factors ? dense.gradient() : gradients.of[kW],
                                                  gradients.of[readout], gradients.of[kPrompt]};
+  const bool of_inputs = gradients.x || gradients.z;
+  std::vector<real> f(of_inputs ? s.n * (s.is_layer() ? std::ptrdiff_t(s.q) * s.p : 1) : 0);
   double value = 0;
-  if (gradients.of_parameters() || !(gradients.x || gradients.z)) {
-    value = evaluate(data, dense.parameters, loss, threads, gradient, false, scratch.engine());
+  if (gradients.of_parameters() || !of_inputs) {
+    value = evaluate(data, dense.parameters, loss, threads, gradient, false,
+                     of_inputs ? f.data() : nullptr, scratch.engine());
     if (is_faint(gradient.W, extent(kW, s, 0)) ||
         is_faint(gradient.readout, extent(readout, s, 0)) ||
         is_faint(gradient.prompt, extent(kPrompt, s, 0)))
-      evaluate(data, dense.parameters, loss, threads, gradient, true, scratch.engine());
+      evaluate<real>(data, dense.parameters, loss, threads, gradient, true, nullptr,
+                     scratch.engine());
+  } else {
+    outputs(data, model, scale, threads, f.data());
   }
   for (int h = 0; of_factors && h < s.H; ++h)
     differentiate_factors(active_kernels<real>(), s, model.rank, model.at[kQ], model.at[kK],
                           gradient.W, h, 1, gradients.of[kQ], gradients.of[kK]);
-  if (gradients.x || gradients.z)
-    value = input_gradients(data, dense.parameters, loss, threads, gradients.x, gradients.z);
-  return value;
+  if (!of_inputs) return value;
+  return input_gradients(data, dense.parameters, loss, f.data(), threads, gradients.x, gradients.z);
 }
 
 template <class real>
