@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "../dispatch/dispatch.hpp"
+#include "clean.hpp"
 #include "factors.hpp"
 #include "float_mode.hpp"
 #include "scratch.hpp"
@@ -556,7 +557,8 @@ template <class real>
 void hessian_product(const Data<real>& data, const Model<const real*>& model,
                      const Tensors<const real*>& tangent, real scale, Loss loss, int threads,
                      const Tensors<real*>& out) {
-  HessianProduct<real>(data, model, tangent, scale, loss, threads, out).run();
+  const CleanData<real> clean(data, 1);
+  HessianProduct<real>(*clean, model, tangent, scale, loss, threads, out).run();
 }
 
 template void hessian_product<float>(const Data<float>&, const Model<const float*>&,

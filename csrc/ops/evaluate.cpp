@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <memory>
 
+#include "clean.hpp"
 #include "factors.hpp"
 #include "float_mode.hpp"
 #include "inputs.hpp"
@@ -28,9 +30,11 @@ class CallScratch {
   Block& model() const { return kept()[1]; }
 
  private:
+  /// On the heap: of the storage that a thread has from its start there is little to go round.
   static std::array<Block, 2>& kept() {
-    thread_local std::array<Block, 2> blocks;
-    return blocks;
+    thread_local std::unique_ptr<std::array<Block, 2>> blocks;
+    if (!blocks) blocks = std::make_unique<std::array<Block, 2>>();
+    return *blocks;
   }
 };
 
@@ -143,9 +147,11 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
 }  // namespace
 
 template <class real>
-void outputs(const Data<real>& data, const Model<const real*>& model, real scale, int threads,
+void outputs(const Data<real>& given, const Model<const real*>& model, real scale, int threads,
              real* out) {
-  if (data.shape.n == 0) return;
+  if (given.shape.n == 0) return;
+  const CleanData<real> clean(given, 1);
+  const Data<real>& data = *clean;
   CallScratch scratch;
   const DenseModel<real> dense(data.shape, model, scale, false, scratch.model());
   Engine<real> engine(data, Loss::kLinear, {}, threads);
@@ -159,8 +165,10 @@ void outputs(const Data<real>& data, const Model<const real*>& model, real scale
 }
 
 template <class real>
-double value_and_grad(const Data<real>& data, const Model<const real*>& model, real scale,
+double value_and_grad(const Data<real>& given, const Model<const real*>& model, real scale,
                       Loss loss, int threads, const Gradients<real>& gradients) {
+  const CleanData<real> clean(given, 1);
+  const Data<real>& data = *clean;
   const Shape& s = data.shape;
   CallScratch scratch;
   const DenseModel<real> dense(s, model, scale, true, scratch.model());

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <stdexcept>
 #include <tuple>
 
@@ -186,7 +187,10 @@ const Prediction& prediction(const Shape& s, int bytes, int lanes) {
                       bytes, lanes);
     }
   };
-  thread_local Kept kept;
+  thread_local std::unique_ptr<Kept>
+      last;  // on the heap, as threads have little storage of their own
+  if (!last) last = std::make_unique<Kept>();
+  Kept& kept = *last;
   Kept asked;
   asked.shape = s;
   asked.bytes = bytes;

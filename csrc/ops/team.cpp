@@ -87,13 +87,19 @@ int usable_processors() {
   return quota > 0 ? std::min(processors, quota) : processors;
 }
 
-int threads_of_environment() {
+/// Without a word of the user's to mhfast. What bounds OpenMP in this thread at run time, as
+/// threadpoolctl does by omp_set_num_threads, bounds mhfast too.
+int threads_of_openmp() {
   static const int threads = [] {
-    if (const int ours = positive_from_environment("MHFAST_NUM_THREADS")) return ours;
-    if (const int openmp = positive_from_environment("OMP_NUM_THREADS")) return openmp;
-    return usable_processors();
+    const int openmp = positive_from_environment("OMP_NUM_THREADS");
+    return openmp > 0 ? openmp : usable_processors();
   }();
-  return threads;
+  return std::min(threads, omp_get_max_threads());
+}
+
+int threads_of_environment() {
+  static const int ours = positive_from_environment("MHFAST_NUM_THREADS");
+  return ours > 0 ? ours : threads_of_openmp();
 }
 
 inline void pause() {

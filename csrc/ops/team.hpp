@@ -8,9 +8,10 @@
 namespace mhfast {
 
 /// Threads to use when a call does not say: what set_default_threads set, else the environment's
-/// MHFAST_NUM_THREADS, else OMP_NUM_THREADS, else the processors that affinity and the container's
-/// quota leave to this process. In a forked child always 1: the parent's OpenMP threads do not
-/// exist there and a parallel region would wait for them for ever.
+/// MHFAST_NUM_THREADS, else OMP_NUM_THREADS or the processors that affinity and the container's
+/// quota leave to this process, at most as many as OpenMP is bound to in the calling thread. In a
+/// forked child always 1: the parent's OpenMP threads do not exist there and a parallel region
+/// would wait for them for ever.
 int default_threads();
 void set_default_threads(int threads);
 

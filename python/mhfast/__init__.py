@@ -65,3 +65,7 @@ __all__ = [
     "train",
     "value_and_grad",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

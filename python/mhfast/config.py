@@ -30,7 +30,9 @@ def set_num_threads(k: int) -> None:
     """Use `k` threads in this process wherever no argument or `num_threads` block says otherwise.
 
     Without this call the number is, in this order: the environment variable MHFAST_NUM_THREADS,
-    OMP_NUM_THREADS, the processors that the container and the affinity mask allow.
+    OMP_NUM_THREADS, the processors that the container and the affinity mask allow. The last two are
+    bounded by `threadpoolctl.threadpool_limits`, and whatever else sets the number of threads of
+    OpenMP; a number that was given to mhfast itself is not.
 
     Parameters
     ----------

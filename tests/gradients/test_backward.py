@@ -161,7 +161,8 @@ def test_the_cotangent_is_named_in_errors():
         ),
         (
             the.model, the.X, np.ones(SAMPLES, np.float32), TypeError,
-            "cotangent: expected dtype float64, that of X, got float32",
+            "cotangent: expected dtype float64, that of X, got float32; "
+            "cotangent.astype(np.float64) converts it",
         ),
         (
             the.model, the.X, None, TypeError,

@@ -227,6 +227,15 @@ def test_arithmetic_is_that_of_the_arrays_and_keeps_the_dtype(dtype):
         np.testing.assert_array_equal(result.W, expected)
 
 
+def test_gradients_can_be_summed():
+    g, h = arrays(np.float32), arrays(np.float32, 1)
+    assert sum([g, h, g]) == g + h + g
+    assert sum([g]) == g
+    for start in (0.0, 1, True, None):
+        with pytest.raises(TypeError, match=r"expected a model to move by Gradients, got"):
+            start + g
+
+
 def test_what_is_not_given_stays_so():
     g = Gradients(U=np.ones((H, T, d)))
     for result in (g + g, 2 * g, -g, g / 2):

@@ -34,6 +34,15 @@ def gaussian(dtype=np.float64, query=None, scale=1.0):
     return mh.Classifier.gaussian(H, T, d, std=0.5, seed=3, dtype=dtype, query=query, scale=scale)
 
 
+def test_replace_checks_as_the_constructor_does():
+    model = mh.Classifier.zeros(2, 3, 5)
+    moved = model.replace(U=np.ones((2, 3, 5)), scale=2.0)
+    assert moved == mh.Classifier(model.W, np.ones((2, 3, 5)), scale=2.0)
+    assert model.scale == 1.0
+    with pytest.raises(ValueError, match=r"U: expected shape \(H, q, d\)"):
+        model.replace(U=np.ones((3, 3, 5)))
+
+
 @pytest.mark.parametrize("scale", [1.0, -0.25])
 @pytest.mark.parametrize("kind", QUERIES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -241,3 +250,14 @@ def test_objects_with_dlpack_alone_are_read_in_place():
     X, model = tokens(), gaussian()
     assert np.shares_memory(_checks.real(Exporter(X), "X", model.dtype), X)
     np.testing.assert_array_equal(model(Exporter(X)), model(X))
+
+
+@pytest.mark.parametrize("scale", [1e300, -1e39, 1e-60])
+def test_a_scale_beyond_the_dtype_is_refused(scale):
+    W, U, V = np.ones((2, 3, 3)), np.ones((2, 4, 3)), np.ones((2, 3, 1))
+    w, u, v = (array.astype(np.float32) for array in (W, U, V))
+    for make in (lambda: mh.Classifier(w, u, scale=scale), lambda: mh.Layer(w, v, scale=scale)):
+        with pytest.raises(ValueError, match="scale: expected a number in the range of float32"):
+            make()
+    assert mh.Classifier(W, U, scale=scale).scale == scale
+    assert mh.Classifier(w, u, scale=0.0).scale == 0.0

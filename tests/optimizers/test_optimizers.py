@@ -101,6 +101,13 @@ def test_repr_is_the_shortest_call(optimizer, text):
     assert eval(text, vars(mh)) == optimizer
 
 
+def test_repr_of_many_numbers_is_short():
+    optimizer = mh.GradientDescent(np.linspace(0.25, 1.0, 10_000), schedule=np.ones(9))
+    assert repr(optimizer) == (
+        "GradientDescent(lr=<10000 numbers, 0.25 to 1.0>, schedule=<9 numbers, 1.0 to 1.0>)"
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [

@@ -87,3 +87,16 @@ def test_no_relaxed_arithmetic_in_the_build():
         pytest.skip("needs the source tree")
     for flag in ("fast-math", "Ofast", "march=native", "funsafe"):
         assert flag not in build.read_text()
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="needs binutils")
+def test_little_thread_local_storage():
+    """A module loaded late gets it from a reserve that all libraries of a process share."""
+    listing = subprocess.run(
+        ["readelf", "-lW", LIBRARY], capture_output=True, text=True, check=True
+    ).stdout
+    sizes = [
+        int(line.split()[5], 16) for line in listing.splitlines() if line.split()[:1] == ["TLS"]
+    ]
+    assert len(sizes) <= 1
+    assert sum(sizes) < 64

@@ -307,7 +307,8 @@ def test_data_of_one_run_that_are_not_finite():
     data = samples(runs=R)
     X = data.X.copy()
     X[1, 3, 2, 0] = np.nan
-    run = mh.train(starts(), X, data.y, steps=5, optimizer=mh.GradientDescent(0.3))
+    with pytest.warns(RuntimeWarning, match=r"X holds nan at index 1, 3, 2, 0$"):
+        run = mh.train(starts(), X, data.y, steps=5, optimizer=mh.GradientDescent(0.3))
     assert run.reason == ["steps", "nonfinite", "steps"]
     assert run.stopped.tolist() == [-1, 0, -1]
     assert np.isnan(run.history["loss"]).all(axis=1).tolist() == [False, True, False]

@@ -112,16 +112,24 @@ def targets(
         return y
     argument = name(loss)
     array = _checks.as_array(y, argument)
-    _checks.shape(array, argument, letters, expected, runs=True)
+    _check_axes(array, argument, loss, letters, expected)
     kind = array.dtype.kind
     if loss == "cross_entropy":
         if kind not in "iu":
-            raise TypeError(f"y: expected integer classes, got dtype {array.dtype.name}")
+            raise TypeError(
+                f"y: expected integer classes, got dtype {array.dtype.name}"
+                f"{'; y.astype(int) makes them integers' if kind == 'f' else ''}"
+            )
         return _checks.ready(array.astype(np.int64, copy=False))
     if kind not in "iuf":
-        raise TypeError(f"{argument}: expected a real or integer dtype, got {array.dtype.name}")
-    if kind == "f" and loss in ("squared", "cotangent"):
-        return _checks.real(y, argument, dtype, "X")
+        raise TypeError(
+            f"{argument}: expected a real or integer dtype, got {array.dtype.name}"
+            f"{'; np.where(y, 1, -1) has labels' if kind == 'b' else ''}"
+        )
+    if loss in ("squared", "cotangent"):
+        if kind == "f":
+            return _checks.real(y, argument, dtype, "X")
+        return _checks.ready(_checks.exactly(array, argument, dtype))
     labels = _checks.ready(array.astype(dtype))
     if kind == "f" and array.itemsize > labels.itemsize:
         # 1 + 1e-9 would become a label in float32. Integers cannot.
@@ -130,6 +138,25 @@ def targets(
             first = tuple(wrong[0].tolist())
             raise ValueError(f"y: expected labels +1 or -1, got {array[first]} at {_place(first)}")
     return labels
+
+
+def _check_axes(
+    array: npt.NDArray[Any], name: str, loss: str, letters: str, expected: tuple[int, ...]
+) -> None:
+    """Raise ValueError unless targets have the `expected` shape, perhaps behind a run axis."""
+    got = array.shape
+    # One axis more at the end looks like a run axis, which stands in front.
+    if len(got) == len(expected) + 1 and got[:-1] == expected and got[1:] != expected:
+        if loss == "cross_entropy":
+            repair = f"{name}.argmax(axis=-1) has the class numbers of one-hot targets"
+        elif got[-1] == 1:
+            repair = f"{name}[..., 0] has them"
+        else:
+            repair = ""
+        if repair:
+            shape = f"({letters.replace(' ', ', ')}{',' if len(expected) == 1 else ''})"
+            raise ValueError(f"{name}: expected shape {shape} = {expected}, got {got}; {repair}")
+    _checks.shape(array, name, letters, expected, runs=True)
 
 
 def weights(
@@ -176,7 +203,9 @@ def nonnegative(weight: npt.ArrayLike, dtype: np.dtype[Any]) -> Array:
     array = _checks.as_array(weight, "weight")
     if array.dtype.kind not in "biuf":
         raise TypeError(f"weight: expected a real or integer dtype, got {array.dtype.name}")
-    array = _checks.ready(array.astype(dtype, copy=False))
+    if isinstance(weight, list | tuple) and array.dtype.kind == "f":
+        array = _checks.real(weight, "weight", dtype, "X")
+    array = _checks.ready(_checks.exactly(array, "weight", dtype))
     if array.min(initial=math.inf) >= 0 and array.max(initial=0) < math.inf:
         if array.any():
             return array

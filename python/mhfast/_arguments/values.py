@@ -10,6 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
+Optional: TypeAlias = Array | Any
+"""An array, or None where there is none: callers know, and a type checker need not be told."""
+
+Value: TypeAlias = float | npt.NDArray[np.float64]  # an array (R,) where there is a run axis
 Scalar: TypeAlias = Any  # a float, or a float64 array (R,) where there is a run axis
 Entries = TypeVar("Entries", bound=np.generic)
 
@@ -33,16 +37,19 @@ def frozen(array: npt.NDArray[Entries]) -> npt.NDArray[Entries]:
 
 
 def same(a: object, b: object) -> bool:
-    """Tell whether two values are equal, down to dtype, shape and every entry of their arrays."""
+    """Tell whether two values are equal, down to dtype, shape and every entry of their arrays.
+
+    NaN equals NaN: a copy of what holds one is equal.
+    """
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return a.dtype == b.dtype and np.array_equal(a, b)
+        return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return False
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
         return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
+    return bool(a == b or (a != a and b != b))
 
 
 def same_fields(a: Any, b: Any) -> bool:
@@ -62,9 +69,10 @@ def field_values(record: Any) -> dict[str, Any]:
 def describe(record: Any) -> str:
     """Return a one-line repr of a dataclass, with the dtype and shape of its arrays.
 
-    What is None or False is left out.
+    What is None or False is left out, and fields that say so.
     """
-    given = field_values(record).items()
+    fields = dataclasses.fields(record)
+    given = [(field.name, getattr(record, field.name)) for field in fields if field.repr]
     shown = (pair for pair in given if pair[1] is not None and pair[1] is not False)
     parts = (f"{name}={_short(value)}" for name, value in shown)
     return f"{type(record).__name__}({', '.join(parts)})"

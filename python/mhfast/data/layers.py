@@ -14,6 +14,7 @@ from ..dataset.seeds import FIRST, POPULATION, permutations, settled, signs, str
 from ..models import Layer
 from .population import Population
 from .runs import over_seeds
+from .teachers import outputs
 
 INPUTS = ("boolean", "gaussian")
 
@@ -71,18 +72,17 @@ def boolean_layer(
     Notes
     -----
     The learning problem of Chen, Li, "Provably learning a multi-head attention layer"; the law of
-    the layer is our choice.  X and the layer are the same on every platform to the last bit, y up
-    to the rounding of the exponential and of sums.
+    the layer is our choice.
     """
     dim, heads = _checks.count(dim, "dim"), _checks.count(heads, "heads")
-    outputs = dim if out_dim is None else _checks.count(out_dim, "out_dim")
+    out = dim if out_dim is None else _checks.count(out_dim, "out_dim")
     if _checks.finite(score_std, "score_std") < 0.0:
         raise ValueError(f"score_std: expected a number of at least 0, got {score_std}")
     dtype = _checks.float_dtype(dtype)
     seed = settled(seed)
     rng = stream(seed, POPULATION)
     W = rng.standard_normal((heads, dim, dim)) * (score_std / dim)
-    V = rng.standard_normal((heads, dim, outputs)) / math.sqrt(dim)
+    V = rng.standard_normal((heads, dim, out)) / math.sqrt(dim)
     settings: dict[str, Any] = {"tokens": tokens, "inputs": inputs, "noise": noise}
     return _draw(n, seed=seed, role=FIRST, layer=_layer(W, V, dtype), **settings)
 
@@ -185,8 +185,7 @@ def _draw(
     rng, shape = stream(seed, role, 0), (n, tokens, layer.dim)
     X = signs(rng, shape) if inputs == "boolean" else rng.standard_normal(shape)
     X = X.astype(layer.dtype, copy=False)
-    exact = Layer(np.asarray(layer.W, dtype=np.float64), layer.V.astype(np.float64))
-    y = exact(X.astype(np.float64))
+    y = outputs(layer, X.astype(np.float64))
     if noise > 0.0:
         y = y + noise * stream(seed, role, 1).standard_normal(y.shape)
     settings = {"tokens": tokens, "inputs": inputs, "noise": noise}

@@ -13,6 +13,7 @@ from ..dataset.seeds import FIRST, POPULATION, settled, stream
 from ..models import Classifier
 from .population import Population
 from .runs import over_seeds
+from .teachers import outputs
 
 
 @over_seeds
@@ -79,8 +80,7 @@ def _draw(n: int, *, seed: int, role: int, teacher: Classifier) -> Dataset:
     n = _checks.count(n, "n")
     dtype = teacher.U.dtype
     X = stream(seed, role).standard_normal((n, *teacher.U.shape[1:])).astype(dtype)
-    exact = Classifier(np.asarray(teacher.W, dtype=np.float64), teacher.U.astype(np.float64))
-    y = np.where(exact(X.astype(np.float64)) > 0.0, 1.0, -1.0).astype(dtype)
+    y = np.where(outputs(teacher, X.astype(np.float64)) > 0.0, 1.0, -1.0).astype(dtype)
     return Dataset(
         X, y, truth={"model": teacher}, generator=Population(_draw, {"teacher": teacher}, {})
     )

@@ -75,8 +75,8 @@ class Dataset:
     weight: Array | None = None
     token_groups: Groups | None = None
     sample_groups: Groups | None = None
-    truth: Mapping[str, Any] | None = None
-    generator: Callable[..., Dataset] | None = field(default=None, compare=False)
+    truth: Any = None  # a mapping where there is one
+    generator: Callable[..., Dataset] | None = field(default=None, compare=False, repr=False)
 
     def __init__(
         self,
@@ -176,6 +176,16 @@ class Dataset:
                 "got one without a generator"
             )
         return self.generator(_checks.count(n, "n"), seed=seed, **changes)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: slice | npt.ArrayLike) -> Dataset:
+        """Select samples, as `subset` does; ``data[3:4]`` is one of them."""
+        return self.subset(index)
+
+    # Else Python and NumPy would take a data set for a sequence of its samples.
+    __iter__ = None
 
     def subset(self, index: slice | npt.ArrayLike) -> Dataset:
         """Select samples.

@@ -7,7 +7,8 @@ import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments.checks import Wrt
-from .._arguments.values import Scalar
+from .._arguments.names import Loss
+from .._arguments.values import Value
 from ..dataset.dataset import Dataset, no_second_source
 from ..models import Model
 from ..models import problem as arguments
@@ -20,13 +21,13 @@ def value_and_grad(
     X: npt.ArrayLike | Dataset,
     y: npt.ArrayLike | None = None,
     *,
-    loss: str = "logistic",
+    loss: Loss = "logistic",
     wrt: Wrt = None,
     query: npt.ArrayLike | None = None,
     weight: npt.ArrayLike | None = None,
     lengths: npt.ArrayLike | None = None,
     num_threads: int | None = None,
-) -> tuple[Scalar, Gradients]:
+) -> tuple[Value, Gradients]:
     """Compute a loss L and its gradients.
 
     With Φ_i the output of a `Classifier`, F_it the row t of the output of a `Layer` and ℓ its loss
@@ -144,7 +145,7 @@ def backward(
 
 def _differentiated(
     model: Model, problem: Problem, loss: str, wrt: Wrt, num_threads: int | None
-) -> tuple[Scalar, Gradients]:
+) -> tuple[Value, Gradients]:
     core = model._core
     bits = core.bits if wrt is None else _bits(model, problem, wrt)
     value, gradients = _core.value_and_grad(

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from .. import _core, config
 from .._arguments import checks as _checks
 from .._arguments.checks import PARAMETERS, Wrt
+from .._arguments.names import Loss
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Model
@@ -23,7 +24,7 @@ def hvp(
     y: npt.ArrayLike | None = None,
     tangent: Gradients | Model | None = None,
     *,
-    loss: str = "logistic",
+    loss: Loss = "logistic",
     wrt: Wrt = None,
     query: npt.ArrayLike | None = None,
     weight: npt.ArrayLike | None = None,

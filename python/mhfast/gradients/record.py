@@ -6,14 +6,14 @@ import numbers
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks as _checks
 from .._arguments.runs import NO_RUNS, Runs
-from .._arguments.values import Array, Scalar, describe, same_fields
+from .._arguments.values import Array, Optional, Value, describe, same_fields
 from ..models import Model
 from ..models import problem as arguments
 from ..models.problem import AXES
@@ -41,14 +41,14 @@ class Gradients:
     query : array (n, q, d) or None
     """
 
-    W: Array | None = None
-    Q: Array | None = None
-    K: Array | None = None
-    U: Array | None = None
-    V: Array | None = None
-    prompt: Array | None = None
-    X: Array | None = None
-    query: Array | None = None
+    W: Optional = None
+    Q: Optional = None
+    K: Optional = None
+    U: Optional = None
+    V: Optional = None
+    prompt: Optional = None
+    X: Optional = None
+    query: Optional = None
 
     # NumPy scalars and arrays then leave `factor * gradients` to __rmul__.
     __array_ufunc__: ClassVar[None] = None
@@ -98,8 +98,14 @@ class Gradients:
     def __neg__(self) -> Gradients:
         return _scaled(operator.mul, self, -1.0)
 
-    def __radd__(self, model: M) -> M:
-        return _moved(operator.add, model, self)
+    @overload
+    def __radd__(self, other: M) -> M: ...
+    @overload
+    def __radd__(self, other: Literal[0]) -> Gradients: ...
+    def __radd__(self, other: Any) -> Any:
+        if type(other) is int and other == 0:
+            return self  # sum() of gradients begins with it
+        return _moved(operator.add, other, self)
 
     def __rsub__(self, model: M) -> M:
         return _moved(operator.sub, model, self)
@@ -114,7 +120,7 @@ Factor: TypeAlias = float | npt.NDArray[Any]
 Vector: TypeAlias = Gradients | Model
 
 
-def dot(a: Vector, b: Vector) -> Scalar:
+def dot(a: Vector, b: Vector) -> Value:
     """Compute the inner product Σ a b over all entries of two gradients (or models), in float64.
 
     Each side is rescaled by a power of two to entries below 1, so that sums of products that are
@@ -150,7 +156,7 @@ def dot(a: Vector, b: Vector) -> Scalar:
     return _ldexp(total, low + high, runs)
 
 
-def norm(g: Vector) -> Scalar:
+def norm(g: Vector) -> Value:
     """Compute the Euclidean norm over all entries of gradients (or of a model), in float64.
 
     Right wherever the norm itself is a float64: entries are rescaled by a power of two, since a
@@ -215,7 +221,7 @@ def _rescaled(name: str, x: Array, exponent: npt.NDArray[np.intc]) -> npt.NDArra
     return np.ldexp(_rows(name, x).astype(np.float64, copy=False), -exponent[:, None])
 
 
-def _ldexp(x: npt.NDArray[np.float64], exponent: npt.NDArray[np.intc], runs: int) -> Scalar:
+def _ldexp(x: npt.NDArray[np.float64], exponent: npt.NDArray[np.intc], runs: int) -> Value:
     with np.errstate(over="ignore"):
         result = np.ldexp(x, exponent)
     return result if runs else float(result[0])

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from scipy.special import expit
 
 from .._arguments import checks as _checks
+from .._arguments.names import Loss
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, Seed
 from ..models import Classifier
@@ -128,7 +129,7 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         heads: int = 4,
         steps: int = 100,
         optimizer: Optimizer | None = None,
-        loss: str = "logistic",
+        loss: Loss = "logistic",
         start: str = "random_step",
         std: float = 0.1,
         query: int | None = None,

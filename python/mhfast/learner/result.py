@@ -103,8 +103,8 @@ class Learning:
         What ended the phases early.
     """
 
-    layer: Layer | None
-    unrefined: Layer | None
+    layer: Layer | Any
+    unrefined: Layer | Any
     learnt: bool
     heads: int | None
     sureness: float | None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks as _checks
-from .._arguments.values import Array, frozen
+from .._arguments.values import Array, Optional, frozen
 from ..dataset.dataset import Dataset, Seed, Seeds
 from . import initializers as starting
 from . import validation as settling
@@ -69,10 +69,10 @@ class Classifier(Model):
 
     losses: ClassVar[tuple[str, ...]] = ("logistic", "exponential", "linear", "squared")
 
-    W: Array | LowRank
+    W: Any  # Array or LowRank; which one, callers know
     U: Array
     query: int | Array | None = None
-    prompt: Array | None = None
+    prompt: Optional = None
     scale: float = 1.0
     causal: bool = False
 
@@ -97,7 +97,7 @@ class Classifier(Model):
             U=frozen(U),
             query=query,
             prompt=prompt,
-            scale=_checks.finite(scale, "scale"),
+            scale=settling.scale(scale, W.dtype),
             causal=settling.causal(causal, prompt),
         )
         self._core  # noqa: B018  (checks that the run axes agree)

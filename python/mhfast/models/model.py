@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments import checks as _checks
-from .._arguments.values import Array, describe, field_values, same_fields
+from .._arguments.values import Array, Optional, describe, field_values, same_fields
 from . import problem as arguments
 from . import validation as settling
 from .low_rank import LowRank
@@ -30,9 +31,9 @@ class Model:
     losses: ClassVar[tuple[str, ...]]
     """The names of the losses that the outputs of the model may have."""
 
-    W: Array | LowRank
+    W: Any  # Array or LowRank; which one, callers know
     query: int | Array | None
-    prompt: Array | None
+    prompt: Optional
     scale: float
     causal: bool
 
@@ -49,15 +50,16 @@ class Model:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of parameters, data and results: float32 or float64."""
-        return self.W.dtype
+        dtype: np.dtype[Any] = self.W.dtype
+        return dtype
 
     @property
-    def Q(self) -> Array | None:  # noqa: N802  (the name of the parameter)
+    def Q(self) -> Optional:  # noqa: N802  (the name of the parameter)
         """The query factor (H, d, r) of a `LowRank` W, else None."""
         return self.W.Q if isinstance(self.W, LowRank) else None
 
     @property
-    def K(self) -> Array | None:  # noqa: N802
+    def K(self) -> Optional:  # noqa: N802
         """The key factor (H, d, r) of a `LowRank` W that is not tied, else None."""
         return self.W.K if isinstance(self.W, LowRank) else None
 
@@ -183,6 +185,26 @@ class Model:
             seen.data, self._core.parameters, seen.runs.length, self.scale, seen.causal,
             config.threads(num_threads),
         )  # fmt: skip
+
+    def replace(self, **changes: Any) -> Self:
+        """Return the model with other fields, checked as in its constructor.
+
+        Parameters
+        ----------
+        **changes
+            Arguments of the constructor by name, such as ``U=``, ``query=`` or ``scale=``.
+
+        Returns
+        -------
+        Classifier or Layer
+            Of the same kind; what is not given stays.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As the constructor.
+        """
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def __getitem__(self, index: int | slice | npt.ArrayLike) -> Self:
         """Select a run by an integer, or runs by a slice, integers or a mask.

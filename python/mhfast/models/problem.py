@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from .._arguments import checks as _checks
 from .._arguments import samples as _samples
 from .._arguments.checks import PARAMETERS, Wrt
+from .._arguments.names import Loss
 from .._arguments.runs import NO_RUNS, Runs, repeated
 from .._arguments.values import Array, frozen
 from ..dataset.dataset import Dataset, no_second_source
@@ -190,7 +191,7 @@ def bits(names: Iterable[str]) -> int:
     return sum(BITS[name] for name in names)
 
 
-def loss(model: Model, name: str) -> str:
+def loss(model: Model, name: str) -> Loss:
     """Return the name of a loss that the model can have.
 
     Raises
@@ -199,8 +200,11 @@ def loss(model: Model, name: str) -> str:
         For another name; the message lists what there is.
     """
     if name not in model.losses:
-        raise ValueError(f"loss: expected one of {', '.join(model.losses)}, got {name!r}")
-    return name
+        message = f"loss: expected one of {', '.join(model.losses)}, got {name!r}"
+        if name == "cross_entropy":
+            message += ", a loss of layers; of two classes labelled -1 and 1 it is 'logistic'"
+        raise ValueError(message)
+    return cast(Loss, name)
 
 
 def problem(

@@ -73,6 +73,24 @@ def query_rows(
     return tokens if q is None else q
 
 
+def scale(value: object, dtype: np.dtype[Any]) -> float:
+    """Return the factor of the logits as a float that ``dtype`` can hold.
+
+    Raises
+    ------
+    TypeError
+        If it is no real number.
+    ValueError
+        If it is not finite, or neither zero nor within the range of ``dtype``.
+    """
+    number = _checks.finite(value, "scale")
+    with np.errstate(over="ignore", under="ignore"):
+        kept = float(dtype.type(number))
+    if not np.isfinite(kept) or (kept == 0.0) != (number == 0.0):
+        raise ValueError(f"scale: expected a number in the range of {dtype.name}, got {number}")
+    return number
+
+
 def causal(value: object, prompt: Array | None) -> bool:
     """Return `causal` as a bool, which a model with a prompt cannot have."""
     if not isinstance(value, bool | np.bool_):
@@ -83,6 +101,20 @@ def causal(value: object, prompt: Array | None) -> bool:
             "got True"
         )
     return bool(value)
+
+
+def scale(value: object, dtype: np.dtype[Any]) -> float:
+    """Return the factor of the logits, finite and, unless it is 0, other than 0 in `dtype`."""
+    number = _checks.finite(value, "scale")
+    with np.errstate(over="ignore", under="ignore"):
+        kept = float(dtype.type(number))
+    if np.isinf(kept) or (kept == 0) != (number == 0):
+        limits = np.finfo(dtype)
+        raise ValueError(
+            f"scale: expected 0 or a number between {limits.smallest_subnormal:.1e} and "
+            f"{limits.max:.1e}, the range of {dtype.name}, got {number}"
+        )
+    return number
 
 
 def no_empty_axis(name: str, W: Array | LowRank, readout_name: str, readout: Array) -> None:

@@ -16,6 +16,7 @@ Rates: TypeAlias = float | Numbers
 Schedule: TypeAlias = Numbers
 
 GROUPINGS = ("tensor", "head", "all")
+MOST_SHOWN = 8
 PROJECTIONS = ("ball", "sphere")
 
 
@@ -80,14 +81,24 @@ class StepRule:
         object.__setattr__(self, field, value)  # the way around `frozen` that dataclasses offer
 
     def __repr__(self) -> str:
-        """Return the constructor call: what is positional, then what differs from its default."""
+        """Return the constructor call: what is positional, then what differs from its default.
+
+        Of many numbers only some are shown.
+        """
         order = sorted(fields(self), key=lambda field: bool(field.kw_only))
         given = (
-            f"{field.name}={getattr(self, field.name)!r}"
+            f"{field.name}={_shown(getattr(self, field.name))}"
             for field in order
             if field.default is MISSING or getattr(self, field.name) != field.default
         )
         return f"{type(self).__name__}({', '.join(given)})"
+
+
+def _shown(value: object) -> str:
+    """Return the repr of a field; of a long sequence its ends."""
+    if not isinstance(value, tuple) or len(value) <= MOST_SHOWN:
+        return repr(value)
+    return f"<{len(value)} numbers, {value[0]!r} to {value[-1]!r}>"
 
 
 def number(name: str, value: object) -> float:

@@ -27,6 +27,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks as _checks
@@ -35,7 +36,7 @@ from ..gradients import Gradients, norm, value_and_grad
 from ..models import Classifier
 from .bounds import CONSTANTS, CurvatureBounds, curvature_bounds
 from .conditions import Condition, Guarantee
-from .sides import classifier, in_double
+from .sides import classifier, settled
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Comparison:
         The number of samples.
     constants : {"proved", "recalled"}
         "recalled": the constants are recalled, not derived or quoted.
+    output : float
+        sqrt(q) Rx (‖U0‖ + `radius`): no |Φ| is larger in the ball for tokens of norm Rx or less.
     """
 
     distance: float
@@ -65,6 +68,12 @@ class Comparison:
     bounds: CurvatureBounds
     n: int
     constants: str
+    output: float
+
+    @property
+    def largest_loss(self) -> float:
+        """What no sample's loss exceeds in the ball, from tokens and readouts alone."""
+        return float(np.logaddexp(0.0, self.output))
 
     def conditions(self, lr: float, steps: int) -> tuple[Condition, ...]:
         """Return the conditions on H and lr for a number of steps.
@@ -81,22 +90,33 @@ class Comparison:
         tuple of Condition
             Where the constants are recalled, not derived or quoted, the condition on H has an
             unknown factor.
+
+        Raises
+        ------
+        TypeError
+            If `lr` is no number or `steps` no integer.
+        ValueError
+            If `lr` is not above 0, or `steps` is below 1.
         """
-        root, square = math.sqrt(self.bounds.heads), self.distance**2
+        lr, steps = _settings(lr, steps)
+        root, D0 = math.sqrt(self.bounds.heads), self.distance
         if self.constants == "proved":
-            enough = 64 / 7 * self.bounds.b3 * square
-            heads = Condition("sqrt(H) ≥ (64/7) b3 D0²", root, enough, True)
+            # The products of two in this order: neither over- nor underflows where the whole fits.
+            enough = 64 / 7 * (self.bounds.b3 * D0) * D0
+            heads = Condition("sqrt(H) ≥ (64/7) b3 D0²", root, enough, True, True)
         else:
-            heads = Condition("sqrt(H) ≥ D0³ (factor unknown)", root, self.distance**3, True)
+            heads = Condition("sqrt(H) ≥ D0³ (factor unknown)", root, D0 * D0 * D0, True)
         return (
             heads,
-            Condition("lr ≤ 1/ρ", lr, 1 / self.bounds.hessian, False),
-            Condition("lr ≤ D0²/(k L(θ*))", lr, _ratio(square, steps * self.loss), False),
-            Condition("lr ≤ D0²/L(θ0)", lr, _ratio(square, self.start_loss), False),
+            Condition("lr ≤ 1/ρ", lr, _ratio(1.0, self.bounds.hessian), False),
+            Condition("lr ≤ D0²/(k L(θ*))", lr, _ratio(D0, steps * self.loss) * D0, False),
+            Condition("lr ≤ D0²/L(θ0)", lr, _ratio(D0, self.start_loss) * D0, False),
         )
 
     def training(self, lr: float, steps: int) -> Guarantee:
         """Bound the average loss of steps 1 .. k.
+
+        Without the theory, but with lr ≤ 1/ρ, descent alone bounds it by L(θ0).
 
         Parameters
         ----------
@@ -109,15 +129,17 @@ class Comparison:
         -------
         Guarantee
             With its conditions. Its constants are those of `constants`: proved, or recalled, not
-            derived
-            or quoted.
+            derived or quoted.
 
         Raises
         ------
-        ZeroDivisionError
-            If `lr` or `steps` is 0.
+        TypeError
+            If `lr` is no number or `steps` no integer.
+        ValueError
+            If `lr` is not above 0, or `steps` is below 1.
         """
-        share = self.distance**2 / (lr * steps)
+        lr, steps = _settings(lr, steps)
+        share = self.distance / (lr * steps) * self.distance
         if self.constants == "proved":
             bound = 5 / 3 * self.loss + share
         else:
@@ -143,18 +165,22 @@ class Comparison:
 
         Raises
         ------
+        TypeError
+            If `lr` is no number or `steps` no integer.
         ValueError
-            If `constants` is not "proved".
+            If `constants` is not "proved", `lr` is not above 0, or `steps` is below 1.
         """
+        lr, steps = _settings(lr, steps)
         if self.constants != "proved":
             raise ValueError("constants: expected 'proved' for the stability, got 'recalled'")
         # Where the condition on H is not met the formula promises nothing; it is kept finite.
-        x = min(self.bounds.weak_convexity * self.distance**2, 7 / 64)
+        square = self.distance * self.distance
+        x = min(self.bounds.weak_convexity * self.distance * self.distance, 7 / 64)
         spread = math.exp(22 / 3 * x / (1 - 2 * x))
-        travelled = 5 / 3 * lr * steps * self.loss + self.distance**2 + lr * self.start_loss
-        bound = spread * self.bounds.b1**2 / self.n * travelled
+        travelled = 5 / 3 * lr * steps * self.loss + square + lr * self.start_loss
+        bound = spread * (self.bounds.b1 * travelled) * self.bounds.b1 / self.n
         return self._guarantee(
-            "mean loss on left-out samples - training loss", bound, math.log(2), lr, steps
+            "mean loss on left-out samples - training loss", bound, self.largest_loss, lr, steps
         )
 
     def generalization(self, lr: float, steps: int) -> Guarantee:
@@ -171,19 +197,24 @@ class Comparison:
         -------
         Guarantee
             With its conditions. Its constants are those of `constants`: proved, or recalled, not
-            derived
-            or quoted.
+            derived or quoted.
 
         Raises
         ------
-        ZeroDivisionError
-            If `lr` is 0 and the constants are recalled.
+        TypeError
+            If `lr` is no number or `steps` no integer.
+        ValueError
+            If `lr` is not above 0, or `steps` is below 1.
         """
+        lr, steps = _settings(lr, steps)
         if self.constants == "proved":
             bound = 2 * self.stability(lr, steps).bound
         else:
-            bound = 4 / self.n * (2 * steps * self.loss + 9 * self.distance**2 / (4 * lr))
-        return self._guarantee("expected test loss - training loss", bound, math.log(2), lr, steps)
+            share = 9 * (self.distance / (4 * lr)) * self.distance
+            bound = 4 / self.n * (2 * steps * self.loss + share)
+        return self._guarantee(
+            "expected test loss - training loss", bound, self.largest_loss, lr, steps
+        )
 
     def _guarantee(
         self, statement: str, bound: float, trivial: float, lr: float, steps: int
@@ -222,25 +253,47 @@ def compare(
     TypeError
         If an argument is of the wrong kind or dtype.
     ValueError
-        If a shape does not fit, or there are no such constants.
+        If a shape does not fit, start and comparator differ in more than W and U, a number is not
+        finite, or there are no such constants.
     """
     if constants not in CONSTANTS:
         raise ValueError(f"constants: expected one of {', '.join(CONSTANTS)}, got {constants!r}")
-    data = as_dataset(X, y)
-    end, _ = in_double(classifier(comparator, dense=True), data)
-    start, data = in_double(classifier(start, dense=True), data)
+    given = as_dataset(X, y)
+    _same_family(classifier(start, dense=True), classifier(comparator, dense=True))
+    try:
+        end, _, _ = settled(comparator, given, dense=True)
+    except ValueError as error:
+        raise ValueError(f"comparator: {error}") from error
+    start, data, _ = settled(start, given, dense=True)
     change = {name: end.parameters[name] - x for name, x in start.parameters.items()}
-    distance = norm(Gradients(**change))
+    distance = float(norm(Gradients(**change)))
     radius = (3.0 if constants == "proved" else 4.0) * distance
+    bounds = curvature_bounds(start, data, within=radius)
+    readout = norm(Gradients(U=start.U)) + radius
     return Comparison(
         distance=distance,
-        start_loss=value_and_grad(start, data)[0],
-        loss=value_and_grad(end, data)[0],
+        start_loss=float(value_and_grad(start, data)[0]),
+        loss=float(value_and_grad(end, data)[0]),
         radius=radius,
-        bounds=curvature_bounds(start, data, within=radius),
+        bounds=bounds,
         n=data.n,
         constants=constants,
+        output=math.sqrt(bounds.rows) * bounds.token_norm * readout,
     )
+
+
+def _same_family(start: Classifier, comparator: Classifier) -> None:
+    if {n: a.shape for n, a in start.parameters.items()} != {
+        n: a.shape for n, a in comparator.parameters.items()
+    }:
+        raise ValueError(
+            f"comparator: expected W and U of the shapes of the start, {start.U.shape} for U, "
+            f"got {comparator.U.shape}"
+        )
+    for name in ("scale", "causal", "query"):
+        ours, theirs = getattr(start, name), getattr(comparator, name)
+        if not np.array_equal(ours, theirs) or (ours is None) != (theirs is None):
+            raise ValueError(f"comparator: expected the {name} of the start, got another")
 
 
 def training_bound(

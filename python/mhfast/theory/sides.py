@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,10 +11,10 @@ import numpy.typing as npt
 
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
-from ..models import Classifier
+from ..models import Classifier, Layer
 from ..models import problem as arguments
 
-Record = TypeVar("Record", Classifier, Dataset)
+Record = TypeVar("Record", Classifier, Layer, Dataset)
 
 
 def classifier(model: object, *, dense: bool = False) -> Classifier:
@@ -69,6 +70,85 @@ def in_double(model: Classifier, data: Dataset) -> tuple[Classifier, Dataset]:
             f"X: expected dtype {model.dtype.name}, that of the model, got {data.dtype.name}"
         )
     return double(model), double(data)
+
+
+def settled(
+    model: Classifier, data: Dataset, *, dense: bool = False
+) -> tuple[Classifier, Dataset, npt.NDArray[np.int64]]:
+    """Return model and data in float64, with the samples that count and where they stood.
+
+    A sample of weight 0 takes no part in the loss, and so in no statement about it. An external
+    query of the model becomes that of the data.
+
+    Raises
+    ------
+    TypeError
+        The model is not as `classifier` asks for, or the dtypes differ.
+    ValueError
+        A number is not finite.
+    """
+    model, data = in_double(classifier(model, dense=dense), data)
+    if isinstance(model.query, np.ndarray):
+        own = data.query is None
+        data = dataclasses.replace(data, query=model.query if own else data.query)
+        model = dataclasses.replace(model, query=None)
+    check_finite(model, data)
+    counting = np.arange(data.n)
+    if data.weight is not None and data.weight.ndim == 1:
+        counting = np.flatnonzero(data.weight)
+        if len(counting) < data.n:
+            data = data.subset(counting)
+    return model, data, counting
+
+
+def check_finite(model: Any, data: Dataset) -> None:
+    """Raise ValueError if a number of the model, or of a sample that counts, is not finite."""
+    if model is not None:
+        for name, array in model.parameters.items():
+            _finite(name, array, None)
+        if isinstance(model.query, np.ndarray) and data.query is None:
+            _finite("query", model.query, data.weight)
+    for name in ("X", "query", "y"):
+        array = getattr(data, name)
+        if array is not None and array.dtype.kind == "f":
+            _finite(name, array, data.weight)
+
+
+def _finite(name: str, array: Array, weight: Array | None) -> None:
+    wrong = ~np.isfinite(array)
+    if not wrong.any():
+        return
+    if weight is not None and weight.shape == array.shape[: weight.ndim]:
+        wrong &= (weight > 0).reshape(weight.shape + (1,) * (array.ndim - weight.ndim))
+    elif weight is not None and weight.shape[0] == len(array):  # of rows
+        counts = (weight > 0).any(axis=tuple(range(1, weight.ndim)))
+        wrong &= counts.reshape((-1,) + (1,) * (array.ndim - 1))
+    if wrong.any():
+        at = tuple(np.argwhere(wrong)[0].tolist())
+        place = ", ".join(map(str, at))
+        raise ValueError(f"{name}: expected finite numbers, got {array[at]} at index {place}")
+
+
+def exponent(array: Array) -> int:
+    """Return e such that the largest number of `array` is in [2^(e-1), 2^e); 0 for zeros."""
+    size = float(np.abs(array).max(initial=0.0))
+    return math.frexp(size)[1] if 0.0 < size < math.inf else 0
+
+
+def in_units(array: Array, unit: int) -> Array:
+    """Return `array` / 2^unit, exact unless it leaves the range of its dtype."""
+    # In two halves: 2^unit itself may be no number.
+    first = unit // 2
+    with np.errstate(over="ignore", under="ignore"):
+        scaled: Array = np.ldexp(np.ldexp(array, -first), first - unit)
+    return scaled
+
+
+def norms(array: Array, axes: int) -> Array:
+    """Return the norms over the last axes, also of numbers whose squares are no numbers."""
+    unit = exponent(array)
+    squares = np.square(in_units(array, unit)).sum(axis=tuple(range(-axes, 0)))
+    return in_units(np.sqrt(squares), -unit)
 
 
 def double(record: Record) -> Record:

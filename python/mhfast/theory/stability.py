@@ -98,7 +98,8 @@ def leave_one_out(
     TypeError
         If an argument is of the wrong kind or dtype.
     ValueError
-        If a shape does not fit, samples are weighted, n is below 2, or there is no such divisor.
+        If a shape does not fit, samples are weighted, n is below 2, there is no such divisor, or
+        the numbers of a training do not stay finite.
 
     References
     ----------
@@ -106,6 +107,8 @@ def leave_one_out(
     Generalization of Multi-head Attention" (TMLR 2024).
     """
     model, data = classifier(model), as_dataset(X, y)
+    if data.runs is not None:
+        raise ValueError(f"X: expected one data set, as X.run(0) is, got {data.runs} runs")
     n = data.n
     if data.weight is not None:
         raise ValueError("weight: expected None, since leaving out a sample has no weight, got one")
@@ -133,6 +136,12 @@ def leave_one_out(
         record={"own_loss": every},
         **common,
     )
+    ended = [run.step for run in (whole, *(without[i] for i in range(n))) if run.step < steps]
+    if ended:
+        raise ValueError(
+            "lr: expected trainings whose numbers stay finite, got one that ends at step "
+            f"{ended[0]}"
+        )
     left_out = without.history["own_loss"].T
     return Stability(
         steps=whole.steps["loss"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ from ..gradients import Gradients
 from ..models import Model
 from ..models import problem as _core_arguments
 from ..models.problem import AXES, CoreParameters, Problem
-from ..optimizers import Optimizer, StepRule
+from ..optimizers import OPTIMIZERS, Optimizer, StepRule
 from .history import NamedRows
 from .quantities import MissingFunction, Record
 from .run import Run, Stop
@@ -39,8 +40,22 @@ LETTERS = {
 def optimizer(value: Optimizer | None) -> Optimizer:
     """Return the optimizer; TypeError if it is none."""
     if not isinstance(value, StepRule):
-        raise TypeError(f"optimizer: expected one such as GradientDescent(lr), got {value!r}")
+        raise TypeError(f"optimizer: expected {_optimizers(value)}, got {value!r:.80}")
     return value
+
+
+def _optimizers(value: object) -> str:
+    """Return what to write in place of a name, a class or anything else."""
+    known = {kind.__name__: kind for kind in OPTIMIZERS}
+    name = getattr(value, "__name__", value)
+    plain = {"".join(filter(str.isalpha, key)).lower(): key for key in known}
+    plain |= {kind.name.replace("_", ""): key for key, kind in known.items()}
+    plain |= {"sgd": "GradientDescent", "gd": "GradientDescent"}
+    if isinstance(name, str):
+        key = plain.get("".join(filter(str.isalpha, name)).lower())
+        if key is not None:
+            return f"a made one, such as mhfast.{key}(lr{', p' if key == 'MirrorDescent' else ''})"
+    return f"one of {', '.join(known)}, such as GradientDescent(lr)"
 
 
 def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: Model) -> Dataset:
@@ -235,6 +250,34 @@ def stop(value: Stop) -> Stop:
         if name not in THRESHOLDS:
             raise ValueError(f"stop: expected names from {', '.join(THRESHOLDS)}, got {name!r}")
     return {name: _checks.finite(number, f"stop[{name!r}]") for name, number in value.items()}
+
+
+def warn_of_nonfinite(run: Run, first: int, data: Dataset) -> None:
+    """Warn if the training that began at step ``first`` could not take one step from it."""
+    reasons = np.atleast_1d(np.asarray(run.reason))
+    ended = np.atleast_1d(np.asarray(run.stopped if run.stopped is not None else -1))
+    if run.reason == "steps" or not np.any((reasons == "nonfinite") & (ended == first)):
+        return
+    parts: dict[str, npt.NDArray[Any] | None] = {
+        "X": data.X, "y": data.y, "query": data.query, **run.model.parameters
+    }  # fmt: skip
+    for name, array in parts.items():
+        if array is not None and not np.isfinite(array).all():
+            place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+            cause = f"{name} holds {array[place]} at index {', '.join(map(str, place))}"
+            break
+    else:
+        cause = "data and parameters are finite, so it is too large for their dtype"
+    warnings.warn(
+        f"no step was taken: the loss or its gradient is not finite at step {first}; {cause}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def thresholds(value: Stop) -> dict[str, float]:
+    """Return the thresholds as the core takes them: none for a function."""
+    return {} if callable(value) else {str(name): number for name, number in value.items()}
 
 
 def frozen(run: Run, *, released: bool) -> npt.NDArray[np.int64]:

@@ -13,9 +13,10 @@
 | W, Q, K, U, V,   | a snapshot of the parameter, of those that the model has                      |
 | prompt           |                                                                               |
 | attention        | the weights (n,H,q,T)                                                         |
-| attention_max    | (H,), the largest weight of a row, mean over samples and rows                 |
+| attention_max    | (H,), the largest weight of a row, mean over the rows that see a key, each    |
+|                  | with the weight that the loss gives it                                        |
 | attention_groups | (H, sample groups, token groups), the weight that a row gives to the tokens   |
-|                  | of a group, mean over the samples of a group and their rows                   |
+|                  | of a group, the same mean over the rows of a group's samples                  |
 
 loss, accuracy and margin exist for test sets too, behind the name of the set: ``test_loss``. All
 else is about the training data; a function of the model can record the rest. With R runs side by
@@ -26,8 +27,9 @@ Multi-head Attention" and the work on the implicit bias of attention are about.
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
@@ -36,12 +38,18 @@ import numpy.typing as npt
 
 from .._arguments import checks as _checks
 from .._arguments.checks import PARAMETERS
+from .._arguments.names import RecordName
 from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models.problem import AXES, CoreData
 
 Metric: TypeAlias = Callable[[Any], npt.ArrayLike]
-Record: TypeAlias = str | Metric | Sequence[str | Metric] | Mapping[str | Metric, int]
+Record: TypeAlias = (
+    RecordName
+    | Metric
+    | Sequence[RecordName | Metric]
+    | Mapping[Any, int]  # of names and functions; also of test sets, whose names the call knows
+)
 
 LIMIT = 2 * 1024**3
 """Bytes that the records of one call of `mhfast.train` may take."""
@@ -150,8 +158,16 @@ def _unknown(what: str, vocabulary: Sequence[str], tests: Sequence[str]) -> str:
     for test in tests:
         message += f", behind '{test}_' also {', '.join(OF_ANY_SET)}"
     if not tests:
+        if what in {f"test_{name}" for name in OF_ANY_SET}:
+            return f"record: expected test= beside {what!r}, got no test set"
         message += ", with test= also names behind 'test_'"
-    return f"{message}; got {what!r}"
+    return f"{message}; got {what!r}{close_to(what, vocabulary)}"
+
+
+def close_to(what: object, known: Iterable[str]) -> str:
+    """Return the names that a misspelt one may have meant, as the end of a message."""
+    close = difflib.get_close_matches(what, list(known)) if isinstance(what, str) else []
+    return f", did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def due_steps(first: int, last: int, every: int) -> npt.NDArray[np.int64]:

@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments.names import Loss, Threshold
 from .._arguments.values import Array, same_fields
 from ..models import Model
 from ..optimizers import Optimizer
 from . import display
 from . import files as _run_file
-from .quantities import Metric, MissingFunction
+from .quantities import Metric, MissingFunction, close_to
 from .run_axis import selected
+from .segments import Segment
 from .subspace import Subspace
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
+    from typing_extensions import TypeVar
 
-Stop: TypeAlias = Mapping[str, float] | Callable[[int, Any], object]
+    # What is said to be a Run without its model is that of any model.
+    ModelT_co = TypeVar("ModelT_co", bound=Model, default=Model, covariant=True)
+else:
+    from typing import TypeVar
+
+    ModelT_co = TypeVar("ModelT_co", bound=Model, covariant=True)
+
+Stop: TypeAlias = Mapping[Threshold, float] | Callable[[int, Any], object]
+Rows: TypeAlias = npt.NDArray[Any]
 Stopped: TypeAlias = int | npt.NDArray[np.int64] | None
 
 
+class History(dict[str, Rows]):
+    """A dict of records whose KeyError tells a misspelt name what there is."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        """Raise the KeyError."""
+        raise KeyError(
+            f"{name!r} is not a record of this run, which has {', '.join(self) or 'none'}"
+            f"{close_to(name, self)}"
+        )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class Run:
+class Run(Generic[ModelT_co]):
     """The result of `mhfast.train`, and all that is needed to go on from there.
 
     Trainings side by side are one Run with a run axis of length R on what depends on the run;
@@ -71,6 +94,9 @@ class Run:
     subspace : Subspace or None
         Where tokens have many more dimensions than their span, the run inside the span, where it
         goes on bitwise; see `train`.
+    segments : tuple of Segment
+        Which steps were taken with which settings on which data, in order; empty where that is not
+        known.
 
     Notes
     -----
@@ -78,28 +104,33 @@ class Run:
     placeholder, since code cannot be stored safely: to go on, give them again.
     """
 
-    model: Model
+    model: ModelT_co
     history: dict[str, npt.NDArray[Any]]
     steps: dict[str, npt.NDArray[np.int64]]
     step: int
     reason: str | list[str]
     stopped: Stopped
     optimizer: Optimizer
-    loss: str
+    loss: Loss
     wrt: tuple[str, ...]
     record: dict[str | Metric, int]
     stop: Stop
-    start: Model
+    start: ModelT_co
     state: dict[str, tuple[Array, ...]] = field(default_factory=dict)
     since: int | tuple[int, ...] = 0
     subspace: Subspace | None = None
+    segments: tuple[Segment, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("history", "steps"):
+            object.__setattr__(self, name, History(getattr(self, name)))
 
     @property
     def runs(self) -> int | None:
         """The number R of trainings side by side; None without a run axis."""
         return self.model.runs
 
-    def __getitem__(self, index: int | slice | npt.ArrayLike) -> Run:
+    def __getitem__(self, index: int | slice | npt.ArrayLike) -> Run[ModelT_co]:
         """Return the Run of one training, or a Run of some by a slice, a mask or integers.
 
         Raises
@@ -129,7 +160,7 @@ class Run:
         _run_file.write(path, _stored(self))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Run:
+    def load(cls, path: str | os.PathLike[str]) -> Run[Any]:
         """Read a run that `save` wrote; nothing in the file is executed.
 
         Parameters
@@ -170,33 +201,43 @@ class Run:
         """
         return display.table(self)
 
-    def plot(self) -> Figure:
+    def plot(self, ax: Axes | Sequence[Axes] | npt.NDArray[np.object_] | None = None) -> Figure:
         """Draw the scalar records against the steps, one panel for each kind of record.
 
-        Records of the training data and of test sets share a panel, and so do all cosines; the loss
-        and the norm of the gradient have a logarithmic axis. With R runs a line is the mean over
-        the runs, in a band from the 10 % to the 90 % quantile.
+        Records of the training data and of test sets share a panel, and so do all cosines. The loss
+        and the norm of the gradient have a logarithmic axis, unless a value is negative. With R
+        runs a line is the mean over the runs, in a band from the 10 % to the 90 % quantile; runs
+        that ended as "nonfinite" beside others are counted in the legend and left out.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, or as many as there are panels, optional
+            Where to draw, for example Axes of a pyplot figure. By default a new figure that pyplot
+            does not know: a notebook shows it once, and nothing has to be closed.
 
         Returns
         -------
         matplotlib.figure.Figure
+            To be saved by ``.savefig(path)``.
 
         Raises
         ------
         ImportError
             If matplotlib is not installed.
+        TypeError
+            If `ax` is no Axes.
         ValueError
-            If there is no scalar record.
+            If there is no scalar record, or not one of `ax` for each panel.
         """
-        return display.figure(self)
+        return display.figure(self, ax)
 
     def __getstate__(self) -> dict[str, Any]:
         return _stored(self)
 
-    def __copy__(self) -> Run:
+    def __copy__(self) -> Run[ModelT_co]:
         return replace(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Run:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Run[ModelT_co]:
         return Run(**{name: deepcopy(value, memo) for name, value in vars(self).items()})
 
     def __eq__(self, other: object) -> bool:
@@ -222,7 +263,7 @@ class Interrupted(KeyboardInterrupt):
         The run up to the step reached, an attribute too; ``mhfast.train(run, ...)`` resumes it.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run[Any]) -> None:
         super().__init__(run)
         self.run = run
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,15 @@ from .._arguments.values import Array
 from ..models import Model
 from ..models.problem import AXES, with_arrays
 from ..optimizers import of_runs
+from .segments import of_training
 
 if TYPE_CHECKING:
     from .run import Run, Stopped
 
+M = TypeVar("M", bound=Model)
 
-def selected(run: Run, index: int | slice | npt.ArrayLike) -> Run:
+
+def selected(run: Run[M], index: int | slice | npt.ArrayLike) -> Run[M]:
     """Return the Run of one training (an integer) or of some (a slice, a mask or integers)."""
     if run.runs is None:
         raise TypeError("run: expected a Run with a run axis to select from, got one training")
@@ -49,6 +52,7 @@ def selected(run: Run, index: int | slice | npt.ArrayLike) -> Run:
         optimizer=of_runs(run.optimizer, which),
         since=settled_steps(np.broadcast_to(run.since, run.runs)[which]),
         subspace=None if run.subspace is None else run.subspace[which],
+        segments=of_training(run.segments, which, last),
     )
 
 
@@ -68,7 +72,7 @@ def _until(
     return np.take(rows, range(count), axis), k
 
 
-def spread(run: Run, runs: int) -> Run:
+def spread(run: Run[M], runs: int) -> Run[M]:
     """Return the run with the run axis of length ``runs`` on all that is trained and recorded.
 
     A Run that has it keeps its arrays; one training is repeated, so that it can go on as several.
@@ -110,7 +114,7 @@ def _spread_state(
     }
 
 
-def _spread_model(model: Model, names: tuple[str, ...], runs: int) -> Model:
+def _spread_model(model: M, names: tuple[str, ...], runs: int) -> M:
     given = model.parameters
     lacking = [name for name in names if given[name].ndim == AXES[name]]
     arrays = {name: repeated(given[name], AXES[name], runs) for name in lacking}

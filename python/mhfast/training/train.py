@@ -6,13 +6,14 @@ import os
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments.checks import Wrt
+from .._arguments.names import Loss
 from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models import problem as _core_arguments
@@ -25,18 +26,21 @@ from .progress import progress_bar
 from .quantities import Record
 from .run import Interrupted, Run, Stop
 from .run_axis import settled_steps, spread
+from .segments import Segment, extended, fingerprint
 from .session import Callback, Loop
 from .subspace import enter
 
+M = TypeVar("M", bound=Model)
+
 
 def train(
-    model: Model | Run,
+    model: M | Run[M],
     X: npt.ArrayLike | Dataset,
     y: npt.ArrayLike | None = None,
     *,
     steps: int,
     optimizer: Optimizer | None = None,
-    loss: str | None = None,
+    loss: Loss | None = None,
     wrt: Wrt = None,
     test: Tests | None = None,
     record: Record | None = None,
@@ -46,7 +50,7 @@ def train(
     checkpoint: tuple[str | os.PathLike[str], int] | None = None,
     progress: bool = False,
     num_threads: int | None = None,
-) -> Run:
+) -> Run[M]:
     """Train a model by full-batch gradient descent.
 
     The loop runs in C++; Python is entered for ``callback``, a ``stop`` function, functions in
@@ -128,7 +132,7 @@ def train(
     Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
     Attention", TMLR 2024.
     """
-    run = model if isinstance(model, Run) else _fresh(model, arguments.optimizer(optimizer))
+    run: Run[M] = model if isinstance(model, Run) else _fresh(model, arguments.optimizer(optimizer))
     first, last = run.step, run.step + arguments.steps(steps)
     data = arguments.dataset(X, y, run.model)
     tests = arguments.tests(test, run.model)
@@ -145,6 +149,9 @@ def train(
     run = spread(run, problem.runs.length)
     frozen = arguments.frozen(run, released=stop is not None)
     run = replace(run, since=arguments.since(run, frozen))
+    if last > first:
+        now = Segment(first, run.optimizer, run.loss, run.wrt, fingerprint(data))
+        run = replace(run, segments=extended(run.segments, now))
     settings = core_settings(run.optimizer, last, run.runs)
     settings["since"] = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
     sides = arguments.directions(directions, run.model, problem.runs)
@@ -153,7 +160,7 @@ def train(
         entries, run.model, data, problem.data, tuple(sides), run.history, first, last
     )
     inside = enter(run, problem) if last > first else None
-    start = run.start
+    start: Model = run.start
     if inside is not None:
         sees_tests = bool(tests) and inside.holds(start)
         test_problems = [inside.problem(test) for test in test_problems] if sees_tests else []
@@ -178,22 +185,24 @@ def train(
                 settings, loop.state, first, last,
                 [arguments.core_record(rows, data) for rows in named],
                 [test.data for test in test_problems], list(sides.values()),
-                {} if callable(run.stop) else dict(run.stop),
+                arguments.thresholds(run.stop),
                 loop.stopped, every or 1, loop.at if every else None, tick,
                 config.threads(num_threads),
             )  # fmt: skip
             if tick is not None:
                 tick(reached)
-            return loop.finish(reached, reasons, settings["rows"])
+            ended = cast("Run[M]", loop.finish(reached, reasons, settings["rows"]))
         except KeyboardInterrupt:
             raise Interrupted(_rescued(loop, settings, "interrupted")) from None
         except Exception as error:
             if "reached" in settings:
                 _carry(error, _rescued(loop, settings, "exception"))
             raise
+    arguments.warn_of_nonfinite(ended, first, data)
+    return ended
 
 
-def _fresh(model: Model, optimizer: Optimizer) -> Run:
+def _fresh(model: M, optimizer: Optimizer) -> Run[M]:
     """Return a run that stands at step 0 with the default settings."""
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier, Layer or Run, got {type(model).__name__}")
@@ -213,7 +222,7 @@ def _fresh(model: Model, optimizer: Optimizer) -> Run:
     )
 
 
-def _with_optimizer(run: Run, optimizer: Optimizer | None) -> Run:
+def _with_optimizer(run: Run[M], optimizer: Optimizer | None) -> Run[M]:
     """Return the run with an optimizer, which goes on with the state of one of its kind."""
     if optimizer is None:
         return run

@@ -14,6 +14,8 @@ from ... import (
     train,
     value_and_grad,
 )
+from ..._arguments.names import Loss
+from ..._arguments.values import Value
 from ..families import Trainees, Training
 from ..problem import Answer, Array, Problem
 from ..shapes import Loop
@@ -25,10 +27,10 @@ def gradients(problem: Problem, threads: int) -> list[Formulation]:
     model = Classifier(problem.W, problem.U)
     X, y = problem.X, problem.y
 
-    def run() -> tuple[float, Gradients]:
+    def run() -> tuple[Value, Gradients]:
         return value_and_grad(model, X, y, num_threads=threads)
 
-    def answer(result: tuple[float, Gradients]) -> Answer:
+    def answer(result: tuple[Value, Gradients]) -> Answer:
         loss, found = result
         return Answer(loss, _present(found.W), _present(found.U))
 
@@ -61,7 +63,7 @@ def trainings(problem: Trainees, training: Training, threads: int) -> list[Formu
     query = -1 if training.last else None
     classifier = training.model == "classifier"
     model = Classifier(W, readout, query) if classifier else Layer(W, readout, query)
-    loss = "logistic" if classifier else "squared"
+    loss: Loss = "logistic" if classifier else "squared"
     rule = NormalizedGradientDescent if training.normalized else GradientDescent
     steps, optimizer = training.steps, rule(training.lr)
 
