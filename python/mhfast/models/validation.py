@@ -86,8 +86,12 @@ def scale(value: object, dtype: np.dtype[Any]) -> float:
     number = _checks.finite(value, "scale")
     with np.errstate(over="ignore", under="ignore"):
         kept = float(dtype.type(number))
-    if not np.isfinite(kept) or (kept == 0.0) != (number == 0.0):
-        raise ValueError(f"scale: expected a number in the range of {dtype.name}, got {number}")
+    if np.isinf(kept) or (kept == 0) != (number == 0):
+        limits = np.finfo(dtype)
+        raise ValueError(
+            f"scale: expected 0 or a number between {limits.smallest_subnormal:.1e} and "
+            f"{limits.max:.1e}, the range of {dtype.name}, got {number}"
+        )
     return number
 
 
@@ -101,20 +105,6 @@ def causal(value: object, prompt: Array | None) -> bool:
             "got True"
         )
     return bool(value)
-
-
-def scale(value: object, dtype: np.dtype[Any]) -> float:
-    """Return the factor of the logits, finite and, unless it is 0, other than 0 in `dtype`."""
-    number = _checks.finite(value, "scale")
-    with np.errstate(over="ignore", under="ignore"):
-        kept = float(dtype.type(number))
-    if np.isinf(kept) or (kept == 0) != (number == 0):
-        limits = np.finfo(dtype)
-        raise ValueError(
-            f"scale: expected 0 or a number between {limits.smallest_subnormal:.1e} and "
-            f"{limits.max:.1e}, the range of {dtype.name}, got {number}"
-        )
-    return number
 
 
 def no_empty_axis(name: str, W: Array | LowRank, readout_name: str, readout: Array) -> None:

@@ -261,8 +261,9 @@ def _of_snapshot(model: Classifier, data: Dataset, hessian: bool) -> list[tuple[
     if not _is_finite(model):
         return [(math.nan, math.nan)] * (3 if hessian else 1)
     bounds = curvature_bounds(model, data)
-    loss, gradient = value_and_grad(model, data)
-    pairs = [(norm(gradient), bounds.gradient(loss))]
+    value, gradient = value_and_grad(model, data)
+    loss = float(value)
+    pairs = [(float(norm(gradient)), bounds.gradient(loss))]
     if hessian:
         try:
             ends = hessian_extremes(model, data)

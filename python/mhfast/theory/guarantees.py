@@ -269,7 +269,7 @@ def compare(
     distance = float(norm(Gradients(**change)))
     radius = (3.0 if constants == "proved" else 4.0) * distance
     bounds = curvature_bounds(start, data, within=radius)
-    readout = norm(Gradients(U=start.U)) + radius
+    readout = float(norm(Gradients(U=start.U))) + radius
     return Comparison(
         distance=distance,
         start_loss=float(value_and_grad(start, data)[0]),
