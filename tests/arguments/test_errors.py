@@ -711,18 +711,21 @@ def test_a_misspelt_record_is_told_what_there_is():
         assert rows.get("gradnorm") is None
 
 
+@pytest.mark.peers
 def test_a_tensor_that_tracks_gradients_is_refused():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=r"^X: cannot read Tensor as an array: Can't call numpy"):
         model(torch.zeros((n, T, d), dtype=torch.float64, requires_grad=True))
 
 
+@pytest.mark.peers
 def test_a_tensor_of_another_format_is_refused():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=r"^X: cannot read Tensor as an array: .*BFloat16"):
         model(torch.zeros((n, T, d), dtype=torch.bfloat16))
 
 
+@pytest.mark.peers
 def test_a_jax_array_of_another_format_is_refused():
     jax = pytest.importorskip("jax")
     with pytest.raises(TypeError, match=r"^X: expected .* float64.*, got .*bfloat16$"):

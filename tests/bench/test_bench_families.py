@@ -70,11 +70,17 @@ def python(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "key", ["mhfast", "numpy", "torch", pytest.param("jax", marks=pytest.mark.slow)]
+    "key",
+    [
+        "mhfast",
+        "numpy",
+        pytest.param("torch", marks=pytest.mark.peers),
+        pytest.param("jax", marks=pytest.mark.slow),
+    ],
 )
 def test_every_formulation_agrees_with_the_reference(key):
     if find_spec(PEERS[key].package) is None:
-        pytest.skip(f"{PEERS[key].package} is not installed")
+        pytest.skip(f"could not import '{PEERS[key].package}'")
     assert python("-c", AGREEMENT, key)
 
 

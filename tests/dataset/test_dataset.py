@@ -197,6 +197,7 @@ def test_repr_tells_shapes():
     assert repr(data) == ("Dataset(X=<float32 (4, 3, 5)>, y=<int64 (4,)>, weight=<float32 (4,)>)")
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_torch_tensors_are_held_in_place(dtype):
     torch = pytest.importorskip("torch")

@@ -87,6 +87,7 @@ def test_gradients_are_linear_in_the_cotangent(kind):
     assert mh.norm(zero) == 0.0
 
 
+@pytest.mark.peers
 def test_gradients_agree_with_torch():
     torch = pytest.importorskip("torch")
     the = case(mh.Layer)

@@ -103,6 +103,7 @@ def framework_loss(xp, softmax, softplus, W, U, X, Z, y):
     return softplus(-y * outputs).mean()
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("query", [None, "external"])
 def test_gradients_agree_with_torch(query):
     torch = pytest.importorskip("torch")
@@ -122,6 +123,7 @@ def test_gradients_agree_with_torch(query):
     assert relative_error(g.U, U.grad.numpy()) < 1e-12
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("query", [None, "external"])
 def test_gradients_agree_with_jax(query):
     jax = pytest.importorskip("jax")

@@ -12,6 +12,7 @@ from instances import DIM, HEADS, RUNS, SAMPLES, TOKENS, TOLERANCE, case, relati
 import mhfast as mh
 
 jax = pytest.importorskip("jax")
+pytestmark = pytest.mark.peers
 jnp = jax.numpy
 
 from mhfast.interop import jax as interop  # noqa: E402  (needs jax)

@@ -15,6 +15,7 @@ from instances import DIM, HEADS, OUTPUTS, ROWS, RUNS, SAMPLES, TOKENS, TOLERANC
 import mhfast as mh
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.peers
 
 from mhfast.interop import torch as mht  # noqa: E402  (after the test for torch)
 

@@ -63,6 +63,7 @@ def test_value_and_gradients_follow_the_reference(dtype, loss, weight):
         assert relative(getattr(g, name), gradients[name]) < TOLERANCE[the.model.dtype]
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("loss", ["squared", "cross_entropy"])
 def test_gradients_agree_with_torch(loss):
     torch = pytest.importorskip("torch")

@@ -208,6 +208,7 @@ def test_lists_of_python_numbers_adapt():
     np.testing.assert_array_equal(gaussian(np.float32)(X.tolist()), gaussian(np.float32)(X))
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_torch_tensors_are_read_in_place(dtype):
     torch = pytest.importorskip("torch")
@@ -221,6 +222,7 @@ def test_torch_tensors_are_read_in_place(dtype):
     np.testing.assert_array_equal(model(strided), model(X))
 
 
+@pytest.mark.peers
 def test_jax_arrays_are_read_in_place():
     jax = pytest.importorskip("jax")
     from mhfast._arguments import checks as _checks

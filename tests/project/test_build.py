@@ -11,7 +11,9 @@ from mhfast import _core
 
 LIBRARY = Path(_core.__file__)
 ROOT = Path(__file__).parents[2]
-needs_nm = pytest.mark.skipif(shutil.which("nm") is None, reason="needs binutils")
+needs_nm = pytest.mark.skipif(
+    shutil.which("nm") is None, reason="needs nm: apt-get install binutils"
+)
 
 
 @needs_nm
@@ -24,7 +26,7 @@ def test_the_module_exports_only_its_entry():
 
 
 @needs_nm
-@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a compiler")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs c++: apt-get install g++")
 @pytest.mark.skipif("avx2" not in _core.compiled_isas(), reason="flags are for x86-64")
 @pytest.mark.parametrize(
     ("isa", "size", "registers", "flags"),
@@ -71,7 +73,7 @@ def test_an_instruction_set_exports_only_its_table(tmp_path, isa, size, register
     assert names == [f"mhfast::{isa}::kTables"]
 
 
-@pytest.mark.skipif(shutil.which("ldd") is None, reason="needs ldd")
+@pytest.mark.skipif(shutil.which("ldd") is None, reason="needs ldd, a command of Linux")
 def test_the_openmp_runtime_is_the_shared_system_one():
     """A private copy beside the one of another library would make both slow."""
     listing = subprocess.run(["ldd", LIBRARY], capture_output=True, text=True, check=True).stdout

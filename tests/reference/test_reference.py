@@ -231,6 +231,7 @@ def torch_loss(torch: Any, the: Case, F: Any) -> Any:
     return (of_rows * terms).sum() / (of_rows if mean else weight).sum()
 
 
+@pytest.mark.peers
 @every_case
 def test_everything_matches_torch(name: str) -> None:
     torch = pytest.importorskip("torch")

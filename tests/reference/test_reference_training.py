@@ -187,6 +187,7 @@ def test_mirror_descent() -> None:
     assert relative(end.U, -np.sign(slope) * slope**2) < 1e-13  # (5 · .2 g)^(1 / (p - 1))
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize(
     ("optimizer", "torch_name", "options"),
     [

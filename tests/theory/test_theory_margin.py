@@ -46,6 +46,7 @@ def test_kernel_is_the_jacobian_times_itself(q: int | None, keywords: dict[str, 
     np.testing.assert_allclose(K2, J @ J2.T, rtol=0, atol=1e-12 * np.abs(K2).max())
 
 
+@pytest.mark.peers
 def test_kernel_is_that_of_torch() -> None:
     torch = pytest.importorskip("torch")
     model, data = problem(2)

@@ -164,6 +164,15 @@ def test_one_direction_or_several():
     assert cosines(model)["cosine"][0] == pytest.approx(1.0, abs=1e-15)
 
 
+def test_the_cosine_of_zero_parameters_is_zero():
+    model = mh.Classifier.zeros(2, 4, 5)
+    run = mh.train(
+        model, data_set(np.float64, 7, 1), steps=0, optimizer=mh.GradientDescent(0.3),
+        record="cosine", directions={"U": np.ones((2, 4, 5))},
+    )  # fmt: skip
+    assert run.history["cosine"].tolist() == [0.0]
+
+
 def test_grad_norm_is_that_of_what_is_trained():
     model = mh.Classifier.gaussian(2, 4, 5, std=0.5, seed=3)
     data = data_set(np.float64, 7, 1)

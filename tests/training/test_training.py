@@ -261,6 +261,30 @@ def test_data_that_are_not_finite_take_no_step():
     assert np.isnan(run.history["loss"]).tolist() == [True]
 
 
+def test_a_polyak_step_has_its_loss_whether_or_not_it_is_recorded():
+    model, data = problem()
+    recorded, silent = (
+        mh.train(model, data, steps=5, optimizer=mh.PolyakStep(10.0), record=record).model
+        for record in ("loss", ())
+    )
+    assert silent == recorded != model
+
+
+@pytest.mark.parametrize("runs", [None, 9])  # alone, and as lanes side by side
+def test_a_gradient_that_is_not_finite_ends_a_run_whose_loss_is(runs):
+    """The output is 5e153: its square 2.5e307 is a number, and 2 · 5e153 · 1e156 is not."""
+    X = np.full((1, 1, 1), 1e156)
+    model = mh.Classifier(np.zeros((1, 1, 1)), np.full((1, 1, 1), 5e-3))
+    start = model if runs is None else mh.stack([model] * runs)
+    options = {"steps": 5, "loss": "squared", "wrt": "U"}
+    with pytest.warns(RuntimeWarning, match="the loss or its gradient is not finite at step 0"):
+        run = mh.train(start, X, np.ones(1), optimizer=mh.GradientDescent(0.1), **options)
+    assert np.all(np.asarray(run.reason) == "nonfinite")
+    assert np.all(np.asarray(run.stopped) == 0)
+    assert run.model == start
+    assert run.history["loss"] == pytest.approx(2.5e307, rel=1e-14)
+
+
 def test_a_loss_too_large_at_the_start_is_told():
     model, data = problem()
     with pytest.warns(RuntimeWarning, match=r"data and parameters are finite, so it is too large"):

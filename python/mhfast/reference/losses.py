@@ -83,11 +83,15 @@ def slope_tangent(
         logistic   exp(-|m|) / (1 + exp(-|m|))²      exponential     exp(-m)
         linear     0                                 squared         2
                                                      cross_entropy   diag(P) - P Pᵀ
+
+    The last is P∘(dF - ⟨P, dF⟩), with differences taken from the likeliest output's dF, so that
+    they keep their relative accuracy where one probability is nearly one.
     """
     F, dF = double(outputs), double(direction)
     if loss == "cross_entropy":
         P = np.exp(F - _logsumexp(F)[..., None])
-        change: Array = P * (dF - (P * dF).sum(axis=-1, keepdims=True))
+        centred = dF - np.take_along_axis(dF, P.argmax(axis=-1)[..., None], axis=-1)
+        change: Array = P * (centred - (P * centred).sum(axis=-1, keepdims=True))
         return change
     m = double(y) * F
     if loss == "logistic":
