@@ -13,9 +13,9 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from . import _core
-from ._arguments import checks as _checks
+from ._arguments import checks
 
-_MOST_THREADS = 2**31 - 1  # what a C int holds; work is never split among as many
+_MAX_THREADS = 2**31 - 1  # what a C int holds; work is never split among as many
 
 _wanted = os.environ.get("MHFAST_NUM_THREADS", "").strip()
 if _wanted and not (_wanted.isdecimal() and int(_wanted) >= 1):
@@ -84,7 +84,7 @@ def threads(num_threads: int | None) -> int:
 
 
 def _count(threads: object, name: str) -> int:
-    return min(_checks.count(threads, name), _MOST_THREADS)
+    return min(checks.count(threads, name), _MAX_THREADS)
 
 
 @overload

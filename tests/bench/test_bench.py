@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mhfast._bench import contender, measure, shapes
-from mhfast._bench.contender import Local, Prepared, Work
+from mhfast._bench import implementation, measure, shapes
+from mhfast._bench.implementation import Local, Prepared, Work
 from mhfast._bench.measure import QUICK, Bench
 from mhfast._bench.peers import PEERS, Formulation, Peer
 from mhfast._bench.problem import Answer, DisagreementError, check_agreement, draw
@@ -178,7 +178,7 @@ class Clock:
     def __init__(self, monkeypatch):
         self.now = 0.0
         fake = SimpleNamespace(perf_counter=lambda: self.now)
-        monkeypatch.setattr(contender, "time", fake)
+        monkeypatch.setattr(implementation, "time", fake)
 
     def formulation(self, name, *seconds):
         """One whose calls take so long; the last number for all further ones."""
@@ -200,7 +200,7 @@ def test_the_fastest_formulation_of_a_peer_is_timed(monkeypatch, order):
         clock.formulation("fast", 1.0, 0.004, 0.001, 0.003),
         clock.formulation("middle", 0.01),
     ]
-    monkeypatch.setattr(contender, "formulations", lambda *_: [found[k] for k in order])
+    monkeypatch.setattr(implementation, "formulations", lambda *_: [found[k] for k in order])
     local = Local("numpy")
     work = Work(SMALL, "float64", 1)
     ready = local.prepare(work)
@@ -212,7 +212,7 @@ def test_the_fastest_formulation_of_a_peer_is_timed(monkeypatch, order):
 def test_a_formulation_whose_first_call_is_hopeless_is_not_repeated(monkeypatch):
     clock = Clock(monkeypatch)
     found = [clock.formulation("good", 0.5), clock.formulation("hopeless", 3.5, 0.01)]
-    monkeypatch.setattr(contender, "formulations", lambda *_: found)
+    monkeypatch.setattr(implementation, "formulations", lambda *_: found)
     assert Local("numpy").prepare(Work(SMALL, "float64", 1)).formulation == "good"
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from mhfast._bench import families
-from mhfast._bench.contender import Local
 from mhfast._bench.families import FAMILIES, Training
+from mhfast._bench.implementation import Local
 from mhfast._bench.measure import QUICK, Bench
 from mhfast._bench.peers import PEERS
 from mhfast._bench.shapes import Shape

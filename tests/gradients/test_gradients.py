@@ -79,9 +79,9 @@ def test_gradients_are_derivatives_of_the_value(loss, query):
         v = Gradients(**{name: direction / np.linalg.norm(direction)})
         up, _ = mh.value_and_grad(model + step * v, X, y, loss=loss, wrt=())
         down, _ = mh.value_and_grad(model - step * v, X, y, loss=loss, wrt=())
-        slope = mh.dot(Gradients(**{name: getattr(g, name)}), v)
+        loss_derivative = mh.dot(Gradients(**{name: getattr(g, name)}), v)
         # Central differences: step² times third derivatives of order 1, and rounding 1e-16 / step.
-        assert abs((up - down) / (2 * step) - slope) < 1e-9
+        assert abs((up - down) / (2 * step) - loss_derivative) < 1e-9
 
 
 def test_closed_form_at_zero():

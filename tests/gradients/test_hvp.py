@@ -173,9 +173,9 @@ def test_finite_differences_of_the_gradient():
         for s in (step, -step)
     )
     for name in ("W", "U"):
-        slope = (getattr(ahead, name) - getattr(behind, name)) / (2 * step)
+        loss_derivative = (getattr(ahead, name) - getattr(behind, name)) / (2 * step)
         # Truncation step^2 and rounding 1e-16 / step both are about 1e-10 here.
-        assert np.abs(getattr(product, name) - slope).max() < 1e-8
+        assert np.abs(getattr(product, name) - loss_derivative).max() < 1e-8
 
 
 @pytest.mark.peers

@@ -370,8 +370,8 @@ def test_gradients_and_products_of_the_hessian_have_closed_forms(kind, dtype, ga
         tangent = mh.Gradients(W=direction)
         Hv = mh.hvp(model, X, y, tangent, loss="linear", wrt="W")
         z = X[0, 1].astype(float)
-        slope = 1 / (2 + 2 * np.cosh(float(gap)))  # σ'(s); σ''(s) = -σ'(s) tanh(s / 2)
-        exact = -np.outer(z, apart) * (readout.ravel().astype(float) @ apart) * slope
+        loss_derivative = 1 / (2 + 2 * np.cosh(float(gap)))  # σ'(s); σ''(s) = -σ'(s) tanh(s / 2)
+        exact = -np.outer(z, apart) * (readout.ravel().astype(float) @ apart) * loss_derivative
         assert relative(g.W[0], exact) < tolerance, gap
         moved = z @ direction[0].astype(float) @ apart
         assert relative(Hv.W[0], -exact * np.tanh(gap / 2) * moved) < tolerance, gap

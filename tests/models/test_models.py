@@ -212,11 +212,11 @@ def test_lists_of_python_numbers_adapt():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_torch_tensors_are_read_in_place(dtype):
     torch = pytest.importorskip("torch")
-    from mhfast._arguments import checks as _checks
+    from mhfast._arguments import checks
 
     X, model = tokens(dtype), gaussian(dtype)
     tensor = torch.from_numpy(X.copy())
-    assert _checks.real(tensor, "X", model.dtype).ctypes.data == tensor.data_ptr()
+    assert checks.real(tensor, "X", model.dtype).ctypes.data == tensor.data_ptr()
     np.testing.assert_array_equal(model(tensor), model(X))
     strided = tensor.transpose(0, 1).contiguous().transpose(0, 1)
     np.testing.assert_array_equal(model(strided), model(X))
@@ -225,11 +225,11 @@ def test_torch_tensors_are_read_in_place(dtype):
 @pytest.mark.peers
 def test_jax_arrays_are_read_in_place():
     jax = pytest.importorskip("jax")
-    from mhfast._arguments import checks as _checks
+    from mhfast._arguments import checks
 
     X, model = tokens(np.float32), gaussian(np.float32)
     array = jax.numpy.asarray(X)
-    read = _checks.real(array, "X", model.dtype)
+    read = checks.real(array, "X", model.dtype)
     assert read.ctypes.data == array.unsafe_buffer_pointer()
     np.testing.assert_array_equal(model(array), model(X))
 
@@ -245,10 +245,10 @@ def test_objects_with_dlpack_alone_are_read_in_place():
         def __dlpack_device__(self):
             return self.array.__dlpack_device__()
 
-    from mhfast._arguments import checks as _checks
+    from mhfast._arguments import checks
 
     X, model = tokens(), gaussian()
-    assert np.shares_memory(_checks.real(Exporter(X), "X", model.dtype), X)
+    assert np.shares_memory(checks.real(Exporter(X), "X", model.dtype), X)
     np.testing.assert_array_equal(model(Exporter(X)), model(X))
 
 

@@ -159,8 +159,8 @@ def test_closed_form_normalized():
     U, g, _ = linear(mh.NormalizedGradientDescent(0.5), 9)
     assert close(U, -4.5 * g / length([g]))
     U, g, _ = linear(mh.NormalizedGradientDescent(0.5, by="head"), 9)
-    for part, slope in zip(U, g, strict=True):
-        assert close(part, -4.5 * slope / length([slope]))
+    for part, loss_derivative in zip(U, g, strict=True):
+        assert close(part, -4.5 * loss_derivative / length([loss_derivative]))
 
 
 def test_closed_form_polyak():
@@ -185,11 +185,11 @@ def test_closed_form_polyak_divides_by_the_norm_after_decay_and_clipping():
     for clip in (math.inf, 0.5):
         optimizer = mh.PolyakStep(target=-2.0, l2=0.7, clip=clip)
         U = mh.train(start, data, optimizer=optimizer, **options).model.U
-        slope = g + 0.7 * start.U
-        assert length([slope]) > 0.5
-        slope *= min(1.0, clip / length([slope]))
+        loss_derivative = g + 0.7 * start.U
+        assert length([loss_derivative]) > 0.5
+        loss_derivative *= min(1.0, clip / length([loss_derivative]))
         excess = (g * start.U).sum() + 2.0
-        assert close(U, start.U - 0.5 * excess / length([slope]) ** 2 * slope)
+        assert close(U, start.U - 0.5 * excess / length([loss_derivative]) ** 2 * loss_derivative)
 
 
 def test_closed_form_momentum():

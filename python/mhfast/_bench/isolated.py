@@ -10,12 +10,12 @@ import multiprocessing
 from multiprocessing.connection import Connection
 from typing import Any
 
-from .contender import Local, Prepared, Work, configure
+from .implementation import Local, Prepared, Work, configure
 from .peers import UnavailableError
 
 
 class Isolated:
-    """The interface to a `mhfast._bench.contender.Local` in another process."""
+    """The interface to a `mhfast._bench.implementation.Local` in another process."""
 
     def __init__(self, peer: str, threads: int, isa: str | None) -> None:
         context = multiprocessing.get_context("spawn")
@@ -57,7 +57,7 @@ class Isolated:
 
 def _serve(pipe: Connection, peer: str, threads: int, isa: str | None) -> None:
     configure(threads, isa)
-    contender = Local(peer)
+    implementation = Local(peer)
     while True:
         try:
             request = pipe.recv()
@@ -67,8 +67,8 @@ def _serve(pipe: Connection, peer: str, threads: int, isa: str | None) -> None:
             return
         try:
             if isinstance(request, Work):
-                pipe.send(contender.prepare(request))
+                pipe.send(implementation.prepare(request))
             else:
-                pipe.send(contender.block(request))
+                pipe.send(implementation.block(request))
         except UnavailableError as reason:
             pipe.send(UnavailableError(str(reason)))

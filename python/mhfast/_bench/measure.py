@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import _core
-from .contender import Contender, Prepared, Work
 from .families import Training
+from .implementation import Implementation, Prepared, Work
 from .peers import PEERS, Peer, UnavailableError
 from .problem import Answer, check_agreement, difference
 from .results import OWN, Comparison, Scaling, Timing
@@ -34,7 +34,7 @@ PEAK_TIME = 0.02
 # only.
 CHECKED = 3
 
-Start = Callable[[str], Contender]
+Start = Callable[[str], Implementation]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Bench:
         self.peers = peers
         self.threads = threads
         self.budget = budget
-        self.contenders: dict[str, Contender] = {}
+        self.contenders: dict[str, Implementation] = {}
 
     def work(self, shape: Shape, dtype: str, loop: Loop | Training | None = None) -> Work:
         """Return the work on a shape, on the threads of this comparison."""
@@ -105,7 +105,7 @@ class Bench:
         """Time mhfast on 1, 2, 4, ... and all threads."""
         counts = sorted({1 << k for k in range(self.threads.bit_length())} | {self.threads})
         works = {count: Work(shape, dtype, count) for count in counts}
-        contenders = {str(count): self._contender(f"on {count}", "mhfast") for count in works}
+        contenders = {str(count): self._implementation(f"on {count}", "mhfast") for count in works}
         prepared = {
             str(count): contenders[str(count)].prepare(work) for count, work in works.items()
         }
@@ -122,14 +122,14 @@ class Bench:
 
     def close(self) -> None:
         """End the processes of the implementations, if there are any."""
-        for contender in self.contenders.values():
-            contender.close()
+        for implementation in self.contenders.values():
+            implementation.close()
 
     def _compare(
         self, group: str, work: Work, even: Work | None, checked: Work | None = None
     ) -> Comparison:
         """Time `work` if the answers to `checked`, by default itself, agree."""
-        contenders: dict[str, Contender] = {}
+        contenders: dict[str, Implementation] = {}
         prepared: dict[str, Prepared] = {}
         answers: dict[str, Answer] = {}
         missing: dict[str, str] = {}
@@ -137,12 +137,12 @@ class Bench:
             peer = PEERS[key]
             if not _takes_part(peer, work):
                 continue
-            contender = self._contender(peer.name, key)
+            implementation = self._implementation(peer.name, key)
             try:
                 if checked is not None:
-                    answers[peer.name] = contender.prepare(checked).answer
-                prepared[peer.name] = contender.prepare(work)
-                contenders[peer.name] = contender
+                    answers[peer.name] = implementation.prepare(checked).answer
+                prepared[peer.name] = implementation.prepare(work)
+                contenders[peer.name] = implementation
             except UnavailableError as reason:
                 missing[peer.name] = str(reason)
         if checked is None:
@@ -151,7 +151,7 @@ class Bench:
             check_agreement(name, answers[name], answers[OWN], work.dtype)
         differences = {name: difference(answers[name], answers[OWN]) for name in prepared}
         if even is not None:
-            contenders["even"] = self._contender("even", "mhfast")
+            contenders["even"] = self._implementation("even", "mhfast")
             prepared["even"] = contenders["even"].prepare(even)
             differences["even"] = 0.0
         times, peak = self._rounds(contenders, prepared, work)
@@ -162,14 +162,14 @@ class Bench:
         beside = timings.pop("even", None)
         return Comparison(group, work, timings, missing, peak, beside)
 
-    def _contender(self, label: str, key: str) -> Contender:
+    def _implementation(self, label: str, key: str) -> Implementation:
         if label not in self.contenders:
             self.contenders[label] = self.start(key)
         return self.contenders[label]
 
     def _rounds(
         self,
-        contenders: Mapping[str, Contender],
+        contenders: Mapping[str, Implementation],
         prepared: Mapping[str, Prepared],
         peak_of: Work | None,
     ) -> tuple[dict[str, list[float]], float | None]:

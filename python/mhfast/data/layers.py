@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset, Seed, Seeds
-from ..dataset.seeds import FIRST, POPULATION, permutations, settled, signs, stream
+from ..dataset.seeds import FIRST, POPULATION, integer_seed, permutations, signs, stream
 from ..models import Layer
 from .population import Population
 from .runs import over_seeds
@@ -74,12 +74,12 @@ def boolean_layer(
     The learning problem of Chen, Li, "Provably learning a multi-head attention layer"; the law of
     the layer is our choice.
     """
-    dim, heads = _checks.count(dim, "dim"), _checks.count(heads, "heads")
-    out = dim if out_dim is None else _checks.count(out_dim, "out_dim")
-    if _checks.finite(score_std, "score_std") < 0.0:
+    dim, heads = checks.count(dim, "dim"), checks.count(heads, "heads")
+    out = dim if out_dim is None else checks.count(out_dim, "out_dim")
+    if checks.finite(score_std, "score_std") < 0.0:
         raise ValueError(f"score_std: expected a number of at least 0, got {score_std}")
-    dtype = _checks.float_dtype(dtype)
-    seed = settled(seed)
+    dtype = checks.float_dtype(dtype)
+    seed = integer_seed(seed)
     rng = stream(seed, POPULATION)
     W = rng.standard_normal((heads, dim, dim)) * (score_std / dim)
     V = rng.standard_normal((heads, dim, out)) / math.sqrt(dim)
@@ -137,12 +137,12 @@ def parity_layer(
     can be fast.  The construction is ours; it behaves like the lower bound of Chen, Li, "Provably
     learning a multi-head attention layer".
     """
-    dim, heads = _checks.count(dim, "dim"), _checks.count(heads, "heads")
+    dim, heads = checks.count(dim, "dim"), checks.count(heads, "heads")
     if heads >= dim:
         raise ValueError(f"heads: expected at most dim - 1 = {dim - 1}, got {heads}")
-    beta = _checks.finite(beta, "beta")
-    dtype = _checks.float_dtype(dtype)
-    seed = settled(seed)
+    beta = checks.finite(beta, "beta")
+    dtype = checks.float_dtype(dtype)
+    seed = integer_seed(seed)
     support = np.sort(1 + permutations(stream(seed, POPULATION), 1, dim - 1)[0, :heads])
     j = np.arange(heads)
     W, V = np.zeros((2, heads, dim, dim))
@@ -177,10 +177,10 @@ def _draw(
     support: NDArray[np.int64] | None = None,
 ) -> Dataset:
     """Draw inputs of a layer; with a `support`, stored in `truth`, no setting may change."""
-    n, tokens = _checks.count(n, "n"), _checks.count(tokens, "tokens")
+    n, tokens = checks.count(n, "n"), checks.count(tokens, "tokens")
     if inputs not in INPUTS:
         raise ValueError(f"inputs: expected one of {INPUTS}, got {inputs!r}")
-    if _checks.finite(noise, "noise") < 0.0:
+    if checks.finite(noise, "noise") < 0.0:
         raise ValueError(f"noise: expected a number of at least 0, got {noise}")
     rng, shape = stream(seed, role, 0), (n, tokens, layer.dim)
     X = signs(rng, shape) if inputs == "boolean" else rng.standard_normal(shape)

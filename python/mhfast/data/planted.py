@@ -7,9 +7,9 @@ import math
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset, Seed, Seeds
-from ..dataset.seeds import FIRST, POPULATION, settled, stream
+from ..dataset.seeds import FIRST, POPULATION, integer_seed, stream
 from ..models import Classifier
 from .population import Population
 from .runs import over_seeds
@@ -64,12 +64,12 @@ def planted_attention(
     Optimization and Generalization of Multi-head Attention".  The exact distribution of tokens and
     teacher is our choice.
     """
-    tokens, dim = _checks.count(tokens, "tokens"), _checks.count(dim, "dim")
-    heads = _checks.count(heads, "heads")
-    if _checks.finite(score_std, "score_std") < 0.0:
+    tokens, dim = checks.count(tokens, "tokens"), checks.count(dim, "dim")
+    heads = checks.count(heads, "heads")
+    if checks.finite(score_std, "score_std") < 0.0:
         raise ValueError(f"score_std: expected a number of at least 0, got {score_std}")
-    dtype = _checks.float_dtype(dtype)
-    seed = settled(seed)
+    dtype = checks.float_dtype(dtype)
+    seed = integer_seed(seed)
     rng = stream(seed, POPULATION)
     W = rng.standard_normal((heads, dim, dim)) * (score_std / dim)
     U = rng.standard_normal((heads, tokens, dim)) / math.sqrt(tokens * dim)
@@ -78,7 +78,7 @@ def planted_attention(
 
 
 def _draw(n: int, *, seed: int, role: int, teacher: Classifier) -> Dataset:
-    n = _checks.count(n, "n")
+    n = checks.count(n, "n")
     dtype = teacher.U.dtype
     X = stream(seed, role).standard_normal((n, *teacher.U.shape[1:])).astype(dtype)
     y = np.where(outputs(teacher, X.astype(np.float64)) > 0.0, 1.0, -1.0).astype(dtype)

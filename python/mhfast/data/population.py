@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..dataset.dataset import Dataset
-from ..dataset.seeds import SAMPLE, settled
+from ..dataset.seeds import SAMPLE, integer_seed
 
 
 @dataclass(frozen=True)
@@ -41,4 +41,4 @@ class Population:
             known = ", ".join(self.settings) or "nothing"
             raise TypeError(f"sample: may change {known}, got {unknown[0]}")
         settings = {**self.settings, **changes}
-        return self.draw(n, seed=settled(seed), role=SAMPLE, **self.fixed, **settings)
+        return self.draw(n, seed=integer_seed(seed), role=SAMPLE, **self.fixed, **settings)

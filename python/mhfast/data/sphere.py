@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset, Seed, Seeds
-from ..dataset.seeds import FIRST, POPULATION, dot, orthonormal_frame, settled, signs, stream
+from ..dataset.seeds import FIRST, POPULATION, dot, integer_seed, orthonormal_frame, signs, stream
 from .population import Population
 from .runs import over_seeds
 
@@ -60,8 +60,8 @@ def sphere_tokens(
     The setting of Tarzanagh, Li, Thrampoulidis, Oymak, "Transformers as Support Vector Machines",
     and of later work; typical sizes are n = 6, T = 8, d = 10.
     """
-    seed = settled(seed)
-    readout = orthonormal_frame(stream(seed, POPULATION), 1, _checks.count(dim, "dim"))[0]
+    seed = integer_seed(seed)
+    readout = orthonormal_frame(stream(seed, POPULATION), 1, checks.count(dim, "dim"))[0]
     return _draw(
         n,
         seed=seed,
@@ -83,10 +83,10 @@ def _draw(
     external_query: bool,
     dtype: DTypeLike,
 ) -> Dataset:
-    n, tokens = _checks.count(n, "n"), _checks.count(tokens, "tokens")
+    n, tokens = checks.count(n, "n"), checks.count(tokens, "tokens")
     if not isinstance(external_query, bool | np.bool_):
         raise TypeError(f"external_query: expected a bool, got {external_query!r}")
-    dtype = _checks.float_dtype(dtype)
+    dtype = checks.float_dtype(dtype)
     dim = len(readout)
     y = signs(stream(seed, role, 0), n)
     X = _on_sphere(stream(seed, role, 1), (n, tokens, dim))

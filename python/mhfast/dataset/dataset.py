@@ -11,9 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
-from .._arguments import samples as _samples
-from .._arguments.runs import NO_RUNS, Runs
+from .._arguments import checks, sample_checks
+from .._arguments.runs import NO_RUNS, RunAxis
 from .._arguments.values import Array, describe, field_values, read_only, same_fields
 from . import groups
 from .groups import Groups, GroupsLike
@@ -91,8 +90,8 @@ class Dataset:
         truth: Mapping[str, Any] | None = None,
         generator: Callable[..., Dataset] | None = None,
     ) -> None:
-        X = _checks.real(X, "X")
-        _checks.shape(X, "X", "n T d", (None, None, None), runs=True)
+        X = checks.real(X, "X")
+        checks.shape(X, "X", "n T d", (None, None, None), runs=True)
         if X.size == 0:
             raise ValueError(
                 f"X: expected at least one sample, token and feature, got shape {X.shape}"
@@ -101,19 +100,19 @@ class Dataset:
             raise TypeError(f"truth: expected a mapping, got {type(truth).__name__}")
         n, tokens, dim = X.shape[-3:]
         if query is not None:
-            query = _checks.real(query, "query", X.dtype, "X")
-            _checks.shape(query, "query", "n q d", (n, None, dim), runs=True)
+            query = checks.real(query, "query", X.dtype, "X")
+            checks.shape(query, "query", "n q d", (n, None, dim), runs=True)
         if lengths is not None:
-            lengths = _samples.lengths(lengths, n, tokens)
-            X = _samples.padded(X, lengths)
+            lengths = sample_checks.lengths(lengths, n, tokens)
+            X = sample_checks.padded(X, lengths)
         if weight is not None:
-            weight = _samples.nonnegative(weight, X.dtype)
-            _samples.check_samples(weight, "weight", n, 3)
+            weight = sample_checks.nonnegative(weight, X.dtype)
+            sample_checks.check_samples(weight, "weight", n, 3)
         arrays = {"X": X, "y": _targets(y, n), "query": query, "lengths": lengths, "weight": weight}
         vars(self).update(
             {name: None if a is None else read_only(a) for name, a in arrays.items()},
-            token_groups=groups.settled(token_groups, "token_groups", "n T", (n, tokens)),
-            sample_groups=groups.settled(sample_groups, "sample_groups", "n", (n,)),
+            token_groups=groups.validated(token_groups, "token_groups", "n T", (n, tokens)),
+            sample_groups=groups.validated(sample_groups, "sample_groups", "n", (n,)),
             truth=None if truth is None else dict(truth),
             generator=generator,
         )
@@ -175,7 +174,7 @@ class Dataset:
                 "sample: expected a Dataset made by a generator of mhfast.data, "
                 "got one without a generator"
             )
-        return self.generator(_checks.count(n, "n"), seed=seed, **changes)
+        return self.generator(checks.count(n, "n"), seed=seed, **changes)
 
     def __len__(self) -> int:
         return self.n
@@ -235,8 +234,8 @@ class Dataset:
         """
         if self.runs is None:
             raise TypeError("run: expected a Dataset with a run axis, got one without")
-        r = _checks.integer(r, "r")
-        _checks.run_index(r, self.runs)
+        r = checks.integer(r, "r")
+        checks.run_index(r, self.runs)
         part = self._selected(lambda a, has_runs: a[r] if has_runs else a)
         truth = self.truth
         if truth is not None:
@@ -249,7 +248,7 @@ class Dataset:
     def _run_axes(self) -> dict[str, bool]:
         """Tell for each array that is present whether it has a run axis."""
         y, weight, n = self.y, self.weight, self.n
-        has = {"X": self.X.ndim == 4, "y": _samples.targets_have_runs(y, n)}
+        has = {"X": self.X.ndim == 4, "y": sample_checks.targets_have_runs(y, n)}
         if self.query is not None:
             has["query"] = self.query.ndim == 4
         if self.lengths is not None:
@@ -264,7 +263,7 @@ class Dataset:
         return has
 
     @cached_property
-    def _runs(self) -> Runs:
+    def _runs(self) -> RunAxis:
         runs = NO_RUNS
         for name, has_runs in self._run_axes.items():
             if has_runs:
@@ -345,11 +344,11 @@ def no_second_source(**arrays: object) -> None:
 
 
 def _targets(y: npt.ArrayLike, n: int) -> npt.NDArray[Any]:
-    array = _checks.as_array(y, "y")
+    array = checks.as_array(y, "y")
     if array.dtype.kind not in "iuf":
         raise TypeError(f"y: expected a real or integer dtype, got {array.dtype.name}")
-    _samples.check_samples(array, "y", n, 4)
-    return _checks.ready(array)
+    sample_checks.check_samples(array, "y", n, 4)
+    return checks.ready(array)
 
 
 def _of_run(value: Any, r: int, runs: int) -> Any:

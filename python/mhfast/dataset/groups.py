@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import describe, read_only, same_fields
 
 
@@ -37,7 +37,7 @@ class Groups:
 GroupsLike: TypeAlias = Groups | npt.ArrayLike | tuple[npt.ArrayLike, Sequence[str]]
 
 
-def settled(
+def validated(
     groups: GroupsLike | None, name: str, letters: str, lengths: tuple[int, ...]
 ) -> Groups | None:
     """Return the groups of the argument `name`, checked and in the form that a data set stores.
@@ -52,11 +52,11 @@ def settled(
     if groups is None:
         return None
     index, names = _split(groups, name)
-    array = _checks.as_array(index, name)
+    array = checks.as_array(index, name)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name}: expected integers, got dtype {array.dtype.name}")
-    _checks.shape(array, name, letters, lengths, runs=True)
-    array = _checks.ready(array.astype(np.int64, copy=False))
+    checks.shape(array, name, letters, lengths, runs=True)
+    array = checks.ready(array.astype(np.int64, copy=False))
     low, high = int(array.min()), int(array.max())
     if names is None:
         names = tuple(map(str, range(high + 1)))

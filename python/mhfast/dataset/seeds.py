@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 POPULATION, FIRST, SAMPLE, START = range(4)
 
 
-def settled(seed: object) -> int:
+def integer_seed(seed: object) -> int:
     """Return the seed as an integer; from a generator 128 random bits are drawn.
 
     Raises

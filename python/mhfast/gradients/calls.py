@@ -12,7 +12,7 @@ from .._arguments.values import Value
 from ..dataset.dataset import Dataset, no_second_source
 from ..models import Model
 from ..models import problem as arguments
-from ..models.problem import BITS, CoreGradients, Problem
+from ..models.problem import BITS, CoreGradients, CoreProblem
 from .record import Gradients
 
 
@@ -145,7 +145,7 @@ def backward(
 
 
 def _differentiated(
-    model: Model, problem: Problem, loss: str, wrt: Wrt, num_threads: int | None
+    model: Model, problem: CoreProblem, loss: str, wrt: Wrt, num_threads: int | None
 ) -> tuple[Value, Gradients]:
     core = model._core
     bits = core.bits if wrt is None else _bits(model, problem, wrt)
@@ -158,7 +158,7 @@ def _differentiated(
     return value, Gradients(*gradients)
 
 
-def _bits(model: Model, problem: Problem, wrt: Wrt) -> int:
+def _bits(model: Model, problem: CoreProblem, wrt: Wrt) -> int:
     names = arguments.wrt(model, wrt, inputs=True)
     if "query" in names and (problem.token is not None or problem.data[1] is None):
         raise ValueError("wrt: expected an external query to differentiate by, got none")

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
-from .._arguments.runs import NO_RUNS, Runs
+from .._arguments import checks
+from .._arguments.runs import NO_RUNS, RunAxis
 from .._arguments.values import Array, Optional, Value, describe, same_fields
 from ..models import Model
 from ..models import problem as arguments
@@ -76,7 +76,7 @@ class Gradients:
         """
         if self.runs is None:
             raise TypeError("expected Gradients with a run axis, got some without")
-        runs = _checks.run_index(index, self.runs)
+        runs = checks.run_index(index, self.runs)
         return Gradients(
             **{name: x[runs] if x.ndim > AXES[name] else x for name, x in _fields(self)}
         )
@@ -197,7 +197,7 @@ def _fields(g: Vector) -> Iterator[tuple[str, Array]]:
         raise TypeError(f"expected Gradients or a model, got {type(g).__name__}")
 
 
-def _runs(g: Vector) -> Runs:
+def _runs(g: Vector) -> RunAxis:
     runs = NO_RUNS
     for name, x in _fields(g):
         runs = runs.meet(name, x.shape, AXES[name])

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import config
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import Array
 from ..gradients import backward
 from ..models import Classifier, Layer, Model
@@ -188,7 +188,7 @@ def _apply(
     given = {**given, "query": query if np.ndim(query) else None}
     arrays = {name: jnp.asarray(array) for name, array in given.items() if array is not None}
     for name, array in arrays.items():
-        _checks.shape(array, name, LETTERS[name], (None,) * _axes(name))
+        checks.shape(array, name, LETTERS[name], (None,) * _axes(name))
     # Zeros of the same dtypes and shapes give the same errors as the arrays.
     zeros = {name: np.zeros(array.shape, array.dtype) for name, array in arrays.items()}
     threads = config.threads(num_threads) or None

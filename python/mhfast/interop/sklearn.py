@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.names import Loss
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, Seed
@@ -181,8 +181,8 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         ConvergenceWarning
             If training ended at a loss or a gradient that is not finite.
         """
-        tokens = None if self.tokens is None else _checks.count(self.tokens, "tokens")
-        samples, labels = self._validated(X, _checks.float_dtype(self.dtype), y=y)
+        tokens = None if self.tokens is None else checks.count(self.tokens, "tokens")
+        samples, labels = self._validated(X, checks.float_dtype(self.dtype), y=y)
         samples = _tokenized(samples, tokens)
         classes, index = _two_classes(labels)
         weight = None if sample_weight is None else _weights(sample_weight, samples)
@@ -319,9 +319,9 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
             raise ValueError(f"start: expected one of {', '.join(STARTS)}, got {self.start!r}")
         query = self.query
         if query is not None:
-            query = _checks.integer(query, "query", "None or an integer")
-            _checks.token_index(query, data.tokens)
-        heads, seed = _checks.count(self.heads, "heads"), _seed(self.random_state)
+            query = checks.integer(query, "query", "None or an integer")
+            checks.token_index(query, data.tokens)
+        heads, seed = checks.count(self.heads, "heads"), _seed(self.random_state)
         if self.start == "random_step":
             return Classifier.random_step(data, heads, seed, query=query)
         sizes = heads, data.tokens, data.dim
@@ -346,7 +346,7 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
 def _tokenized(X: Array, tokens: int | None, dim: int | None = None) -> Array:
     """Return X as (n, T, d)."""
     if X.ndim != 2:
-        _checks.shape(X, "X", "n T d", (None, tokens, dim))
+        checks.shape(X, "X", "n T d", (None, tokens, dim))
         return X
     if tokens is None:
         raise ValueError(f"tokens: expected T beside X of shape (n, T d) = {X.shape}, got None")
@@ -376,7 +376,7 @@ def _weights(sample_weight: npt.ArrayLike, samples: Array) -> Array:
     weight: Array = check_array(
         sample_weight, ensure_2d=False, dtype=samples.dtype, input_name="sample_weight"
     )
-    _checks.shape(weight, "sample_weight", "n", (len(samples),))
+    checks.shape(weight, "sample_weight", "n", (len(samples),))
     if weight.min() < 0 or not weight.any():
         raise ValueError(
             "sample_weight: expected numbers >= 0 that are not all zero, "

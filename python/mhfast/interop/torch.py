@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import Array
 from ..gradients import backward
 from ..models import Classifier, Layer
@@ -140,7 +140,7 @@ class _Call:
                 _check(name, tensor)
         lengths = self.lengths  # copied, since the caller may change them before the derivative
         if lengths is not None:
-            lengths = _checks.as_array(lengths, "lengths").copy()
+            lengths = checks.as_array(lengths, "lengths").copy()
         return _Attention.apply(replace(self, query=token, lengths=lengths), *tensors)
 
     def model(self, W: Tensor, readout: Tensor, prompt: Tensor | None) -> Classifier | Layer:
@@ -259,10 +259,10 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
             *sizes, query=query, prompt_rows=prompt_rows, scale=scale, causal=causal,
             dtype=_DTYPES[dtype],
         )  # fmt: skip
-        self._settle(model, 1 / model.dim if std is None else std)
+        self._take_over(model, 1 / model.dim if std is None else std)
         self.reset_parameters()
 
-    def _settle(self, model: Classifier | Layer, std: float) -> None:
+    def _take_over(self, model: Classifier | Layer, std: float) -> None:
         """Take over the options of `model` and its parameters."""
         if isinstance(model.query, np.ndarray):
             raise ValueError(
@@ -270,7 +270,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
                 "calls of a module"
             )
         self.query, self.scale, self.causal = model.query, model.scale, model.causal
-        self.std = _checks.finite(std, "std")
+        self.std = checks.finite(std, "std")
         if self.std < 0:
             raise ValueError(f"std: expected a number of at least 0, got {std}")
         for name in ("W", _READOUT[self._kind], "prompt"):
@@ -349,7 +349,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
             raise TypeError("model: expected an array W, got a LowRank")
         module = cls.__new__(cls)
         torch.nn.Module.__init__(module)
-        module._settle(model, 1 / model.dim)
+        module._take_over(model, 1 / model.dim)
         return module
 
     @property

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..models import Layer
 from ..models.low_rank import LowRank
 from .examples import Float64, Int64
@@ -80,8 +80,8 @@ def align(learnt: Layer, truth: Layer, *, tolerance: float = 1e-6) -> Alignment:
         raise ValueError(f"tolerance: expected a number of at least 0, got {tolerance}")
     W, V = _matrices(truth, "truth")
     learnt_W, learnt_V = _matrices(learnt, "learnt")
-    _checks.shape(learnt_W, "learnt.W", "H d d", (None, *W.shape[1:]))
-    _checks.shape(learnt_V, "learnt.V", "H d p", (None, *V.shape[1:]))
+    checks.shape(learnt_W, "learnt.W", "H d d", (None, *W.shape[1:]))
+    checks.shape(learnt_V, "learnt.V", "H d p", (None, *V.shape[1:]))
     alike, vanishing = tolerance * _norms(W).max(), tolerance * _norms(V).max()
     true_heads, V = _merged(W, V, alike, vanishing)
     learnt_heads, learnt_V = _merged(learnt_W, learnt_V, alike, vanishing)
@@ -160,12 +160,12 @@ def hull_cosine(directions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
     ValueError
         A shape does not fit, or `truth` has no head.
     """
-    W = np.asarray(_checks.real(truth, "truth"), dtype=np.float64)
-    _checks.shape(W, "truth", "H d d", (None, *W.shape[-1:] * 2))
+    W = np.asarray(checks.real(truth, "truth"), dtype=np.float64)
+    checks.shape(W, "truth", "H d d", (None, *W.shape[-1:] * 2))
     if len(W) == 0:
         raise ValueError(f"truth: expected at least one head, got shape {W.shape}")
-    D = np.asarray(_checks.real(directions, "directions"), dtype=np.float64)
-    _checks.shape(D, "directions", "k d d", (None, *W.shape[1:]))
+    D = np.asarray(checks.real(directions, "directions"), dtype=np.float64)
+    checks.shape(D, "directions", "k d d", (None, *W.shape[1:]))
     found, hull = _basis(D), _basis(W[1:] - W[0])
     if len(found) != len(hull):
         return 0.0

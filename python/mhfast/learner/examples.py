@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import Array
 from ..models import Layer
 
@@ -255,14 +255,14 @@ def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examp
     Y = _real(Y, "Y")
     if Y.dtype != X.dtype:
         raise TypeError(f"Y: expected dtype {X.dtype.name}, that of X, got {Y.dtype.name}")
-    _checks.shape(X, "X", "n T d", (None, None, None))
+    checks.shape(X, "X", "n T d", (None, None, None))
     n, tokens, _ = X.shape
-    _checks.shape(Y, "Y", "n T p", (n, tokens, None))
+    checks.shape(Y, "Y", "n T p", (n, tokens, None))
     if 0 in X.shape or 0 in Y.shape:
         raise ValueError(f"X, Y: expected no empty axis, got shapes {X.shape} and {Y.shape}")
     if tokens < 2:
         raise ValueError("X: expected at least 2 tokens, with one there is nothing to attend to")
-    noise = _checks.finite(noise, "noise")
+    noise = checks.finite(noise, "noise")
     if noise < 0.0:
         raise ValueError(f"noise: expected a standard deviation of at least 0, got {noise}")
     examples = Examples(X, Y, 0.0, noise=noise)
@@ -320,12 +320,12 @@ def _rounding(dtype: np.dtype[Any]) -> float:
 
 
 def _real(value: npt.ArrayLike, name: str) -> Array:
-    """Like `_checks.real`, but a large array is not copied to change its memory layout."""
+    """Like `checks.real`, but a large array is not copied to change its memory layout."""
     if type(value) in (np.ndarray, np.memmap):
         array = np.asarray(value)
         if array.dtype.type in (np.float32, np.float64) and array.dtype.isnative:
             return array
-    return _checks.real(value, name)
+    return checks.real(value, name)
 
 
 def _float64(array: Array) -> Float64:

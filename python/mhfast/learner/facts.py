@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import frozen
 from ..config import threads
 from .examples import Examples, Float64, Int64
@@ -157,8 +157,8 @@ def certify(
     T, d = examples.tokens, examples.dim
     if count is None:
         count = min(16 * d * d, max(d * d, examples.rows * (T - 1) // 10))
-    count = _checks.count(count, "count")
-    kept, seen = _Best(count, d), 0
+    count = checks.count(count, "count")
+    kept, seen = _SmallestTolerances(count, d), 0
     residuals = []
     for begin, X, Y in examples.portions():
         weights, residual = _core.fit_rows(
@@ -181,7 +181,7 @@ def certify(
     )
 
 
-class _Best:
+class _SmallestTolerances:
     """The facts of smallest tolerance seen so far, with each matrix x ⊗ (x_b - x_c) only once.
 
     Otherwise repeated inputs would fill it with the same few facts.

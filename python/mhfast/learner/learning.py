@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset
 from ..models import Layer
 from ..training.progress import progress_bar
@@ -108,13 +108,13 @@ def learn_layer(
     """
     examples = _examples(X, Y, noise)
     if heads is not None:
-        heads = _checks.count(heads, "heads")
-    if _checks.integer(seed, "seed") < 0:
+        heads = checks.count(heads, "heads")
+    if checks.integer(seed, "seed") < 0:
         raise ValueError(f"seed: expected an integer of at least 0, got {seed}")
     _enough(examples, heads)
     phases = 6 + int(refinement)
-    with progress_bar(0, phases, "learning", "phase") if progress else nullcontext() as tick:
-        learner = _Learner(examples, examples, heads, seed, num_threads, refinement, tick)
+    with progress_bar(0, phases, "learning", "phase") if progress else nullcontext() as on_progress:
+        learner = _Learner(examples, examples, heads, seed, num_threads, refinement, on_progress)
         try:
             learner.run()
         except _NotToLearnError as missing:
@@ -183,7 +183,7 @@ class _Learner:
     seed: int
     num_threads: int | None
     refinement: bool
-    tick: Callable[[int], None] | None
+    on_progress: Callable[[int], None] | None
     phases: list[Phase] = field(default_factory=list)
     tried: list[int] = field(default_factory=list)
     best: _Attempt | None = None
@@ -307,8 +307,8 @@ class _Learner:
         begin = time.perf_counter()
         parts = work()
         self.phases.append(Phase(name, time.perf_counter() - begin, parts))
-        if self.tick is not None and len(self.tried) < 2:
-            self.tick(len(self.phases))
+        if self.on_progress is not None and len(self.tried) < 2:
+            self.on_progress(len(self.phases))
         return parts
 
     def _crude(self) -> SumEstimate:

@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import frozen
 from .examples import Examples, Float64
 from .facts import Facts
@@ -125,7 +125,7 @@ def search_net(
     Chen, Li, "Provably learning a multi-head attention layer", the net over the span of the
     sculpted body; eliminating the value matrices (variable projection) is ours.
     """
-    samples = _checks.count(samples, "samples")
+    samples = checks.count(samples, "samples")
     heads = body.heads
     few = examples.first(samples)
     if heads == 1:
@@ -227,11 +227,11 @@ def _polish(
     X, Y = examples.part(slice(None))
     Y = Y.reshape(-1, Y.shape[2])
     damping = 1e-2
-    moves = np.einsum("naf,kfg,nbg->knab", X, body.directions, X, optimize=True)
+    logit_tangents = np.einsum("naf,kfg,nbg->knab", X, body.directions, X, optimize=True)
 
     def at(coordinates: Float64) -> _Linearized:
         W = np.ascontiguousarray(body.at(coordinates))
-        return _linearized(X, Y, W, moves, num_threads)
+        return _linearized(X, Y, W, logit_tangents, num_threads)
 
     here = at(coordinates)
     for _ in range(steps):
@@ -262,7 +262,7 @@ class _Linearized:
 
 
 def _linearized(
-    X: Float64, Y: Float64, W: Float64, moves: Float64, num_threads: int | None
+    X: Float64, Y: Float64, W: Float64, logit_tangents: Float64, num_threads: int | None
 ) -> _Linearized:
     """Linearize at W; `moves` (H - 1, n, T, T) are the logits' derivatives by coordinates."""
     from scipy.linalg import lstsq, qr  # slow to import
@@ -276,7 +276,7 @@ def _linearized(
     columns = []
     for h in range(heads):
         A = weights[:, h]
-        for move in moves:
+        for move in logit_tangents:
             change = A * (move - np.sum(A * move, axis=2, keepdims=True))
             column = (change @ X).reshape(-1, d) @ V[h]
             columns.append((column - basis @ (basis.T @ column)).ravel())

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core, config
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Seed
 from ..models import Layer
 from .examples import Float64, Int64
@@ -32,7 +32,7 @@ from .examples import Float64, Int64
 FIRST_DAMPING = 1e-3
 """The initial λ, relative to a diagonal of ones."""
 
-MOST_DAMPING = 1e8
+MAX_DAMPING = 1e8
 """λ at which a step is negligible, so that the residual cannot decrease."""
 
 POLISH_DAMPING = 1e-12
@@ -41,13 +41,13 @@ POLISH_DAMPING = 1e-12
 QUICKEST = 0.1
 """The factor by which a step that achieves the predicted decrease lowers λ."""
 
-LEAST_FALL = 1e-12
+MIN_DECREASE = 1e-12
 """Relative to the squared residual: at a smaller predicted decrease the layer is at a minimum."""
 
-LEAST_SCALE = 1e-8
+MIN_SCALE = 1e-8
 """Least entry of D relative to the largest, so that parameters without influence stay bounded."""
 
-LEAST_EXAMPLES = 64
+MIN_EXAMPLES = 64
 OUTPUTS_PER_PARAMETER = 3
 
 
@@ -133,7 +133,7 @@ def refine(
     point = _numbers(layer)
     fit = _fit(layer, X, Y, examples, seed, num_threads)
     point = fit.start(point)
-    if _checks.integer(steps, "steps") < 0:
+    if checks.integer(steps, "steps") < 0:
         raise ValueError(f"steps: expected an integer of at least 0, got {steps}")
     if not tolerance >= 0.0:
         raise ValueError(f"tolerance: expected a number of at least 0, got {tolerance}")
@@ -234,7 +234,7 @@ class _Fit:
         moment = _core.layer_equations(self.X, self.Y, *self._parts(point), threads)
         moment /= np.linalg.norm(self.Y) ** 2
         scale = np.sqrt(moment.diagonal()[:-1])
-        scale = np.maximum(scale, LEAST_SCALE * (scale.max() or 1.0))
+        scale = np.maximum(scale, MIN_SCALE * (scale.max() or 1.0))
         return _Equations(
             moment[:-1, :-1] / scale[:, None] / scale,
             moment[:-1, -1] / scale,
@@ -252,19 +252,19 @@ def _lower(
         step = equations.step(damping)
         if step is None:
             continue
-        change, foretold = step
-        if foretold < LEAST_FALL * square:
+        change, predicted = step
+        if predicted < MIN_DECREASE * square:
             return None
         reached = fit.residual(point + change)
         if reached < equations.residual:
-            gain = (square - reached**2) / foretold
+            gain = (square - reached**2) / predicted
             return point + change, damping * max(QUICKEST, 1 - (2 * gain - 1) ** 3)
     return None
 
 
 def _rising(damping: float) -> Iterator[float]:
     growth = 2.0
-    while damping < MOST_DAMPING:
+    while damping < MAX_DAMPING:
         yield damping
         damping *= growth
         growth *= 2
@@ -280,16 +280,16 @@ def _fit(
 ) -> _Fit:
     """Check the examples and choose those to use."""
     double = np.dtype(np.float64)
-    X, Y = _checks.real(X, "X", double, "the layer"), _checks.real(Y, "Y", double, "the layer")
-    _checks.shape(X, "X", "n T d", (None, None, layer.dim))
-    _checks.shape(Y, "Y", "n T p", (*X.shape[:2], layer.out_dim))
+    X, Y = checks.real(X, "X", double, "the layer"), checks.real(Y, "Y", double, "the layer")
+    checks.shape(X, "X", "n T d", (None, None, layer.dim))
+    checks.shape(Y, "Y", "n T p", (*X.shape[:2], layer.out_dim))
     for name, array in (("X", X), ("Y", Y)):
         if array.size == 0:
             raise ValueError(f"{name}: expected no axis of length 0, got shape {array.shape}")
         if not np.isfinite(array).all():
             raise ValueError(f"{name}: expected finite numbers, got NaN or inf")
     parameters = layer.heads * layer.dim * (layer.dim + layer.out_dim)
-    rng = _checks.generator(seed)
+    rng = checks.generator(seed)
     chosen = _chosen(len(X), Y[0].size, parameters, examples, rng)
     X, Y = X[chosen].astype(double, copy=False), Y[chosen].astype(double, copy=False)
     if not Y.any():
@@ -323,7 +323,7 @@ def _chosen(
 ) -> Int64:
     if examples is None:
         enough = math.ceil(OUTPUTS_PER_PARAMETER * parameters / outputs)
-        examples = min(n, max(LEAST_EXAMPLES, enough))
-    elif _checks.count(examples, "examples") > n:
+        examples = min(n, max(MIN_EXAMPLES, enough))
+    elif checks.count(examples, "examples") > n:
         raise ValueError(f"examples: expected at most n = {n}, got {examples}")
     return np.sort(rng.choice(n, examples, replace=False))

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import frozen
 from .examples import Float64
 from .facts import Facts
 from .sums import ROUNDING
 
-MOST_HEADS = 12
+MAX_HEADS = 12
 """Largest number of heads that is estimated."""
 
 SURE = 2.0
@@ -100,7 +100,7 @@ def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
     Chen, Li, "Provably learning a multi-head attention layer", sculpting the body of the
     attention matrices from certified rows; the eigenvalue form is ours.
     """
-    heads = _checks.count(heads, "heads")
+    heads = checks.count(heads, "heads")
     d = facts.X.shape[2]
     if heads > d * d:
         raise ValueError(f"heads: expected at most d² = {d * d}, got {heads}")
@@ -150,7 +150,7 @@ def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
         return 1, 1.0
     later = np.maximum.accumulate(steps[::-1])[::-1]
     sureness = steps[:-1] / later[1:]
-    most = MOST_HEADS if sureness[:MOST_HEADS].max() >= SURE else FEW
+    most = MAX_HEADS if sureness[:MAX_HEADS].max() >= SURE else FEW
     heads = int(np.argmax(sureness[:most])) + 1
     return heads, float(sureness[heads - 1])
 
@@ -191,6 +191,6 @@ def _spectrum(moment: Float64, background: Float64, least: float) -> Float64:
     metric = np.zeros((d2 + 1, d2 + 1))
     metric[:d2, :d2] = background
     metric[d2, d2] = max(float(moment[d2, d2]), least**2)
-    last = min(2 * MOST_HEADS, d2) - 1
+    last = min(2 * MAX_HEADS, d2) - 1
     values = eigh(moment, metric, eigvals_only=True, subset_by_index=(0, last))
     return np.asarray(np.maximum(values, 1e-14))

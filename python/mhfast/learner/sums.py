@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import _core
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..config import threads
 from .examples import Examples, Float64
 
@@ -192,7 +192,7 @@ def refine_sum(
         A share is out of range.
     """
     for share in shares:
-        if not 0.0 < _checks.finite(share, "shares") <= 1.0:
+        if not 0.0 < checks.finite(share, "shares") <= 1.0:
             raise ValueError(f"shares: expected numbers above 0 and at most 1, got {share}")
     rng = np.random.default_rng(seed)
     best, V_sum, rounds = start, start.V_sum, list(start.rounds)

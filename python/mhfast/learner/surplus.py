@@ -19,7 +19,7 @@ from ..models import Layer
 from .alignment import merge_heads
 from .certificates import IDENTIFIED, exact_limit
 from .examples import Examples, Float64
-from .refinement import LEAST_EXAMPLES, OUTPUTS_PER_PARAMETER, Refinement, refine
+from .refinement import MIN_EXAMPLES, OUTPUTS_PER_PARAMETER, Refinement, refine
 from .values import solve_values
 
 AGAINST_NOISE = 64
@@ -65,7 +65,7 @@ class Problem:
         """Return the problem for layers of at most so many heads."""
         d, p, T = examples.dim, examples.out_dim, examples.tokens
         most = AGAINST_NOISE if examples.noise > 0.0 else OUTPUTS_PER_PARAMETER
-        count = max(LEAST_EXAMPLES, -(-most * heads * d * (d + p) // (T * p)))
+        count = max(MIN_EXAMPLES, -(-most * heads * d * (d + p) // (T * p)))
         X, Y = examples.first(4 * count).part(slice(None))
         return cls(examples, X, Y, min(count, len(X)), seed, num_threads)
 

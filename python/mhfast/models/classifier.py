@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import Array, Optional, frozen
 from ..dataset.dataset import Dataset, Seed, Seeds
-from . import initializers as starting
-from . import validation as settling
+from . import initializers, validation
 from .low_rank import LowRank
 from .model import Model
 from .random_step import random_step
@@ -86,19 +85,19 @@ class Classifier(Model):
         scale: float = 1.0,
         causal: bool = False,
     ) -> None:
-        W, heads, dim = settling.key_query(W)
-        U = _checks.real(U, "U", W.dtype, "W")
-        query, prompt = settling.query_side(query, prompt, dim, W.dtype)
-        rows = settling.rows(query, prompt)
-        _checks.shape(U, "U", "H q d", (heads, rows, dim), runs=True)
-        settling.no_empty_axis("W", W, "U", U)
+        W, heads, dim = validation.key_query(W)
+        U = checks.real(U, "U", W.dtype, "W")
+        query, prompt = validation.query_side(query, prompt, dim, W.dtype)
+        rows = validation.rows(query, prompt)
+        checks.shape(U, "U", "H q d", (heads, rows, dim), runs=True)
+        validation.no_empty_axis("W", W, "U", U)
         vars(self).update(
             W=W,
             U=frozen(U),
             query=query,
             prompt=prompt,
-            scale=settling.scale(scale, W.dtype),
-            causal=settling.causal(causal, prompt),
+            scale=validation.scale(scale, W.dtype),
+            causal=validation.causal(causal, prompt),
         )
         self._core  # noqa: B018  (checks that the run axes agree)
 
@@ -154,7 +153,7 @@ class Classifier(Model):
             If a size is below 1, or `query` and `prompt_rows` are both given.
         """
         shapes = _shapes(heads, tokens, dim, rank, tied, prompt_rows, query, dtype)
-        arrays = starting.zeros(shapes, runs, dtype)
+        arrays = initializers.zeros(shapes, runs, dtype)
         return cls(**arrays, query=query, scale=scale, causal=causal)
 
     @classmethod
@@ -220,7 +219,7 @@ class Classifier(Model):
             `prompt_rows` are both given.
         """
         shapes = _shapes(heads, tokens, dim, rank, tied, prompt_rows, query, dtype)
-        arrays = starting.gaussian(shapes, std, seed, runs, dtype)
+        arrays = initializers.gaussian(shapes, std, seed, runs, dtype)
         return cls(**arrays, query=query, scale=scale, causal=causal)
 
     @classmethod
@@ -288,11 +287,11 @@ def _shapes(
     prompt_rows: int | None,
     query: int | npt.ArrayLike | None,
     dtype: npt.DTypeLike,
-) -> starting.Shapes:
+) -> initializers.Shapes:
     H, T, d = (
-        _checks.count(heads, "heads"),
-        _checks.count(tokens, "tokens"),
-        _checks.count(dim, "dim"),
+        checks.count(heads, "heads"),
+        checks.count(tokens, "tokens"),
+        checks.count(dim, "dim"),
     )
-    q = settling.query_rows(query, prompt_rows, T, d, _checks.float_dtype(dtype))
-    return starting.shapes(H, d, {"U": (H, q, d)}, rank, tied, prompt_rows)
+    q = validation.query_rows(query, prompt_rows, T, d, checks.float_dtype(dtype))
+    return initializers.shapes(H, d, {"U": (H, q, d)}, rank, tied, prompt_rows)

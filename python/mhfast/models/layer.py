@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import Array, Optional, frozen
 from ..dataset.dataset import Seed, Seeds
-from . import initializers as starting
-from . import validation as settling
+from . import initializers, validation
 from .low_rank import LowRank
 from .model import Model
 
@@ -81,18 +80,18 @@ class Layer(Model):
         scale: float = 1.0,
         causal: bool = False,
     ) -> None:
-        W, heads, dim = settling.key_query(W)
-        V = _checks.real(V, "V", W.dtype, "W")
-        query, prompt = settling.query_side(query, prompt, dim, W.dtype)
-        _checks.shape(V, "V", "H d p", (heads, dim, None), runs=True)
-        settling.no_empty_axis("W", W, "V", V)
+        W, heads, dim = validation.key_query(W)
+        V = checks.real(V, "V", W.dtype, "W")
+        query, prompt = validation.query_side(query, prompt, dim, W.dtype)
+        checks.shape(V, "V", "H d p", (heads, dim, None), runs=True)
+        validation.no_empty_axis("W", W, "V", V)
         vars(self).update(
             W=W,
             V=frozen(V),
             query=query,
             prompt=prompt,
-            scale=settling.scale(scale, W.dtype),
-            causal=settling.causal(causal, prompt),
+            scale=validation.scale(scale, W.dtype),
+            causal=validation.causal(causal, prompt),
         )
         self._core  # noqa: B018  (checks that the run axes agree)
 
@@ -153,7 +152,7 @@ class Layer(Model):
             If a size is below 1, or `query` and `prompt_rows` are both given.
         """
         shapes = _shapes(heads, dim, out_dim, rank, tied, prompt_rows)
-        arrays = starting.zeros(shapes, runs, dtype)
+        arrays = initializers.zeros(shapes, runs, dtype)
         return cls(**arrays, query=query, scale=scale, causal=causal)
 
     @classmethod
@@ -219,7 +218,7 @@ class Layer(Model):
             `prompt_rows` are both given.
         """
         shapes = _shapes(heads, dim, out_dim, rank, tied, prompt_rows)
-        arrays = starting.gaussian(shapes, std, seed, runs, dtype)
+        arrays = initializers.gaussian(shapes, std, seed, runs, dtype)
         return cls(**arrays, query=query, scale=scale, causal=causal)
 
     @property
@@ -236,7 +235,7 @@ class Layer(Model):
 
 def _shapes(
     heads: int, dim: int, out_dim: int, rank: int | None, tied: bool, prompt_rows: int | None
-) -> starting.Shapes:
-    H, d = _checks.count(heads, "heads"), _checks.count(dim, "dim")
-    p = _checks.count(out_dim, "out_dim")
-    return starting.shapes(H, d, {"V": (H, d, p)}, rank, tied, prompt_rows)
+) -> initializers.Shapes:
+    H, d = checks.count(heads, "heads"), checks.count(dim, "dim")
+    p = checks.count(out_dim, "out_dim")
+    return initializers.shapes(H, d, {"V": (H, d, p)}, rank, tied, prompt_rows)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.runs import NO_RUNS
 from .._arguments.values import Array, describe, frozen, same_fields
 
@@ -39,13 +39,13 @@ class LowRank:
     K: Array | None = None
 
     def __init__(self, Q: npt.ArrayLike, K: npt.ArrayLike | None = None) -> None:
-        Q = _checks.real(Q, "Q")
-        _checks.shape(Q, "Q", "H d r", (None, None, None), runs=True)
+        Q = checks.real(Q, "Q")
+        checks.shape(Q, "Q", "H d r", (None, None, None), runs=True)
         if Q.size == 0:
             raise ValueError(f"Q: expected no axis of length 0, got shape {Q.shape}")
         if K is not None:
-            K = _checks.real(K, "K", Q.dtype, "Q")
-            _checks.shape(K, "K", "H d r", Q.shape[-3:], runs=True)
+            K = checks.real(K, "K", Q.dtype, "Q")
+            checks.shape(K, "K", "H d r", Q.shape[-3:], runs=True)
             NO_RUNS.meet("Q", Q.shape, 3).meet("K", K.shape, 3)
         vars(self).update(Q=frozen(Q), K=None if K is None else frozen(K))
 

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core, config
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import Array, Optional, describe, field_values, same_fields
 from . import problem as arguments
-from . import validation as settling
+from . import validation
 from .low_rank import LowRank
 from .problem import CoreModel
 
@@ -72,7 +72,7 @@ class Model:
     def parameters(self) -> Mapping[str, Array]:
         """The arrays that can be trained, by name: W or Q and K, U or V, and any prompt."""
         factored = isinstance(self.W, LowRank)
-        names = (name for name in _checks.PARAMETERS if not (name == "W" and factored))
+        names = (name for name in checks.PARAMETERS if not (name == "W" and factored))
         arrays = ((name, getattr(self, name, None)) for name in names)
         return MappingProxyType({name: array for name, array in arrays if array is not None})
 
@@ -97,7 +97,7 @@ class Model:
 
     def _query_rows(self, tokens: int) -> int:
         """Return the number q of query rows for samples of T = `tokens`."""
-        q = settling.rows(self.query, self.prompt) if self._rows is None else self._rows
+        q = validation.rows(self.query, self.prompt) if self._rows is None else self._rows
         return tokens if q is None else q
 
     def _targets(self, n: int, q: int, loss: str) -> tuple[str, tuple[int, ...]]:
@@ -218,7 +218,7 @@ class Model:
         """
         if self.runs is None:
             raise TypeError(f"expected a {type(self).__name__} with a run axis, got one without")
-        chosen = _checks.run_index(index, self.runs)
+        chosen = checks.run_index(index, self.runs)
         arrays = dict(self.parameters)
         if isinstance(self.query, np.ndarray):
             arrays["query"] = self.query

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset
 from .model import Model
 
@@ -37,7 +37,7 @@ def explain(
     shape = X if isinstance(X, tuple) else np.shape(X.X if isinstance(X, Dataset) else X)
     side_by_side = model._core.runs
     if runs is not None:
-        side_by_side = side_by_side.meet("runs", (_checks.count(runs, "runs"),), 0)
+        side_by_side = side_by_side.meet("runs", (checks.count(runs, "runs"),), 0)
     if isinstance(X, Dataset):
         side_by_side = side_by_side.join(X._runs)
     if len(shape) == 4:
@@ -48,7 +48,7 @@ def explain(
     if len(shape) != 3 or shape[2] != model.dim or rows not in (None, shape[1]):
         T = "T" if rows is None else rows
         raise ValueError(f"X: expected shape (n, T, d) = (n, {T}, {model.dim}), got {shape}")
-    n, tokens = (_checks.count(length, "X") for length in shape[:2])
+    n, tokens = (checks.count(length, "X") for length in shape[:2])
     q = model._query_rows(tokens) if query is None else query.shape[-2]
     return _core.explain(
         n, tokens, q, model.dim, model.heads, model._out_dim,

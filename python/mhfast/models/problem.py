@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
-from .._arguments import samples as _samples
+from .._arguments import checks, sample_checks
 from .._arguments.checks import PARAMETERS, Wrt
 from .._arguments.names import Loss
-from .._arguments.runs import NO_RUNS, Runs, repeated
+from .._arguments.runs import NO_RUNS, RunAxis, repeated
 from .._arguments.values import Array, frozen
 from ..dataset.dataset import Dataset, no_second_source
 from .low_rank import LowRank
@@ -60,12 +59,12 @@ class CoreModel(NamedTuple):
     """
 
     parameters: CoreParameters
-    runs: Runs
+    runs: RunAxis
     bits: int
     plain: tuple[int, int] | None
 
 
-class Problem(NamedTuple):
+class CoreProblem(NamedTuple):
     """Samples in the form that the core expects for one model.
 
     Parameters
@@ -81,7 +80,7 @@ class Problem(NamedTuple):
     """
 
     data: CoreData
-    runs: Runs
+    runs: RunAxis
     causal: bool
     token: int | npt.NDArray[np.int64] | None = None
 
@@ -216,8 +215,8 @@ def problem(
     query: npt.ArrayLike | None = None,
     weight: npt.ArrayLike | None = None,
     lengths: npt.ArrayLike | None = None,
-    runs: Runs = NO_RUNS,
-) -> Problem:
+    runs: RunAxis = NO_RUNS,
+) -> CoreProblem:
     """Check samples and convert them to the form that the core expects.
 
     Parameters
@@ -245,17 +244,17 @@ def problem(
         data = X
         X, y, query, weight, lengths = data.X, data.y, data.query, data.weight, data.lengths
     core = model._core
-    X = _checks.real(X, "X", model.dtype)
+    X = checks.real(X, "X", model.dtype)
     if loss is None:
         y = weight = None
     elif y is None:
         raise TypeError("y: expected labels beside the array X, got None")
     if query is weight is lengths is None and X.shape[1:] == core.plain and not runs.length:
         if y is None or loss is None:
-            return Problem((X, None, None, None, None), NO_RUNS, False)
-        targets = _samples.targets(y, loss, "n", (len(X),), X.dtype)
+            return CoreProblem((X, None, None, None, None), NO_RUNS, False)
+        targets = sample_checks.targets(y, loss, "n", (len(X),), X.dtype)
         if targets.ndim == 1:
-            return Problem((X, None, targets, None, None), NO_RUNS, False)
+            return CoreProblem((X, None, targets, None, None), NO_RUNS, False)
 
     seen = _seen(model, X, query, lengths, core.runs.join(runs))
     if y is None or loss is None:
@@ -268,44 +267,44 @@ def _seen(
     X: Array,
     query: npt.ArrayLike | None,
     lengths: npt.ArrayLike | None,
-    runs: Runs,
-) -> Problem:
+    runs: RunAxis,
+) -> CoreProblem:
     """Resolve the query side and the visible keys: a problem without y and weight."""
     if query is not None and model.prompt is not None:
         raise ValueError("query: expected None beside a model with a prompt, got an array")
     asking = model.query if query is None else query
     rows = model._rows
     itself = asking is None and model.prompt is None
-    _checks.shape(X, "X", "n T d", (None, rows if itself else None, model.dim), runs=True)
+    checks.shape(X, "X", "n T d", (None, rows if itself else None, model.dim), runs=True)
     runs = runs.meet("X", X.shape, 3)
     n, tokens, dim = X.shape[-3:]
     visible = None
     if lengths is not None:
-        visible = _samples.lengths(lengths, n, tokens)
+        visible = sample_checks.lengths(lengths, n, tokens)
         runs = runs.meet("lengths", visible.shape, 1)
 
     Z, token, causal = None, None, model.causal
     if query is None and isinstance(asking, int):
-        token, prefix = _samples.token(asking, tokens, visible)
-        Z = _samples.picked(X, token)
+        token, prefix = sample_checks.token(asking, tokens, visible)
+        Z = sample_checks.picked(X, token)
         if causal:  # one row sees the keys up to its token, as it does with shorter samples
             causal = False
             if np.less(prefix, tokens).any():
                 visible = np.full(n, prefix) if isinstance(prefix, int) else prefix
     elif asking is not None:
-        Z = _checks.real(asking, "query", model.dtype)
-        _checks.shape(Z, "query", "n q d", (n, rows, dim), runs=True)
+        Z = checks.real(asking, "query", model.dtype)
+        checks.shape(Z, "query", "n q d", (n, rows, dim), runs=True)
         runs = runs.meet("query", Z.shape, 3)
     if tokens == 0:
         raise ValueError(f"X: expected at least one token, got shape {X.shape}")
     if visible is not None:
-        X = _samples.padded(X, visible)
-    return Problem((X, Z, None, None, visible), runs, causal, token)
+        X = sample_checks.padded(X, visible)
+    return CoreProblem((X, Z, None, None, visible), runs, causal, token)
 
 
 def _labelled(
-    model: Model, seen: Problem, y: npt.ArrayLike, weight: npt.ArrayLike | None, loss: str
-) -> Problem:
+    model: Model, seen: CoreProblem, y: npt.ArrayLike, weight: npt.ArrayLike | None, loss: str
+) -> CoreProblem:
     """Add y and weight to a problem without them."""
     X, Z, _, _, lengths = seen.data
     n, tokens = X.shape[-3:-1]
@@ -314,13 +313,13 @@ def _labelled(
     if model.prompt is not None:
         q = model.prompt.shape[-2]
     letters, shape = model._targets(n, q, loss)
-    targets = _samples.targets(y, loss, letters, shape, X.dtype)
-    runs = seen.runs.meet(_samples.name(loss), targets.shape, len(shape))
+    targets = sample_checks.targets(y, loss, letters, shape, X.dtype)
+    runs = seen.runs.meet(sample_checks.name(loss), targets.shape, len(shape))
     weights = None
     if weight is not None:
-        weights, axes = _samples.weights(weight, shape[:2], X.dtype)
+        weights, axes = sample_checks.weights(weight, shape[:2], X.dtype)
         runs = runs.meet("weight", weights.shape, axes)
     if lengths is not None and itself and letters != "n":
         visible = np.arange(q) < lengths[..., None]
-        targets = _samples.filled(targets, visible, loss)
+        targets = sample_checks.filled(targets, visible, loss)
     return seen._replace(data=(X, Z, targets, weights, lengths), runs=runs)

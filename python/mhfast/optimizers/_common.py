@@ -64,9 +64,9 @@ class StepRule:
 
     def __post_init__(self) -> None:
         if self.schedule is not None:
-            self._settle("schedule", _numbers("schedule", "steps", self.schedule))
-        self._settle("l2", at_least_zero("l2", self.l2))
-        self._settle("clip", positive("clip", self.clip))
+            self._set_field("schedule", _numbers("schedule", "steps", self.schedule))
+        self._set_field("l2", at_least_zero("l2", self.l2))
+        self._set_field("clip", positive("clip", self.clip))
         one_of("project_by", self.project_by, GROUPINGS)
         if self.project is not None:
             one_of("project", self.project, PROJECTIONS)
@@ -74,11 +74,11 @@ class StepRule:
                 raise TypeError(
                     f"radius: expected a number with project={self.project!r}, got None"
                 )
-            self._settle("radius", positive("radius", self.radius, finite=True))
+            self._set_field("radius", positive("radius", self.radius, finite=True))
         elif self.radius is not None:
             raise ValueError(f"radius: expected None without project=, got {self.radius!r}")
 
-    def _settle(self, field: str, value: object) -> None:
+    def _set_field(self, field: str, value: object) -> None:
         object.__setattr__(self, field, value)  # the way to set a field when frozen
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ class GradientDescent(StepRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle("lr", rates(self.lr))
+        self._set_field("lr", rates(self.lr))
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,8 +75,8 @@ class NormalizedGradientDescent(StepRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle("lr", rates(self.lr))
-        self._settle("eps", at_least_zero("eps", self.eps))
+        self._set_field("lr", rates(self.lr))
+        self._set_field("eps", at_least_zero("eps", self.eps))
         one_of("by", self.by, GROUPINGS)
 
 
@@ -111,9 +111,9 @@ class PolyakStep(StepRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle("max_lr", positive("max_lr", self.max_lr))
-        self._settle("target", number("target", self.target))
-        self._settle("factor", positive("factor", self.factor, finite=True))
+        self._set_field("max_lr", positive("max_lr", self.max_lr))
+        self._set_field("target", number("target", self.target))
+        self._set_field("factor", positive("factor", self.factor, finite=True))
         if math.isinf(self.target):
             raise ValueError(f"target: expected a finite number, got {self.target}")
 
@@ -147,9 +147,9 @@ class Momentum(StepRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle("lr", rates(self.lr))
-        self._settle("beta", fraction("beta", self.beta))
-        self._settle("nesterov", truth("nesterov", self.nesterov))
+        self._set_field("lr", rates(self.lr))
+        self._set_field("beta", fraction("beta", self.beta))
+        self._set_field("nesterov", truth("nesterov", self.nesterov))
 
 
 @dataclass(frozen=True, repr=False)
@@ -191,11 +191,11 @@ class Adam(StepRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle("lr", rates(self.lr))
-        self._settle("beta1", fraction("beta1", self.beta1))
-        self._settle("beta2", fraction("beta2", self.beta2))
-        self._settle("eps", at_least_zero("eps", self.eps))
-        self._settle("weight_decay", at_least_zero("weight_decay", self.weight_decay))
+        self._set_field("lr", rates(self.lr))
+        self._set_field("beta1", fraction("beta1", self.beta1))
+        self._set_field("beta2", fraction("beta2", self.beta2))
+        self._set_field("eps", at_least_zero("eps", self.eps))
+        self._set_field("weight_decay", at_least_zero("weight_decay", self.weight_decay))
 
 
 @dataclass(frozen=True, repr=False)
@@ -233,11 +233,11 @@ class MirrorDescent(StepRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle("lr", rates(self.lr))
-        self._settle("p", number("p", self.p))
+        self._set_field("lr", rates(self.lr))
+        self._set_field("p", number("p", self.p))
         if not 1.0 < self.p < math.inf:
             raise ValueError(f"p: expected a finite number above 1, got {self.p}")
-        self._settle("normalized", truth("normalized", self.normalized))
+        self._set_field("normalized", truth("normalized", self.normalized))
         one_of("by", self.by, GROUPINGS)
 
 

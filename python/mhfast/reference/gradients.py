@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .attention import output_root, read_out, weights
-from .losses import loss_terms, real_targets, shares
+from .losses import loss_terms, loss_weights, real_targets
 from .model import Array, Inputs, Model, Query, double, inputs
 from .runs import over_runs
 
@@ -190,10 +190,10 @@ def value_and_grad(
     data = inputs(model, X, query, lengths)
     A = weights(model, data)
     F = read_out(model, data.X, A)
-    share = shares(data, F, weight, loss)
-    value, slope, _ = loss_terms(F, real_targets(data, y), loss)
-    gradient = _pull_back(model, data, A, share * slope, wrt, jacobian)
-    return float((share * value).sum()), gradient
+    loss_weight = loss_weights(data, F, weight, loss)
+    value, loss_derivative, _ = loss_terms(F, real_targets(data, y), loss)
+    gradient = _pull_back(model, data, A, loss_weight * loss_derivative, wrt, jacobian)
+    return float((loss_weight * value).sum()), gradient
 
 
 def textbook_value_and_grad(model: Any, X: ArrayLike, y: ArrayLike, **options: Any) -> Any:

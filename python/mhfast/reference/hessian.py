@@ -38,7 +38,7 @@ from .gradients import (
     softmax_tangent,
     through_factors,
 )
-from .losses import loss_terms, real_targets, shares, slope_tangent
+from .losses import derivative_tangent, loss_terms, loss_weights, real_targets
 from .model import Array, Model, Query, double, inputs
 from .runs import named_parts, over_runs
 
@@ -80,9 +80,9 @@ def _hvp(
 
     F = read_out(model, X, A)
     dF = read_out(model, X, dA) + read_out(moving, X, A)
-    share, target = shares(data, F, weight, loss), real_targets(data, y)
-    G = share * loss_terms(F, target, loss)[1]
-    dG = share * slope_tangent(F, target, dF, loss)
+    loss_weight, target = loss_weights(data, F, weight, loss), real_targets(data, y)
+    G = loss_weight * loss_terms(F, target, loss)[1]
+    dG = loss_weight * derivative_tangent(F, target, dF, loss)
 
     C = logit_gradient(X, cotangent_of_attended(model, G))
     dB = cotangent_of_attended(model, dG) + cotangent_of_attended(moving, G)

@@ -41,8 +41,8 @@ def loss_terms(
     if loss == "logistic":
         small = np.exp(-np.abs(m))
         value = np.log1p(small) + np.maximum(-m, 0.0)
-        slope = -y * np.where(m > 0, small, 1.0) / (1.0 + small)
-        return value, slope, -np.log1p(small) - np.maximum(m, 0.0)
+        loss_derivative = -y * np.where(m > 0, small, 1.0) / (1.0 + small)
+        return value, loss_derivative, -np.log1p(small) - np.maximum(m, 0.0)
     if loss == "exponential":
         with np.errstate(over="ignore"):
             return np.exp(-m), -y * np.exp(-m), -m
@@ -61,8 +61,8 @@ def _cross_entropy(F: Array, y: NDArray[np.int64]) -> tuple[Array, Array, Array]
     F_y = np.where(own, F, 0.0).sum(axis=-1)
     value = np.logaddexp(0.0, log_others - F_y)[..., None]
     log_slope = np.where(own, log_others[..., None], F) - F_y[..., None] - value
-    slope = np.where(own, -1.0, 1.0) * np.exp(log_slope)
-    return value, slope, log_slope
+    loss_derivative = np.where(own, -1.0, 1.0) * np.exp(log_slope)
+    return value, loss_derivative, log_slope
 
 
 def _logsumexp(F: Array) -> Array:
@@ -73,7 +73,7 @@ def _logsumexp(F: Array) -> Array:
     return total
 
 
-def slope_tangent(
+def derivative_tangent(
     outputs: ArrayLike, y: ArrayLike, direction: ArrayLike, loss: str = "logistic"
 ) -> Array:
     """Tangent of the derivatives r as the outputs change along `direction`: ℓ'' times it.
@@ -102,7 +102,7 @@ def slope_tangent(
     return {"linear": 0.0, "squared": 2.0}[loss] * dF
 
 
-def shares(data: Inputs, outputs: Array, weight: ArrayLike | None, loss: str) -> Array:
+def loss_weights(data: Inputs, outputs: Array, weight: ArrayLike | None, loss: str) -> Array:
     """Factor of every loss, (n,) or (n,q,1): the loss is the sum of factor times ℓ.
 
     weight (n,) or None for ones: w_i / Σ_i w_i in every row; for cross_entropy, a mean over rows,
@@ -110,15 +110,15 @@ def shares(data: Inputs, outputs: Array, weight: ArrayLike | None, loss: str) ->
     padding rows is 0 and sums over rows leave them out.
     """
     w = np.ones(len(data.X)) if weight is None else double(weight)
-    share: Array
+    loss_weight: Array
     if outputs.ndim == 1:
-        share = w / w.sum()
-        return share
+        loss_weight = w / w.sum()
+        return loss_weight
     rows = np.ones(outputs.shape[:2]) if data.real is None else double(data.real)
     of_rows = rows * (w if w.ndim == 2 else w[:, None])
     counted = w if w.ndim == 1 and loss != "cross_entropy" else of_rows
-    share = of_rows / counted.sum()
-    return share[..., None]
+    loss_weight = of_rows / counted.sum()
+    return loss_weight[..., None]
 
 
 def real_targets(data: Inputs, y: ArrayLike) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from .attention import outputs
 from .gradients import Wrt, asked, value_and_grad
-from .losses import margins, real_targets, shares
+from .losses import loss_weights, margins, real_targets
 from .model import Array, Model, Query, inputs
 from .normalized import add_decay, groups, norm, normalized, scaled_gradients
 from .runs import over_runs
@@ -161,6 +161,6 @@ def _accuracy_and_margin(
     data = inputs(model, X, query, lengths)
     F = outputs(model, X, query=query, lengths=lengths)
     margin = margins(F, real_targets(data, y), loss)
-    share = np.broadcast_to(shares(data, F, weight, loss), margin.shape)
-    right = float((share * (margin > 0.0)).sum() / share.sum())
-    return right, float(margin[share > 0.0].min(initial=math.inf))
+    loss_weight = np.broadcast_to(loss_weights(data, F, weight, loss), margin.shape)
+    right = float((loss_weight * (margin > 0.0)).sum() / loss_weight.sum())
+    return right, float(margin[loss_weight > 0.0].min(initial=math.inf))

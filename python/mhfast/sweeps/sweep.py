@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..training.progress import progress_bar
 from .grid import Call, Grid, Point, calls_of, key_of, points_of
 from .store import Store, locked
@@ -116,7 +116,7 @@ def sweep(
         raise TypeError(
             f"executor: expected a concurrent.futures.Executor, got {type(executor).__name__}"
         )
-    if seed is not None and _checks.integer(seed, "seed") < 0:
+    if seed is not None and checks.integer(seed, "seed") < 0:
         raise ValueError(f"seed: expected an integer of at least 0, got {seed}")
     points = points_of(grid)
     names = (batch,) if isinstance(batch, str) else tuple(batch)

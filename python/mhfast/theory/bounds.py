@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from ..dataset.dataset import Dataset
 from ..models import Classifier
+from .inputs import dense_W, norms, query_side, samples, settled
 from .runs import over_runs
-from .sides import dense_W, norms, query_side, samples, settled
 
 CONSTANTS = ("proved", "recalled")
 

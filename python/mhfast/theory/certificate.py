@@ -22,7 +22,7 @@ from .bounds import curvature_bounds
 from .conditions import Guarantee
 from .guarantees import Comparison, compare
 from .hessian import hessian_extremes
-from .sides import classifier, double, settled
+from .inputs import classifier, double, settled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -56,12 +56,12 @@ class Condition:
 
     def __str__(self) -> str:
         factor = self.factor
-        sides = f"{self.statement}: {self.value:.4g} against {self.limit:.4g}"
+        inputs = f"{self.statement}: {self.value:.4g} against {self.limit:.4g}"
         if math.isnan(factor):
-            return f"{sides}, cannot be judged"
+            return f"{inputs}, cannot be judged"
         if factor >= 1.0:
-            return f"{sides}, met, with a factor of {_shown(factor)}"
-        missed = f"{sides}, not met, short by a factor of "
+            return f"{inputs}, met, with a factor of {_shown(factor)}"
+        missed = f"{inputs}, not met, short by a factor of "
         missed += _shown(1.0 / factor if factor > 0.0 else math.inf)
         if self.of_heads:
             missed += f"; needs H >= {heads_shown(self.needed_heads)}"

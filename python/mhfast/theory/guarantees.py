@@ -30,13 +30,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients, norm, value_and_grad
 from ..models import Classifier
 from .bounds import CONSTANTS, CurvatureBounds, curvature_bounds
 from .conditions import Condition, Guarantee
-from .sides import classifier, settled
+from .inputs import classifier, settled
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ class Comparison:
             If `lr` is not above 0, or `steps` is below 1.
         """
         lr, steps = _settings(lr, steps)
-        share = self.distance / (lr * steps) * self.distance
+        distance_term = self.distance / (lr * steps) * self.distance
         if self.constants == "proved":
-            bound = 5 / 3 * self.loss + share
+            bound = 5 / 3 * self.loss + distance_term
         else:
-            bound = 2 * self.loss + 5 / 4 * share
+            bound = 2 * self.loss + 5 / 4 * distance_term
         return self._guarantee(
             "average training loss of steps 1 .. k", bound, self.start_loss, lr, steps
         )
@@ -210,8 +210,8 @@ class Comparison:
         if self.constants == "proved":
             bound = 2 * self.stability(lr, steps).bound
         else:
-            share = 9 * (self.distance / (4 * lr)) * self.distance
-            bound = 4 / self.n * (2 * steps * self.loss + share)
+            distance_term = 9 * (self.distance / (4 * lr)) * self.distance
+            bound = 4 / self.n * (2 * steps * self.loss + distance_term)
         return self._guarantee(
             "expected test loss - training loss", bound, self.largest_loss, lr, steps
         )
@@ -439,9 +439,9 @@ def _of_samples(
 
 
 def _settings(lr: float, steps: int) -> tuple[float, int]:
-    if not _checks.finite(lr, "lr") > 0.0:
+    if not checks.finite(lr, "lr") > 0.0:
         raise ValueError(f"lr: expected a number above 0, got {lr}")
-    return float(lr), _checks.count(steps, "steps")
+    return float(lr), checks.count(steps, "steps")
 
 
 def _ratio(a: float, b: float) -> float:

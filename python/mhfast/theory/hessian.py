@@ -17,9 +17,9 @@ from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients
 from ..models import Classifier
+from .inputs import check_finite, double, settled
 from .margin import cast_to
 from .runs import over_runs
-from .sides import check_finite, double, settled
 
 # Up to here a dense eigensolver on the columns is no slower than Lanczos' method, and exact.
 DENSE = 48

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from .._arguments.values import Array
-from .sides import exponent, in_units
+from .inputs import exponent, in_units
 
 
 def nearest_point(G: Array) -> Array:
@@ -56,8 +56,8 @@ def nearest_point(G: Array) -> Array:
     target = np.zeros(n + 1)
     target[n] = 1.0
     weights, _ = nnls(np.vstack([root, np.ones(n)]), target, maxiter=30 * n)
-    share: Array = weights / weights.sum()
-    return share
+    convex_weights: Array = weights / weights.sum()
+    return convex_weights
 
 
 def resolution(n: int, terms: int, precision: float, cancellation: float = 1.0) -> float:

@@ -25,8 +25,8 @@ import numpy.typing as npt
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Classifier
+from .inputs import check_finite, classifier, exponent, in_units, query_side, samples
 from .runs import over_runs
-from .sides import check_finite, classifier, exponent, in_units, query_side, samples
 
 # Numbers of one block of features, or of attention weights: 32 MiB in float64.
 BLOCK = 1 << 22
@@ -91,11 +91,11 @@ def scaled_kernel(
     """Return the kernel as K 4^unit, with the entries of K of moderate size."""
     names = _names(model, wrt)
     same = second is None
-    sides = (first,) if second is None else (first, second)
-    total = _Sum(np.zeros((sides[0].n, sides[-1].n), model.dtype))
+    inputs = (first,) if second is None else (first, second)
+    total = _Sum(np.zeros((inputs[0].n, inputs[-1].n), model.dtype))
     prompts: list[Any] = [0.0, 0.0]
     for h in range(model.heads):
-        both = [_Head(model, h, side, names) for side in sides]
+        both = [_Head(model, h, side, names) for side in inputs]
         a, b = both[0], both[-1]
         if "U" in names:
             total.add(_products(a.pooled, b.pooled), a.pooled_unit + b.pooled_unit)

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients, norm, value_and_grad
 from ..models import Classifier
 from .hull import is_separated, nearest_point, resolution
+from .inputs import classifier, norms, settled
 from .kernel import scaled_kernel
 from .runs import over_runs
-from .sides import classifier, norms, settled
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +228,7 @@ def head_norms(arrays: Sequence[Array]) -> Array:
 
 
 def _labels(data: Dataset, counting: npt.NDArray[np.int64]) -> Array:
-    _checks.shape(data.y, "y", "n", (data.n,))
+    checks.shape(data.y, "y", "n", (data.n,))
     y: Array = data.y.astype(np.float64)
     wrong = np.flatnonzero(np.abs(y) != 1.0)
     if wrong.size:

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..gradients import Gradients
 from ..models import Classifier
-from .sides import exponent, in_units
+from .inputs import exponent, in_units
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ def mixture_margins(
     ValueError
         If a number is out of range.
     """
-    T, M = _checks.count(tokens, "tokens"), _checks.count(contexts, "contexts")
-    zeta, S = _checks.finite(relevant_fraction, "relevant_fraction"), _checks.finite(norm, "norm")
-    noise = _checks.finite(noise, "noise")
+    T, M = checks.count(tokens, "tokens"), checks.count(contexts, "contexts")
+    zeta, S = checks.finite(relevant_fraction, "relevant_fraction"), checks.finite(norm, "norm")
+    noise = checks.finite(noise, "noise")
     if not 0.0 < zeta <= 1.0:
         raise ValueError(f"relevant_fraction: expected a number in (0, 1], got {zeta}")
     if not S > 0.0:

@@ -30,9 +30,9 @@ from ..models import Classifier
 from ..training.run import Run
 from .bounds import curvature_bounds
 from .conditions import heads_shown, least_heads
+from .inputs import settled
 from .margin import GoodInitialization, good_initialization, head_norms
 from .runs import over_runs
-from .sides import settled
 
 # Candidates for B, as multiples of the larger of BΦ and `SMALL`.
 ALLOWANCES = np.geomspace(1.0, 1e6, 601)

@@ -8,14 +8,13 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
-from .._arguments import samples as _samples
+from .._arguments import checks, sample_checks
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..gradients import Gradients
 from .hull import is_separated, nearest_point, resolution
+from .inputs import check_finite, double, exponent, in_units
 from .runs import stacked
-from .sides import check_finite, double, exponent, in_units
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +152,7 @@ def token_svm(
         if causal:
             raise ValueError("causal: expected False for a prompt, which has no place, got True")
         fixed: Array = np.eye(d) if W is None else np.asarray(W, dtype=np.float64)
-        _checks.shape(fixed, "W", "d d", (d, d))
+        checks.shape(fixed, "W", "d d", (d, d))
         if not np.isfinite(fixed).all():
             raise ValueError("W: expected finite numbers, got others")
         z = exponent(fixed)
@@ -226,8 +225,8 @@ def _queries(data: Dataset, query: int | None, causal: bool) -> tuple[Array, npt
     elif query is None:
         Z = data.X
     else:
-        token, prefix = _samples.token(_checks.integer(query, "query"), T, data.lengths)
-        Z, seen = _samples.picked(data.X, token), _visible(data, 1)
+        token, prefix = sample_checks.token(checks.integer(query, "query"), T, data.lengths)
+        Z, seen = sample_checks.picked(data.X, token), _visible(data, 1)
         lacking = (np.broadcast_to(token, n) < 0) & seen.any(axis=(1, 2))
         if lacking.any():
             raise ValueError(
@@ -250,7 +249,7 @@ def _best(best: npt.ArrayLike, seen: npt.NDArray[np.bool_]) -> npt.NDArray[np.in
         raise TypeError(f"best: expected integers, got dtype {index.dtype.name}")
     if index.shape == (n,) and q == 1:
         index = index[:, None]
-    _checks.shape(index, "best", "n q", (n, q))
+    checks.shape(index, "best", "n q", (n, q))
     asked = seen.any(axis=-1)
     index = np.where(asked, index, 0)
     if index.min() < 0 or index.max() >= T:

@@ -13,7 +13,7 @@ from ..dataset.dataset import Dataset, as_dataset
 from ..models import Classifier
 from ..optimizers import GradientDescent
 from ..training.train import train
-from .sides import classifier
+from .inputs import classifier
 
 DIVISORS = ("n-1", "n")
 

@@ -11,15 +11,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.checks import PARAMETERS, Wrt
-from .._arguments.runs import NO_RUNS, Runs
+from .._arguments.runs import NO_RUNS, RunAxis
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients
 from ..models import Model
 from ..models import problem as _core_arguments
-from ..models.problem import AXES, CoreParameters, Problem
+from ..models.problem import AXES, CoreParameters, CoreProblem
 from ..optimizers import OPTIMIZERS, Optimizer, StepRule
 from .history import NamedRows
 from .quantities import MissingFunction, Record
@@ -62,7 +62,7 @@ def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: Model) -
     """Return the training data; lists of numbers adapt to the dtype of the model."""
     if isinstance(X, Dataset):
         return as_dataset(X, y)
-    return as_dataset(_checks.real(X, "X", model.dtype), y)
+    return as_dataset(checks.real(X, "X", model.dtype), y)
 
 
 def tests(test: Tests | None, model: Model) -> dict[str, Dataset]:
@@ -95,7 +95,7 @@ def tests(test: Tests | None, model: Model) -> dict[str, Dataset]:
 
 def problems(
     run: Run, data: Dataset, tests: Mapping[str, Dataset]
-) -> tuple[Problem, list[Problem]]:
+) -> tuple[CoreProblem, list[CoreProblem]]:
     """Return training data and test sets as the core reads them.
 
     Returns
@@ -143,7 +143,7 @@ def core_record(rows: NamedRows, data: Dataset) -> tuple[Any, ...]:
 
 
 def directions(
-    given: Directions | None, model: Model, runs: Runs = NO_RUNS
+    given: Directions | None, model: Model, runs: RunAxis = NO_RUNS
 ) -> dict[str, CoreParameters]:
     """Return directions in the form that the core expects, under the keys of their cosines.
 
@@ -184,7 +184,7 @@ def _is_direction(given: object) -> bool:
     )
 
 
-def _direction(label: str, given: object, model: Model, runs: Runs) -> CoreParameters:
+def _direction(label: str, given: object, model: Model, runs: RunAxis) -> CoreParameters:
     if isinstance(given, Model):
         parts: Mapping[str, npt.ArrayLike | None] = given.parameters
     elif isinstance(given, Gradients):
@@ -202,9 +202,9 @@ def _direction(label: str, given: object, model: Model, runs: Runs) -> CoreParam
             known = ", ".join(model.parameters)
             raise ValueError(f"{label}: expected parts among {known}, got {name!r}")
         axes = AXES[name]
-        array = _checks.real(part, f"{label}.{name}", model.dtype)
+        array = checks.real(part, f"{label}.{name}", model.dtype)
         shape = model.parameters[name].shape[-axes:]
-        _checks.shape(array, f"{label}.{name}", LETTERS[name], shape, runs=runs.length > 0)
+        checks.shape(array, f"{label}.{name}", LETTERS[name], shape, runs=runs.length > 0)
         runs = runs.meet(f"{label}.{name}", array.shape, axes)
         arrays[name] = array
         somewhere = somewhere | array.any(axis=tuple(range(-axes, 0)))
@@ -216,7 +216,7 @@ def _direction(label: str, given: object, model: Model, runs: Runs) -> CoreParam
 
 def steps(value: int) -> int:
     """Return the number of steps, at least 0."""
-    number = _checks.integer(value, "steps")
+    number = checks.integer(value, "steps")
     if number < 0:
         raise ValueError(f"steps: expected an integer of at least 0, got {number}")
     return number
@@ -249,7 +249,7 @@ def stop(value: Stop) -> Stop:
     for name in value:
         if name not in THRESHOLDS:
             raise ValueError(f"stop: expected names from {', '.join(THRESHOLDS)}, got {name!r}")
-    return {name: _checks.finite(number, f"stop[{name!r}]") for name, number in value.items()}
+    return {name: checks.finite(number, f"stop[{name!r}]") for name, number in value.items()}
 
 
 def warn_of_nonfinite(run: Run, first: int, data: Dataset) -> None:
@@ -340,4 +340,4 @@ def checkpoint(
         raise TypeError(f"checkpoint: expected a path, got {type(path).__name__}")
     if not Path(path).parent.is_dir():
         raise ValueError(f"checkpoint: expected an existing directory, got {Path(path).parent}")
-    return path, _checks.count(every, "checkpoint every")
+    return path, checks.count(every, "checkpoint every")

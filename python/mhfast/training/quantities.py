@@ -37,7 +37,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.checks import PARAMETERS
 from .._arguments.names import RecordName
 from ..dataset.dataset import Dataset
@@ -151,7 +151,7 @@ def _pairs(record: Record) -> list[tuple[str | Metric, int]]:
     for what, _ in pairs:
         if not isinstance(what, str) and not callable(what):
             raise TypeError(f"record: expected a name or a function, got {what!r}")
-    return [(what, _checks.count(every, f"record {what!r}")) for what, every in pairs]
+    return [(what, checks.count(every, f"record {what!r}")) for what, every in pairs]
 
 
 def _unknown(what: str, vocabulary: Sequence[str], tests: Sequence[str]) -> str:

@@ -15,8 +15,7 @@ from .._arguments.names import Loss, Threshold
 from .._arguments.values import Array, same_fields
 from ..models import Model
 from ..optimizers import Optimizer
-from . import display
-from . import files as _run_file
+from . import display, files
 from .quantities import Metric, MissingFunction, close_to
 from .run_axis import selected
 from .segments import Segment
@@ -157,7 +156,7 @@ class Run(Generic[ModelT_co]):
         OSError
             If the file cannot be written.
         """
-        _run_file.write(path, _stored(self))
+        files.write(path, _stored(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Run[Any]:
@@ -180,7 +179,7 @@ class Run(Generic[ModelT_co]):
         ValueError
             If the file is not a saved run.
         """
-        return cls(**_run_file.read(path))
+        return cls(**files.read(path))
 
     def to_dataframe(self) -> DataFrame:
         """Return the history as a pandas DataFrame, one row per step and one column per record.

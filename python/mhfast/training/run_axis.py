@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.runs import repeated
 from .._arguments.values import Array
 from ..models import Model
@@ -32,7 +32,7 @@ def selected(run: Run[M], index: int | slice | npt.ArrayLike) -> Run[M]:
     if run.runs is None:
         raise TypeError("run: expected a Run with a run axis to select from, got one training")
     assert isinstance(run.stopped, np.ndarray)
-    which: Any = _checks.run_index(index, run.runs)
+    which: Any = checks.run_index(index, run.runs)
     one = isinstance(which, int)
     ends = run.stopped[which]
     last = run.step if np.any(ends < 0) else int(np.max(ends))

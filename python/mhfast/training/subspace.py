@@ -25,17 +25,17 @@ import numpy.typing as npt
 
 from .._arguments.values import Array, frozen, same_fields
 from ..models import Model
-from ..models.problem import AXES, CoreParameters, Problem, with_arrays
+from ..models.problem import AXES, CoreParameters, CoreProblem, with_arrays
 from ..models.problem import named as by_name
 from ..optimizers import GradientDescent, Momentum, NormalizedGradientDescent, PolyakStep, StepRule
 
-LEAST_SIZE = 1 << 18
+MIN_SIZE = 1 << 18
 """Least size of the parameters of a run, in numbers; below it a step is fast in any dimension."""
 
-LEAST_RATIO = 2
+MIN_RATIO = 2
 """Least number of dimensions of a token per distinct token."""
 
-MOST_TOKENS = 1 << 24
+MAX_TOKENS = 1 << 24
 """Largest size of X or the queries, in numbers; beyond it finding distinct tokens takes too
 long."""
 
@@ -74,7 +74,7 @@ class Subspace:
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other)
 
-    def problem(self, problem: Problem) -> Problem:
+    def problem(self, problem: CoreProblem) -> CoreProblem:
         """Return the data inside: tokens and queries in coordinates of the span."""
         X, Z, y, weight, lengths = problem.data
         Z = None if Z is None else self._inside("query", Z)
@@ -159,7 +159,7 @@ class Subspace:
         return array
 
 
-def enter(run: Any, problem: Problem) -> Subspace | None:
+def enter(run: Any, problem: CoreProblem) -> Subspace | None:
     """Return the span in which a run trains on these data; None if it trains the whole model.
 
     A run that is already in the span of its data stays there. A run at step 0 enters it if the
@@ -169,9 +169,9 @@ def enter(run: Any, problem: Problem) -> Subspace | None:
     if not isinstance(optimizer, _EQUIVARIANT) or optimizer.l2 > 0.0 or optimizer.project:
         return None
     model: Model = run.start
-    if run.subspace is None and (run.step > 0 or _size(model) < LEAST_SIZE):
+    if run.subspace is None and (run.step > 0 or _size(model) < MIN_SIZE):
         return None
-    if any(side is not None and side.size > MOST_TOKENS for side in problem.data[:2]):
+    if any(side is not None and side.size > MAX_TOKENS for side in problem.data[:2]):
         return None
     tokens = _tokens(problem, model, run.wrt)
     if run.subspace is not None:
@@ -180,7 +180,7 @@ def enter(run: Any, problem: Problem) -> Subspace | None:
     if not np.isfinite(tokens).all():
         return None
     tokens = _distinct(tokens)
-    if LEAST_RATIO * tokens.shape[-2] > tokens.shape[-1]:
+    if MIN_RATIO * tokens.shape[-2] > tokens.shape[-1]:
         return None
     # Tokens that depend on others, zeros included, get arbitrary further directions, which is
     # harmless.
@@ -209,23 +209,23 @@ def _distinct(tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return found.reshape(*tokens.shape[:-2], *found.shape[1:])
 
 
-def _tokens(problem: Problem, start: Model, names: Iterable[str]) -> npt.NDArray[np.float64]:
+def _tokens(problem: CoreProblem, start: Model, names: Iterable[str]) -> npt.NDArray[np.float64]:
     """Return rows (rows, d) or (R, rows, d) whose span the gradients by `names` never leave."""
     X, Z = problem.data[:2]
-    sides = [X]
+    spanning = [X]
     if Z is not None and problem.token is None:
-        sides.append(Z)
+        spanning.append(Z)
     if start.prompt is not None:
-        sides.append(start.prompt[..., None, :, :])
+        spanning.append(start.prompt[..., None, :, :])
         if "prompt" in names and "Q" in start.parameters:
-            sides.append(np.swapaxes(start.parameters["Q"], -1, -2))
+            spanning.append(np.swapaxes(start.parameters["Q"], -1, -2))
         elif "prompt" in names:
             keys = X.reshape(*X.shape[:-3], 1, -1, X.shape[-1])
-            sides.append(keys @ np.swapaxes(start.parameters["W"], -1, -2))
-    lead = max((side.shape[:-3] for side in sides), key=len)
+            spanning.append(keys @ np.swapaxes(start.parameters["W"], -1, -2))
+    lead = max((side.shape[:-3] for side in spanning), key=len)
     rows = [
         np.broadcast_to(side, (*lead, *side.shape[-3:])).reshape(*lead, -1, side.shape[-1])
-        for side in sides
+        for side in spanning
     ]
     return np.concatenate(rows, axis=-2, dtype=np.float64)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..families import Trainees, Training
-from ..problem import Answer, Problem
+from ..problem import Answer, BenchProblem
 from ..shapes import Loop
 
 
@@ -64,7 +64,7 @@ PEERS: dict[str, Peer] = {
 
 
 def formulations(
-    peer: Peer, problem: Problem, loop: Loop | None, threads: int
+    peer: Peer, problem: BenchProblem, loop: Loop | None, threads: int
 ) -> Sequence[Formulation]:
     """Return the formulations of a peer, for training when there is a loop.
 
@@ -105,7 +105,7 @@ def _module(peer: Peer, name: str) -> Any:
     return importlib.import_module(f".{name}", __name__)
 
 
-def check_memory(problem: Problem, copies: int) -> None:
+def check_memory(problem: BenchProblem, copies: int) -> None:
     """Reject a formulation that holds `copies` arrays of all attention weights, (n,H,T,T).
 
     Raises

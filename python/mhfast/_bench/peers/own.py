@@ -17,12 +17,12 @@ from ... import (
 from ..._arguments.names import Loss
 from ..._arguments.values import Value
 from ..families import Trainees, Training
-from ..problem import Answer, Array, Problem
+from ..problem import Answer, Array, BenchProblem
 from ..shapes import Loop
 from . import Formulation
 
 
-def gradients(problem: Problem, threads: int) -> list[Formulation]:
+def gradients(problem: BenchProblem, threads: int) -> list[Formulation]:
     """`mhfast.value_and_grad`."""
     model = Classifier(problem.W, problem.U)
     X, y = problem.X, problem.y
@@ -37,7 +37,7 @@ def gradients(problem: Problem, threads: int) -> list[Formulation]:
     return [Formulation("value_and_grad", run, answer)]
 
 
-def training(problem: Problem, loop: Loop, threads: int) -> list[Formulation]:
+def training(problem: BenchProblem, loop: Loop, threads: int) -> list[Formulation]:
     """`mhfast.train`, recording the loss at every step."""
     model = Classifier(problem.W, problem.U)
     optimizer = GradientDescent(loop.lr)

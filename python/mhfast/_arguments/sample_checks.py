@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import checks as _checks
+from . import checks
 from .values import Array
 
 Integers = npt.NDArray[np.int64]
@@ -29,11 +29,11 @@ def lengths(value: npt.ArrayLike, n: int, tokens: int) -> Integers:
     ValueError
         If they have another shape or are not in 0 ... T.
     """
-    array = _checks.as_array(value, "lengths")
+    array = checks.as_array(value, "lengths")
     if array.dtype.kind not in "iu":
         raise TypeError(f"lengths: expected integers, got dtype {array.dtype.name}")
-    _checks.shape(array, "lengths", "n", (n,), runs=True)
-    array = _checks.ready(array.astype(np.int64, copy=False))
+    checks.shape(array, "lengths", "n", (n,), runs=True)
+    array = checks.ready(array.astype(np.int64, copy=False))
     if array.size and not (array.min() >= 0 and array.max() <= tokens):
         wrong = tuple(np.argwhere((array < 0) | (array > tokens))[0].tolist())
         raise ValueError(
@@ -63,7 +63,7 @@ def token(
     prefix : int, or int64 (n,) with lengths
         The number of tokens up to and including it, at most the length of the sample.
     """
-    _checks.token_index(query, tokens)
+    checks.token_index(query, tokens)
     if lengths is None:
         position = query % tokens
         return position, position + 1
@@ -106,12 +106,12 @@ def targets(
         type(y) is _ndarray
         and y.dtype is dtype
         and y.shape == expected
-        and y.flags.num & _checks.READY == _checks.READY
+        and y.flags.num & checks.READY == checks.READY
         and loss != "cross_entropy"
     ):
         return y
     argument = name(loss)
-    array = _checks.as_array(y, argument)
+    array = checks.as_array(y, argument)
     _check_axes(array, argument, loss, letters, expected)
     kind = array.dtype.kind
     if loss == "cross_entropy":
@@ -120,7 +120,7 @@ def targets(
                 f"y: expected integer classes, got dtype {array.dtype.name}"
                 f"{'; y.astype(int) makes them integers' if kind == 'f' else ''}"
             )
-        return _checks.ready(array.astype(np.int64, copy=False))
+        return checks.ready(array.astype(np.int64, copy=False))
     if kind not in "iuf":
         raise TypeError(
             f"{argument}: expected a real or integer dtype, got {array.dtype.name}"
@@ -128,9 +128,9 @@ def targets(
         )
     if loss in ("squared", "cotangent"):
         if kind == "f":
-            return _checks.real(y, argument, dtype, "X")
-        return _checks.ready(_checks.exactly(array, argument, dtype))
-    labels = _checks.ready(array.astype(dtype))
+            return checks.real(y, argument, dtype, "X")
+        return checks.ready(checks.exactly(array, argument, dtype))
+    labels = checks.ready(array.astype(dtype))
     if kind == "f" and array.itemsize > labels.itemsize:
         # 1 + 1e-9 would become a label in float32. Integers are exact.
         wrong = np.argwhere(labels != array)
@@ -156,7 +156,7 @@ def _check_axes(
         if repair:
             shape = f"({letters.replace(' ', ', ')}{',' if len(expected) == 1 else ''})"
             raise ValueError(f"{name}: expected shape {shape} = {expected}, got {got}; {repair}")
-    _checks.shape(array, name, letters, expected, runs=True)
+    checks.shape(array, name, letters, expected, runs=True)
 
 
 def weights(
@@ -186,9 +186,9 @@ def weights(
     array = nonnegative(weight, dtype)
     by_row = len(rows) == 2 and (array.shape == rows or array.ndim == 3)
     if by_row:
-        _checks.shape(array, "weight", "n q", rows, runs=True)
+        checks.shape(array, "weight", "n q", rows, runs=True)
     else:
-        _checks.shape(array, "weight", "n", rows[:1], runs=True)
+        checks.shape(array, "weight", "n", rows[:1], runs=True)
     axes = 2 if by_row else 1
     if array.ndim > axes and not array.any(axis=tuple(range(-axes, 0))).all():
         raise ValueError("weight: expected at least one positive number in every run, got none")
@@ -200,12 +200,12 @@ def nonnegative(weight: npt.ArrayLike, dtype: np.dtype[Any]) -> Array:
 
     Errors are those of `weights`.
     """
-    array = _checks.as_array(weight, "weight")
+    array = checks.as_array(weight, "weight")
     if array.dtype.kind not in "biuf":
         raise TypeError(f"weight: expected a real or integer dtype, got {array.dtype.name}")
     if isinstance(weight, list | tuple) and array.dtype.kind == "f":
-        array = _checks.real(weight, "weight", dtype, "X")
-    array = _checks.ready(_checks.exactly(array, "weight", dtype))
+        array = checks.real(weight, "weight", dtype, "X")
+    array = checks.ready(checks.exactly(array, "weight", dtype))
     if array.min(initial=math.inf) >= 0 and array.max(initial=0) < math.inf:
         if array.any():
             return array
@@ -217,7 +217,7 @@ def nonnegative(weight: npt.ArrayLike, dtype: np.dtype[Any]) -> Array:
 def check_samples(array: npt.NDArray[Any], name: str, n: int, most_axes: int) -> None:
     """Raise ValueError unless the first axis, or the one behind a run axis, is that of samples."""
     if array.ndim < 2:
-        _checks.shape(array, name, "n", (n,))
+        checks.shape(array, name, "n", (n,))
     elif array.ndim > most_axes or n not in array.shape[:2]:
         raise ValueError(
             f"{name}: expected shape (n, ...) or (R, n, ...) of at most {most_axes} axes with "

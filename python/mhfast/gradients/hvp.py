@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy.typing as npt
 
 from .. import _core, config
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.checks import PARAMETERS, Wrt
 from .._arguments.names import Loss
 from .._arguments.values import Array
@@ -69,19 +69,19 @@ def hvp(
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
     arguments.loss(model, loss)
     problem = arguments.problem(model, X, y, loss=loss, query=query, weight=weight, lengths=lengths)
-    moves, runs = _moves(model, tangent), problem.runs
-    for name, array in moves.items():
+    tangents, runs = _tangents(model, tangent), problem.runs
+    for name, array in tangents.items():
         runs = runs.meet(f"tangent.{name}", array.shape, AXES[name])
     core = model._core
     bits = core.bits if wrt is None else arguments.bits(arguments.wrt(model, wrt))
     products = _core.hvp(
-        problem.data, core.parameters, tuple(moves.get(name) for name in PARAMETERS),
+        problem.data, core.parameters, tuple(tangents.get(name) for name in PARAMETERS),
         runs.length, model.scale, problem.causal, loss, bits, config.threads(num_threads),
     )  # fmt: skip
     return Gradients(*products)
 
 
-def _moves(model: Model, tangent: object) -> dict[str, Array]:
+def _tangents(model: Model, tangent: object) -> dict[str, Array]:
     """Return the arrays of a direction by name, checked against the parameters."""
     if isinstance(tangent, Model):
         given = dict(tangent.parameters)
@@ -96,11 +96,11 @@ def _moves(model: Model, tangent: object) -> dict[str, Array]:
             raise ValueError(
                 f"tangent: expected parameters of the model, {', '.join(parameters)}, got {name}"
             )
-    moves = {
-        name: _checks.real(array, f"tangent.{name}", model.dtype) for name, array in given.items()
+    tangents = {
+        name: checks.real(array, f"tangent.{name}", model.dtype) for name, array in given.items()
     }
-    for name, array in moves.items():
+    for name, array in tangents.items():
         want = parameters[name].shape[-AXES[name] :]
         if array.shape[-AXES[name] :] != want or array.ndim > AXES[name] + 1:
             raise ValueError(f"tangent.{name}: expected shape {want}, got {array.shape}")
-    return moves
+    return tangents

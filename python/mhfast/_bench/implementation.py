@@ -62,7 +62,7 @@ class Prepared:
     answer: Answer
 
 
-class Contender(Protocol):
+class Implementation(Protocol):
     """The interface that `mhfast._bench.measure` uses, for this process or another."""
 
     def prepare(self, work: Work) -> Prepared:
