@@ -1,7 +1,7 @@
 """Kinds of training, as lists to draw from: kinds of parameters, optimizers, projections, plans.
 
-`tests/test_threads.py` compares their bits on several numbers of threads, `tests/races.py` watches
-them with the thread sanitizer.
+`tests/core/test_threads.py` compares their bits on several numbers of threads,
+`tests/core/races.py` watches them with the thread sanitizer.
 """
 
 import functools

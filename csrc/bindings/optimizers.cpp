@@ -46,7 +46,7 @@ void register_rule(py::module_& m, const char* type) {
 OptimizerOfPython make_optimizer(const AnyRule& rule, const py::object& lr,
                                  const py::object& schedule, double l2, double clip,
                                  std::optional<Projection> project, double radius, Scope project_by,
-                                 std::int64_t since) {
+                                 const py::object& since) {
   OptimizerOfPython out;
   out.settings.rule = rule;
   out.lr = lr;
@@ -61,7 +61,8 @@ OptimizerOfPython make_optimizer(const AnyRule& rule, const py::object& lr,
   out.settings.project = project.value_or(Projection::kNone);
   out.settings.radius = radius;
   out.settings.project_by = project_by;
-  out.settings.since = since;
+  out.since = since;
+  out.settings.since = read_array<std::int64_t>(since, "since", {-1});
   return out;
 }
 
@@ -69,6 +70,7 @@ OptimizerOfPython make_optimizer(const AnyRule& rule, const py::object& lr,
 
 Optimizer OptimizerOfPython::checked(std::int64_t last, py::ssize_t runs) const {
   read_array<double>(lr, "lr", {std::max<py::ssize_t>(runs, 1)});
+  read_array<std::int64_t>(since, "since", {std::max<py::ssize_t>(runs, 1)});
   if (settings.schedule && scheduled < last)
     throw py::value_error("schedule: expected at least " + std::to_string(last) +
                           " entries, one for each step, got " + std::to_string(scheduled));

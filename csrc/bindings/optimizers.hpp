@@ -9,7 +9,7 @@ namespace mhfast {
 /// The settings of an optimizer, with the arrays that it points to.
 struct OptimizerOfPython {
   Optimizer settings;
-  py::object lr, schedule;
+  py::object lr, schedule, since;
   std::int64_t scheduled = 0;  // steps that the schedule has entries for
 
   /// For training of so many runs (0: one without a run axis) up to step `last`.

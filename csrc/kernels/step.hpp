@@ -24,6 +24,10 @@ struct StepMath {
       return real(__builtin_copysign(__builtin_pow(__builtin_fabs(double(e)), power), double(e)));
     });
   }
+  /// x / size, 0 where size is
+  static Number divide(Number x, Number size) {
+    return select<real>(size == Number{}, Number{}, x / size);
+  }
   /// -1, 0 or 1; NaN of NaN
   static Number sign(Number x) {
     const Number zero{}, one = broadcast<real>(real(1));
@@ -54,31 +58,29 @@ inline void store_part(real* x, Vec<real> v, int count) {
   for (int l = 0; l < count; ++l) x[l] = v[l];
 }
 
-/// A vector of each array that a rule keeps of a parameter.
-template <class real>
-struct SlotsAt {
-  real* const* arrays;
-  Index i;
-  int count;
-
-  Vec<real> load(int slot) const { return load_part(arrays[slot] + i, count); }
-  void store(int slot, Vec<real> x) const { store_part(arrays[slot] + i, x, count); }
-};
-
-/// A step of one optimizer, but for lanes that are frozen.
+/// A step of one optimizer, but for lanes that are frozen: all of theirs stays.
 template <class Rule, class real>
 void step(const StepArguments<real>& in, const Rule& rule) {
+  using Number = Vec<real>;
   const typename Rule::template Step<StepMath<real>> next(
-      rule, {load<real>(in.rate), load<real>(in.kept), load<real>(in.decay)});
-  const IntVec<real> frozen = load<real>(in.frozen) != Vec<real>{};
-  real* const theta_at = in.theta;  // a store might change `in`, for all that compilers know
+      rule, {load<real>(in.rate), load<real>(in.kept), load<real>(in.decay), load<real>(in.own)});
+  const IntVec<real> frozen = load<real>(in.frozen) != Number{};
+  // A store might change `in`, for all that compilers know.
+  real *const theta_at = in.theta, *const first_at = in.first, *const second_at = in.second;
   const real* const g_at = in.g;
-  real* const slots_at[] = {in.first, in.second};
   for_vectors<real>(in.size, [&](Index i, int count) {
-    const Vec<real> theta = load_part(theta_at + i, count);
-    const Vec<real> g = load_part(g_at + i, count);
-    const Vec<real> stepped = next(theta, g, SlotsAt<real>{slots_at, i, count});
+    const Number theta = load_part(theta_at + i, count);
+    const Number g = load_part(g_at + i, count);
+    Number first{}, second{};
+    if constexpr (Rule::kSlots > 0) first = load_part(first_at + i, count);
+    if constexpr (Rule::kSlots > 1) second = load_part(second_at + i, count);
+    const Number first_before = first, second_before = second;
+    const Number stepped = next(theta, g, first, second);
     store_part(theta_at + i, select<real>(frozen, theta, stepped), count);
+    if constexpr (Rule::kSlots > 0)
+      store_part(first_at + i, select<real>(frozen, first_before, first), count);
+    if constexpr (Rule::kSlots > 1)
+      store_part(second_at + i, select<real>(frozen, second_before, second), count);
   });
 }
 

@@ -236,10 +236,11 @@ struct StepArguments {
   real* theta;
   const real* g;
   real *first, *second;  // what the optimizer keeps, of as many as it has slots
-  const real* rate;      // (L) see Factors; lanes with `frozen` keep theta
+  const real* rate;      // (L) see Factors; lanes with `frozen` keep all they have
   const real* kept;      // (L)
   const real* frozen;    // (L) 0 or 1
   const real* decay;     // (L)
+  const real* own;       // (L)
 };
 
 /// Sums over vectors, one result for each lane.

@@ -31,7 +31,8 @@ Descent<real>::Descent(const Optimizer& optimizer, int width, bool wants_norms)
                        (norm_.divides && !norm_.dual) || std::isfinite(optimizer.clip)),
       frozen_(width, 0),
       kept_(width, 1.0),
-      decay_(width, 0.0) {}
+      decay_(width, 0.0),
+      own_(width, 1.0) {}
 
 template <class real>
 void Descent<real>::add(const Trained<real>& tensor) {
@@ -162,24 +163,22 @@ void Descent<real>::fill(int lane, double rate) {
     for (int h = 0; h < tensor.heads; ++h) tensor.rates[h * width_ + lane] = rate;
 }
 
-/// How far the step from theta_step goes, for each lane: learning rates `lr`, losses where needed.
+/// How far the step from theta_step goes, for each lane: learning rates `lr`, slots that were zero
+/// at step `since`, losses where needed.
 template <class real>
 void Descent<real>::choose_rates(std::int64_t step, const std::vector<double>& lr,
+                                 const std::vector<std::int64_t>& since,
                                  const std::vector<double>& losses,
                                  const std::vector<char>& frozen) {
   frozen_ = frozen;
-  std::visit(
-      [&](auto& rule) {
-        rule.begin(double(step + 1 - optimizer_.since));
-        choose_rates_of(rule, step, lr, losses);
-      },
-      optimizer_.rule);
+  optimizer_.with_rule([&](const auto& rule) { choose_rates_of(rule, step, lr, since, losses); });
 }
 
 template <class real>
 template <class Rule>
 void Descent<real>::choose_rates_of(const Rule& rule, std::int64_t step,
                                     const std::vector<double>& lr,
+                                    const std::vector<std::int64_t>& since,
                                     const std::vector<double>& losses) {
   const Optimizer& o = optimizer_;
   AtStep at{};
@@ -191,6 +190,7 @@ void Descent<real>::choose_rates_of(const Rule& rule, std::int64_t step,
     }
     at.lr = lr[lane] * at.schedule;
     at.loss = losses[lane];
+    at.taken = double(step + 1 - since[lane]);
     at.norm = 0;
     at.kept = 1;
     if (std::isfinite(o.clip) || Rule::kNeedsNorm) {
@@ -201,6 +201,7 @@ void Descent<real>::choose_rates_of(const Rule& rule, std::int64_t step,
     }
     kept_[lane] = at.kept;
     decay_[lane] = rule.decay(at);
+    own_[lane] = rule.own(at);
     if (norm_.divides)
       choose_normalized(lane, at.lr, at.kept);
     else
@@ -212,11 +213,13 @@ template <class real>
 void Descent<real>::apply(const Member& member) {
   const int L = kernels_.lanes;
   real rate[kMostLanes], kept[kMostLanes], frozen[kMostLanes], decay[kMostLanes];
+  real own[kMostLanes];
   const auto lane_of = [this](int l) { return width_ > 1 ? l : 0; };
   for (int l = 0; l < L; ++l) {
     kept[l] = real(kept_[lane_of(l)]);
     frozen[l] = real(frozen_[lane_of(l)] ? 1 : 0);
     decay[l] = real(decay_[lane_of(l)]);
+    own[l] = real(own_[lane_of(l)]);
   }
   for (Trained<real>& tensor : tensors_)
     for (int h = member.index; h < tensor.heads; h += member.count) {
@@ -230,7 +233,8 @@ void Descent<real>::apply(const Member& member) {
                                    rate,
                                    kept,
                                    frozen,
-                                   decay};
+                                   decay,
+                                   own};
       optimizer_.with_rule([&](const auto& rule) { step_of(kernels_, rule)(in, rule); });
     }
 }

@@ -37,7 +37,7 @@ struct Optimizer {
   const double* lr = nullptr;        // by run
   const double* schedule = nullptr;  // factor of lr by step, or null
   double l2 = 0, clip = std::numeric_limits<double>::infinity();
-  std::int64_t since = 0;  // the step before which the rule's slots were zero
+  const std::int64_t* since = nullptr;  // by run: the step before which its slots were zero
   Projection project = Projection::kNone;
   double radius = 0;
   Scope project_by = Scope::kTensor;
@@ -94,7 +94,8 @@ class Descent {
   bool is_finite(int lane) const;
   double gradient_norm(int lane) const;
   void choose_rates(std::int64_t step, const std::vector<double>& lr,
-                    const std::vector<double>& losses, const std::vector<char>& frozen);
+                    const std::vector<std::int64_t>& since, const std::vector<double>& losses,
+                    const std::vector<char>& frozen);
   void choose_projections();
 
   bool projects() const { return optimizer_.project != Projection::kNone; }
@@ -109,7 +110,7 @@ class Descent {
   double divided(double rate, const PowerSum& norm, double log_scale, double kept) const;
   template <class Rule>
   void choose_rates_of(const Rule& rule, std::int64_t step, const std::vector<double>& lr,
-                       const std::vector<double>& losses);
+                       const std::vector<std::int64_t>& since, const std::vector<double>& losses);
   void choose_normalized(int lane, double rate, double kept);
   void fill(int lane, double rate);
 
@@ -128,7 +129,7 @@ class Descent {
   std::vector<Trained<real>> tensors_;
   bool scaled_ = false;
   std::vector<char> frozen_;
-  std::vector<double> kept_, decay_;
+  std::vector<double> kept_, decay_, own_;
 };
 
 }  // namespace mhfast

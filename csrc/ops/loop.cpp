@@ -82,6 +82,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
       step_(task.first_step),
       rates_(width_),
       losses_(width_),
+      since_(width_),
       frozen_(width_, 0),
       reasons_(width_) {
   for (const Record& r : task.records) records_norm_ |= r.quantity == Quantity::kGradNorm;
@@ -89,6 +90,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
   for (int l = 0; l < width_; ++l) {
     const std::ptrdiff_t of_lane = run + std::min(l, count_ - 1);
     rates_[l] = task.optimizer.lr[of_lane];
+    since_[l] = task.optimizer.since[of_lane];
     frozen_[l] = task.stopped[of_lane] >= 0;
   }
 
@@ -376,7 +378,7 @@ void Loop<real>::decide(const FlushToZero& flush) {
     recording_ = true;
     if (r.set >= 0) test_due_[r.set] = 1;
   }
-  if (!ended_) descent_->choose_rates(step_, rates_, losses_, frozen_);
+  if (!ended_) descent_->choose_rates(step_, rates_, since_, losses_, frozen_);
 }
 
 /// Freezes a run for a reason, if there is one; an interrupted loop ends without freezing any.

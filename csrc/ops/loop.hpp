@@ -116,6 +116,7 @@ class Loop {
 
   std::int64_t step_;
   std::vector<double> rates_, losses_;
+  std::vector<std::int64_t> since_;
   std::vector<char> frozen_;
   std::vector<StopReason> reasons_;
   StopReason finish_ = StopReason::kNone;

@@ -22,40 +22,34 @@ struct Adam : StepRule {
     visit("weight_decay", &Adam::weight_decay);
   }
   static constexpr int kSlots = 2;
-  void begin(double taken) {
-    correction = 1 / (1 - std::pow(beta1, taken));
-    root_scale = 1 / std::sqrt(1 - std::pow(beta2, taken));
-  }
-  double rate(const AtStep& at) const { return at.lr * correction; }
+  // Moments are corrected for having been zero.
+  double rate(const AtStep& at) const { return at.lr * (1 / (1 - std::pow(beta1, at.taken))); }
+  double own(const AtStep& at) const { return 1 / std::sqrt(1 - std::pow(beta2, at.taken)); }
   double decay(const AtStep& at) const { return at.lr * weight_decay; }
-
-  double correction = 1, root_scale = 1;  // of the moments, for having been zero at first
 
   template <class Math>
   struct Step {
     using Number = typename Math::Number;
     using Real = typename Math::Real;
-    const Number rate, kept, decay;
-    const Real beta1, rest1, beta2, rest2, scale, eps;
+    const Number rate, kept, decay, scale;
+    const Real beta1, rest1, beta2, rest2, eps;
 
     Step(const Adam& rule, const Factors<Number>& factors)
         : rate(factors.rate),
           kept(factors.kept),
           decay(factors.decay),
+          scale(factors.own),
           beta1(Real(rule.beta1)),
           rest1(Real(1 - rule.beta1)),
           beta2(Real(rule.beta2)),
           rest2(Real(1 - rule.beta2)),
-          scale(Real(rule.root_scale)),
           eps(Real(rule.eps)) {}
-    template <class Slots>
-    Number operator()(Number theta, Number g, const Slots& slots) const {
+    /// Without an eps a second moment of zero makes no step.
+    Number operator()(Number theta, Number g, Number& m, Number& v) const {
       const Number push = kept * g;
-      const Number m = beta1 * slots.load(0) + rest1 * push;
-      const Number v = beta2 * slots.load(1) + rest2 * (push * push);
-      slots.store(0, m);
-      slots.store(1, v);
-      return (theta - decay * theta) - rate * m / (Math::root(v) * scale + eps);
+      m = beta1 * m + rest1 * push;
+      v = beta2 * v + rest2 * (push * push);
+      return (theta - decay * theta) - Math::divide(rate * m, Math::root(v) * scale + eps);
     }
   };
 };

@@ -33,8 +33,7 @@ struct MirrorDescent : StepRule {
 
     Step(const MirrorDescent& rule, const Factors<Number>& factors)
         : rate(factors.rate), power(rule.p) {}
-    template <class Slots>
-    Number operator()(Number theta, Number g, const Slots&) const {
+    Number operator()(Number theta, Number g, Number&, Number&) const {
       return Math::signed_power(Math::signed_power(theta, power - 1) - rate * g, 1 / (power - 1));
     }
   };

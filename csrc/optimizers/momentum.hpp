@@ -29,10 +29,9 @@ struct Momentum : StepRule {
           kept(factors.kept),
           beta(typename Math::Real(rule.beta)),
           nesterov(rule.nesterov) {}
-    template <class Slots>
-    Number operator()(Number theta, Number g, const Slots& slots) const {
-      const Number push = kept * g, v = beta * slots.load(0) + push;
-      slots.store(0, v);
+    Number operator()(Number theta, Number g, Number& v, Number&) const {
+      const Number push = kept * g;
+      v = beta * v + push;
       return theta - rate * (nesterov ? push + beta * v : v);
     }
   };

@@ -1,6 +1,6 @@
-// Sign descent: theta -= lr sign(g), entry by entry, with sign(0) = 0. The size of the gradient does
-// not matter, so that clipping changes nothing, and heads whose gradients are far too small for the
-// number format step like others.
+// Sign descent: theta -= lr sign(g), entry by entry, with sign(0) = 0. The size of the gradient
+// does not matter, so that clipping changes nothing, and heads whose gradients are far too small
+// for the number format step like others.
 #pragma once
 
 #include "step_rule.hpp"
@@ -18,8 +18,7 @@ struct SignDescent : StepRule {
     const Number rate;
 
     Step(const SignDescent&, const Factors<Number>& factors) : rate(factors.rate) {}
-    template <class Slots>
-    Number operator()(Number theta, Number g, const Slots&) const {
+    Number operator()(Number theta, Number g, Number&, Number&) const {
       return theta - rate * Math::sign(g);
     }
   };

@@ -9,11 +9,11 @@
 //
 // A Step is made of the rule and the Factors of a step, and called for every vector of numbers:
 //
-//   Number operator()(Number theta, Number g, const Slots& slots) const  // next theta
+//   Number operator()(Number theta, Number g, Number& first, Number& second) const  // next theta
 //
-// g is the gradient after l2, before clipping. slots.load(0), slots.store(0, x), ... are for what
-// the rule keeps of the parameter, `kSlots` arrays of its shape. Math has Number, Real and root,
-// signed_power, sign.
+// g is the gradient after l2, before clipping; first and second are what the rule keeps of the
+// parameter, `kSlots` arrays of its shape, and may be changed. Math has Number, Real and root,
+// divide, signed_power, sign.
 //
 // Included by kernels: nothing here may have external linkage once Math is a kernel's.
 #pragma once
@@ -30,13 +30,14 @@ struct AtStep {
   double kept;      // what clipping leaves of the gradient
   double norm;      // of all of the gradient before clipping, where the rule asks for it
   double loss;      // where the rule asks for it
+  double taken;     // steps since what the rule keeps was zero, this one included
 };
 
 /// Factors of a step, of one lane or one for each: of the gradient; what clipping leaves of it, for
-/// rules whose `rate` leaves that out; the share of theta that is taken away.
+/// rules whose `rate` leaves that out; the share of theta that is taken away; the rule's own.
 template <class Number>
 struct Factors {
-  Number rate, kept, decay;
+  Number rate, kept, decay, own;
 };
 
 /// What holds of a rule unless it says otherwise.
@@ -53,12 +54,12 @@ struct StepRule {
   /// normalizes, because it is divided out.
   bool ignores_scale() const { return normalizes(); }
 
-  /// Called before every step; `taken` steps since the slots were zero, this one included.
-  void begin(double) {}
   /// Factor of the gradient in the step, where it is not normalized.
   double rate(const AtStep& at) const { return at.lr * at.kept; }
   /// Share of theta that the step takes away.
   double decay(const AtStep&) const { return 0; }
+  /// A further factor, of which only the rule's Step knows the meaning.
+  double own(const AtStep&) const { return 1; }
 
   template <class Visit>
   static void fields(const Visit&) {}
@@ -72,10 +73,7 @@ struct GradientStep {
 
   template <class Rule>
   GradientStep(const Rule&, const Factors<Number>& factors) : rate(factors.rate) {}
-  template <class Slots>
-  Number operator()(Number theta, Number g, const Slots&) const {
-    return theta - rate * g;
-  }
+  Number operator()(Number theta, Number g, Number&, Number&) const { return theta - rate * g; }
 };
 
 }  // namespace mhfast

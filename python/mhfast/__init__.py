@@ -16,6 +16,8 @@ from .learner import learn_layer
 from .models import Classifier, Layer, LowRank, explain, stack
 from .optimizers import rules as _rules
 from .optimizers.rules import *  # noqa: F403  # every optimizer
+from .sweeps.sweep import SweepInterrupted, sweep
+from .sweeps.table import Sweep
 from .training.run import Interrupted, Run
 from .training.train import train
 
@@ -29,6 +31,8 @@ __all__ = [
     "Layer",
     "LowRank",
     "Run",
+    "Sweep",
+    "SweepInterrupted",
     "__version__",
     "as_dataset",
     "backward",
@@ -44,8 +48,13 @@ __all__ = [
     "set_num_threads",
     "show_config",
     "stack",
+    "sweep",
     "theory",
     "train",
     "value_and_grad",
 ]
 __all__ += _rules.__all__
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -126,7 +126,7 @@ class Optimizer:
         project: Projection | None,
         radius: float,
         project_by: Scope,
-        since: int,
+        since: npt.NDArray[np.int64],
     ) -> None: ...
 
 class Record:

@@ -17,7 +17,7 @@ from mhfast import _core
 
 THREADS = 3
 n, T, d, H = 90, 7, 9, 6
-LAYER_PLANS = ("samples", "auto")
+LAYER_PLANS = ("samples", "rows", "auto")
 RECORDS = (
     ("loss",),
     ("accuracy", "margin", "grad_norm", "distance", "param_norm", "cosine"),

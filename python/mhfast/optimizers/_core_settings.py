@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import _core
 from ._common import StepRule
@@ -13,13 +14,16 @@ from .rules import Optimizer
 
 
 def core_settings(
-    optimizer: Optimizer, last: int, runs: int | None = None, since: int = 0
+    optimizer: Optimizer,
+    last: int,
+    runs: int | None = None,
+    since: npt.NDArray[np.int64] | None = None,
 ) -> _core.Optimizer:
     """Return the optimizer as the core takes it, for training that ends at step ``last``.
 
     The core has a class of the same name, whose fields are those of the dataclass that are its own,
-    but for ``lr``. With ``runs`` (R) there is a step size for each of them. ``since`` is the step
-    at which what the rule carries was zero.
+    but for ``lr``. With ``runs`` (R) there is a step size for each of them. ``since`` is the
+    step at which the state was zero, of each run.
 
     Raises
     ------
@@ -51,7 +55,7 @@ def core_settings(
         else _core.Projection.__members__[optimizer.project],
         radius=optimizer.radius or 0.0,
         project_by=_core.Scope.__members__[optimizer.project_by],
-        since=since,
+        since=np.zeros(runs or 1, np.int64) if since is None else since,
     )
 
 

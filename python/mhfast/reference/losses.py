@@ -28,7 +28,7 @@ class Terms(NamedTuple):
     value : ℓ
     slope : r = ∂ℓ/∂F
     log_slope : log|r|, finite where r itself underflows
-    curvature : ∂²ℓ/∂F², a matrix for each row where the loss is one of rows
+    curvature : ∂²ℓ/∂F²; of cross_entropy P = softmax(F), for it is diag(P) - P Pᵀ
     """
 
     value: Array
@@ -80,8 +80,7 @@ def _cross_entropy(F: Array, y: Array) -> Terms:
     log_slope = np.where(own, log_others[..., None], F) - F_y[..., None] - value
     slope = np.where(own, -1.0, 1.0) * np.exp(log_slope)
     P = np.exp(F - _logsumexp(F)[..., None])
-    curvature = P[..., None] * (np.eye(F.shape[-1]) - P[..., None, :])  # diag(P) - P Pᵀ
-    return Terms(value, slope, log_slope, curvature)
+    return Terms(value, slope, log_slope, P)
 
 
 def _logsumexp(F: Array) -> Array:
@@ -124,17 +123,23 @@ def loss_terms(
     return terms(outputs, y, loss)[:3]
 
 
-def slope_tangent(
+def derivative_tangent(
     outputs: ArrayLike, y: ArrayLike, direction: ArrayLike, loss: str = "logistic"
 ) -> Array:
-    """Change of the slopes r as the outputs move along `direction`: ∂²ℓ/∂F² times it."""
+    """Tangent of the derivatives r as the outputs change along `direction`: ∂²ℓ/∂F² times it.
+
+    For cross_entropy that is P∘(dF - ⟨P, dF⟩), with differences taken from the likeliest output's
+    dF, so that they keep their relative accuracy where one probability is nearly one.
+    """
     dF, curvature = double(direction), terms(outputs, y, loss).curvature
     if loss in OF_ROWS:
-        return np.asarray(np.einsum("...op,...p->...o", curvature, dF))
+        P = curvature
+        centred = dF - np.take_along_axis(dF, P.argmax(axis=-1)[..., None], axis=-1)
+        return np.asarray(P * (centred - (P * centred).sum(axis=-1, keepdims=True)))
     return np.asarray(curvature * dF)
 
 
-def shares(data: Inputs, outputs: Array, weight: ArrayLike | None, loss: str) -> Array:
+def loss_weights(data: Inputs, outputs: Array, weight: ArrayLike | None, loss: str) -> Array:
     """Factor of every loss, (n,) or (n,q,1): the loss is the sum of factor times ℓ.
 
     weight (n,) or None for ones: w_i / Σ_i w_i in every row; for cross_entropy, a mean over rows,
@@ -142,19 +147,19 @@ def shares(data: Inputs, outputs: Array, weight: ArrayLike | None, loss: str) ->
     padding rows is 0 and sums over rows leave them out.
     """
     w = np.ones(len(data.X)) if weight is None else double(weight)
-    share: Array
+    loss_weight: Array
     if outputs.ndim == 1:
-        share = w / w.sum()
-        return share
+        loss_weight = w / w.sum()
+        return loss_weight
     rows = np.ones(outputs.shape[:2]) if data.real is None else double(data.real)
     of_rows = rows * (w if w.ndim == 2 else w[:, None])
     counted = w if w.ndim == 1 and loss not in OF_ROWS else of_rows
-    share = of_rows / counted.sum()
-    return share[..., None]
+    loss_weight = of_rows / counted.sum()
+    return loss_weight[..., None]
 
 
 def real_targets(data: Inputs, y: ArrayLike) -> NDArray[Any]:
-    """Targets with 0 in padding rows, whose targets mean nothing."""
+    """Targets with 0 in padding rows, whose targets are arbitrary."""
     y = np.asarray(y)
     if data.real is None or y.ndim == 1:
         return y

@@ -52,8 +52,9 @@ def adam(o: Any, theta: Array, g: Array, kept: list[Array], at: At) -> Array:
     kept[1] = v = o.beta2 * kept[1] + (1.0 - o.beta2) * g**2
     mean = m / (1.0 - o.beta1 ** (at.k + 1))
     square = v / (1.0 - o.beta2 ** (at.k + 1))
-    theta = theta * (1.0 - at.lr * o.weight_decay)
-    return np.asarray(theta - at.lr * mean / (np.sqrt(square) + o.eps))
+    size = np.sqrt(square) + o.eps
+    step = np.divide(at.lr * mean, size, out=np.zeros_like(theta), where=size != 0.0)
+    return np.asarray(theta * (1.0 - at.lr * o.weight_decay) - step)
 
 
 def mirror_descent(o: Any, theta: Array, g: Array, _kept: list[Array], at: At) -> Array:
