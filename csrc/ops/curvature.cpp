@@ -19,6 +19,7 @@
 #include "clean.hpp"
 #include "factors.hpp"
 #include "float_mode.hpp"
+#include "rescale.hpp"
 #include "scratch.hpp"
 #include "team.hpp"
 
@@ -557,7 +558,18 @@ void hessian_product(const Data<real>& data, const Model<const real*>& model,
                      const Tensors<const real*>& tangent, real scale, Loss loss, int threads,
                      const Tensors<real*>& out) {
   const CleanData<real> clean(data, 1);
-  HessianProduct<real>(*clean, model, tangent, scale, loss, threads, out).run();
+  const Shape& s = data.shape;
+  const bool tied = model.is_tied();
+  const Exponents exponents = exponents_of_call(*clean, model, true);
+  const RescaledData<real> scaled_data(*clean, 1, exponents);
+  const RescaledTensors<real> tensors(model.at, s, model.rank, tied, exponents);
+  const RescaledTensors<real> moves(tangent, s, model.rank, tied, exponents);
+  const Model<const real*> scaled_model{*tensors, model.rank};
+  HessianProduct<real>(*scaled_data, scaled_model, *moves, scale, loss, threads, out).run();
+  for (int name = 0; name < kTensors && exponents.any(); ++name)
+    if (out[name])
+      scale_by_power(out[name], extent(TensorName(name), s, model.rank).all(),
+                     exponents.of(TensorName(name), tied), out[name]);
 }
 
 template void hessian_product<float>(const Data<float>&, const Model<const float*>&,

@@ -9,6 +9,7 @@
 #include "factors.hpp"
 #include "float_mode.hpp"
 #include "inputs.hpp"
+#include "rescale.hpp"
 
 namespace mhfast {
 namespace {
@@ -64,6 +65,35 @@ class DenseModel {
 
  private:
   real *w_ = nullptr, *gradient_ = nullptr;
+};
+
+/// A problem as it is computed, see rescale.hpp.
+template <class real>
+struct Rescaled {
+  const Exponents exponents;
+  const RescaledData<real> data;
+  const RescaledTensors<real> tensors;
+  const Model<const real*> model;
+
+  Rescaled(const Data<real>& given, const Model<const real*>& of, bool by_query)
+      : exponents(exponents_of_call(given, of, by_query)),
+        data(given, 1, exponents),
+        tensors(of.at, given.shape, of.rank, of.is_tied(), exponents),
+        model{*tensors, of.rank} {}
+
+  /// From the gradients of the copies to those of what was given.
+  void restore(const Gradients<real>& gradients) const {
+    if (!exponents.any()) return;
+    const Shape& s = (*data).shape;
+    const auto scale = [](real* x, std::ptrdiff_t size, int exponent) {
+      if (x) scale_by_power(x, size, exponent, x);
+    };
+    for (int name = 0; name < kTensors; ++name)
+      scale(gradients.of[name], extent(TensorName(name), s, model.rank).all(),
+            exponents.of(TensorName(name), model.is_tied()));
+    scale(gradients.x, s.n * s.T * s.d, exponents.x);
+    scale(gradients.z, s.n * s.q * s.d, exponents.z);
+  }
 };
 
 /// x *= factor exp(log_factor), also if these factors alone would underflow.
@@ -151,9 +181,10 @@ void outputs(const Data<real>& given, const Model<const real*>& model, real scal
              real* out) {
   if (given.shape.n == 0) return;
   const CleanData<real> clean(given, 1);
-  const Data<real>& data = *clean;
+  const Rescaled<real> problem(*clean, model, false);
+  const Data<real>& data = *problem.data;
   CallScratch scratch;
-  const DenseModel<real> dense(data.shape, model, scale, false, scratch.model());
+  const DenseModel<real> dense(data.shape, problem.model, scale, false, scratch.model());
   Engine<real> engine(data, std::nullopt, {}, threads);
   engine.bind(scratch.engine());
   engine.write_outputs(out);
@@ -165,10 +196,13 @@ void outputs(const Data<real>& given, const Model<const real*>& model, real scal
 }
 
 template <class real>
-double value_and_grad(const Data<real>& given, const Model<const real*>& model, real scale,
+double value_and_grad(const Data<real>& given, const Model<const real*>& given_model, real scale,
                       Loss loss, int threads, const Gradients<real>& gradients) {
   const CleanData<real> clean(given, 1);
-  const Data<real>& data = *clean;
+  const bool of_inputs = gradients.x || gradients.z;
+  const Rescaled<real> problem(*clean, given_model, of_inputs || gradients.of[kPrompt]);
+  const Data<real>& data = *problem.data;
+  const Model<const real*>& model = problem.model;
   const Shape& s = data.shape;
   CallScratch scratch;
   const DenseModel<real> dense(s, model, scale, true, scratch.model());
@@ -176,7 +210,6 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& model, 
   const TensorName readout = s.is_layer() ? kV : kU;
   const typename Engine<real>::Gradient gradient{of_factors ? dense.gradient() : gradients.of[kW],
                                                  gradients.of[readout], gradients.of[kPrompt]};
-  const bool of_inputs = gradients.x || gradients.z;
   std::vector<real> f(of_inputs ? s.n * (s.is_layer() ? std::ptrdiff_t(s.q) * s.p : 1) : 0);
   double value = 0;
   if (gradients.of_parameters() || !of_inputs) {
@@ -193,8 +226,11 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& model, 
   for (int h = 0; of_factors && h < s.H; ++h)
     differentiate_factors(active_kernels<real>(), s, model.rank, model.at[kQ], model.at[kK],
                           gradient.W, h, 1, gradients.of[kQ], gradients.of[kK]);
-  if (!of_inputs) return value;
-  return input_gradients(data, dense.parameters, loss, f.data(), threads, gradients.x, gradients.z);
+  if (of_inputs)
+    value =
+        input_gradients(data, dense.parameters, loss, f.data(), threads, gradients.x, gradients.z);
+  problem.restore(gradients);
+  return value;
 }
 
 template <class real>
@@ -227,11 +263,13 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
     return layout.size();
   };
   CallScratch scratch;
-  const DenseModel<real> dense(s, model, scale, false, scratch.model());
+  const Exponents exponents = exponents_of_call(data, model, false);
+  const RescaledTensors<real> tensors(model.at, s, model.rank, model.is_tied(), exponents);
+  const DenseModel<real> dense(s, {*tensors, model.rank}, scale, false, scratch.model());
   lay_out(Layout(scratch.engine().reserve(lay_out(Layout()))));
   std::transform(dense.parameters.W, dense.parameters.W + s.H * dd, w,
                  [scale](real x) { return scale * x; });
-  if (s.shared_query) kernels.pack_rows(model.at[kPrompt], s.q, s.d, qL, prompt);
+  if (s.shared_query) kernels.pack_rows(dense.parameters.prompt, s.q, s.d, qL, prompt);
 
   std::atomic<std::ptrdiff_t> next{first};
   run_short_team(members, flops / 1e9, [&](const Member& member) {
@@ -249,8 +287,11 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
     in.mode = RowMode::kAttention;
     for (std::ptrdiff_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < last;) {
       kernels.pack_rows(data.x + i * s.T * s.d, s.T, s.d, TL, room.x);
-      if (room.z != room.x && !s.shared_query)
+      scale_by_power(room.x, std::ptrdiff_t(s.d) * TL, exponents.x, room.x);
+      if (room.z != room.x && !s.shared_query) {
         kernels.pack_rows(data.z + i * s.q * s.d, s.q, s.d, qL, room.z);
+        scale_by_power(room.z, std::ptrdiff_t(s.d) * qL, exponents.z, room.z);
+      }
       if (in.limits) data.write_limits(i, 0, s.q, qL, room.limits);
       for (int h = 0; h < s.H; ++h) {
         in.w = w + h * dd;

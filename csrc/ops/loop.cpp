@@ -135,6 +135,7 @@ void Loop<real>::make_tensors() {
       if (lanes && task_.first.at[name]) first_[name] = layout.template take<real>(size);
       if (lanes && task_.second.at[name]) second_[name] = layout.template take<real>(size);
       if (name == kW && factored) theta_[kW] = layout.template take<real>(size);
+      if (task_.exponents.any() && exists) scaled_theta_[name] = layout.template take<real>(size);
       if (task_.wrt[name] || (name == kW && of_factors))
         gradient_[name] = layout.template take<real>(size);
     }
@@ -143,6 +144,9 @@ void Loop<real>::make_tensors() {
   const std::size_t bytes = lay_out(Layout());
   lay_out(Layout(own_block_.reserve(std::max<std::size_t>(bytes, 1))));
   if (lanes) take_lanes();
+  for (int name = 0; name < kTensors; ++name)
+    if (!scaled_theta_[name]) scaled_theta_[name] = theta_[name];
+  rescale_prompt();
 
   descent_ = std::make_unique<Descent<real>>(task_.optimizer, width_, records_norm_);
   for (int name = 0; name < kTensors; ++name) {
@@ -201,15 +205,39 @@ void Loop<real>::bind(Workspace& workspace) {
 
 template <class real>
 Parameters<real> Loop<real>::parameters() const {
-  return {theta_[kW], theta_[kU], theta_[kV], theta_[kPrompt], task_.scale};
+  const Tensors<real*>& at = scaled_theta_;
+  return {at[kW], at[kU], at[kV], at[kPrompt], task_.scale};
+}
+
+/// A member's heads of the copies that the engine takes where data are scaled.
+template <class real>
+void Loop<real>::rescale_heads(const Member& member) {
+  if (!task_.exponents.any()) return;
+  for (int name = 0; name < kPrompt; ++name) {
+    if (!task_.model.at[name]) continue;
+    const Extent e = extent(TensorName(name), task_.data.shape, task_.rank);
+    const std::ptrdiff_t numbers = e.size() * width_;
+    for (int h = member.index; h < e.heads; h += member.count)
+      scale_by_power(theta_[name] + h * numbers, numbers, exponent(TensorName(name)),
+                     scaled_theta_[name] + h * numbers);
+  }
+}
+
+template <class real>
+void Loop<real>::rescale_prompt() {
+  if (!task_.exponents.any() || !theta_[kPrompt]) return;
+  const Extent e = extent(kPrompt, task_.data.shape, task_.rank);
+  scale_by_power(theta_[kPrompt], e.all() * width_, exponent(kPrompt), scaled_theta_[kPrompt]);
 }
 
 /// A member's heads of the parameters, after a step over the same heads, and the prompt.
 template <class real>
 void Loop<real>::load(const Member& member) {
   const Shape& s = task_.data.shape;
+  const Tensors<real*>& at = scaled_theta_;
+  rescale_heads(member);
   for (int h = member.index; task_.rank > 0 && h < s.H; h += member.count)
-    compose(active_kernels<real>(), s, task_.rank, theta_[kQ], theta_[kK], h, width_, theta_[kW]);
+    compose(active_kernels<real>(), s, task_.rank, at[kQ], at[kK], h, width_, at[kW]);
   engine_->load_parameters(parameters(), member);
 }
 
@@ -271,7 +299,10 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
   }
   if (!again_) {
     update(member);
-    if (task_.wrt[kPrompt]) member.wait();  // one member's, and loaded by every other
+    if (task_.wrt[kPrompt]) {
+      if (leader) rescale_prompt();
+      member.wait();  // one member's, and loaded by every other
+    }
     load(member);
   }
   if (leader) {
@@ -319,10 +350,26 @@ bool Loop<real>::evaluate(const Member& member) {
   engine_->reduce_gradient({gradient_[kW], gradient_[readout], gradient_[kPrompt]}, member);
   const Shape& s = task_.data.shape;
   for (int h = member.index; (gradient_[kQ] || gradient_[kK]) && h < s.H; h += member.count)
-    differentiate_factors<real>(active_kernels<real>(), s, task_.rank, theta_[kQ], theta_[kK],
-                                gradient_[kW], h, width_, gradient_[kQ], gradient_[kK]);
+    differentiate_factors<real>(active_kernels<real>(), s, task_.rank, scaled_theta_[kQ],
+                                scaled_theta_[kK], gradient_[kW], h, width_, gradient_[kQ],
+                                gradient_[kK]);
+  restore_gradients(member);
   descent_->scan(member);
   return true;
+}
+
+/// From a member's gradients by the scaled copies to those by the parameters, unless steps take
+/// these factors as logarithms.
+template <class real>
+void Loop<real>::restore_gradients(const Member& member) {
+  if (!task_.exponents.any() || engine_->gathers_gaps()) return;
+  for (Trained<real>& tensor : descent_->tensors()) {
+    const std::ptrdiff_t numbers = tensor.size * width_;
+    for (int h = member.index; h < tensor.heads; h += member.count) {
+      real* g = tensor.gradient + h * numbers;
+      scale_by_power(g, numbers, exponent(tensor.name), g);
+    }
+  }
 }
 
 /// Decides whether a gradient that is to be normalized must have its largest factors taken out.
@@ -330,16 +377,16 @@ template <class real>
 void Loop<real>::choose_scales() {
   scaled_ =
       engine_->needs_scaling(task_.optimizer.norm_scope() != Scope::kHead || task_.wrt[kPrompt]);
-  descent_->set_scaled(scaled_);
+  descent_->set_scaled(scaled_ || task_.exponents.any());
   for (Trained<real>& tensor : descent_->tensors())
     for (int h = 0; h < tensor.heads; ++h)
       for (int l = 0; l < width_; ++l) {
         double& scale = tensor.log_scales[h * width_ + l];
-        scale = 0;
+        scale = std::log(2.0) * exponent(tensor.name);
         if (!scaled_) continue;
         const bool is_readout = tensor.name == kU || tensor.name == kV;
-        scale = std::log(engine_->share(l)) +
-                (is_readout ? engine_->log_scale_readout(l) : engine_->log_scale_W(h, l));
+        scale += std::log(engine_->share(l)) +
+                 (is_readout ? engine_->log_scale_readout(l) : engine_->log_scale_W(h, l));
       }
 }
 

@@ -86,6 +86,12 @@ class Loop {
   void make_tensors();
   void take_lanes();
   Parameters<real> parameters() const;
+  int exponent(TensorName name) const {
+    return task_.exponents.of(name, task_.rank > 0 && !task_.model.at[kK]);
+  }
+  void rescale_heads(const Member& member);
+  void rescale_prompt();
+  void restore_gradients(const Member& member);
   void load(const Member& member);
   void advance_step(const Member& member, const FlushToZero& flush);
   bool evaluate(const Member& member);
@@ -109,6 +115,7 @@ class Loop {
   std::vector<std::unique_ptr<Engine<real>>> tests_;
   Block* test_block_ = nullptr;
   Tensors<real*> theta_{}, gradient_{}, first_{}, second_{};
+  Tensors<real*> scaled_theta_{};  // as the engine takes them: theta_ itself, or copies
   std::unique_ptr<Descent<real>> descent_;
   bool records_norm_ = false;  // or stops at one
   bool scaled_ = false;        // the stored gradient lacks its largest factors

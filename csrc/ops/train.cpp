@@ -159,13 +159,24 @@ TrainingEnd Training<real>::run() {
 
 template <class real>
 TrainingEnd train(TrainingTask<real>& task) {
-  const CleanData<real> clean(task.data, task.runs);
-  std::vector<std::unique_ptr<CleanData<real>>> tests;
+  std::vector<std::unique_ptr<CleanData<real>>> clean;
+  std::vector<std::unique_ptr<RescaledData<real>>> scaled;
+  const auto prepare = [&](Data<real>& data) {
+    scaled.push_back(std::make_unique<RescaledData<real>>(data, task.runs, task.exponents));
+    data = **scaled.back();
+  };
+  const auto clear = [&](Data<real>& data) {
+    clean.push_back(std::make_unique<CleanData<real>>(data, task.runs));
+    data = **clean.back();
+  };
   task.given = task.data;
-  task.data = *clean;
+  clear(task.data);
+  task.exponents =
+      choose_exponents<real>(task.data, task.model.at[kPrompt], task.model.run[kPrompt], task.runs);
+  prepare(task.data);
   for (Data<real>& test : task.tests) {
-    tests.push_back(std::make_unique<CleanData<real>>(test, task.runs));
-    test = **tests.back();
+    clear(test);
+    prepare(test);
   }
   return Training<real>(task).run();
 }

@@ -13,6 +13,7 @@
 
 #include "data.hpp"
 #include "descent.hpp"
+#include "rescale.hpp"
 
 namespace mhfast {
 
@@ -113,6 +114,7 @@ struct TrainingTask {
   Data<real> data;      // of the first run, clean (see CleanData), like the test sets
   Data<real> given;     // the same as it came: what attention is recorded of
   std::vector<Data<real>> tests;
+  Exponents exponents;          // of the powers by which data and tests were multiplied
   OfRuns<real*> model;          // trained tensors are stepped in place
   OfRuns<const real*> starts;   // where distance is measured from
   OfRuns<real*> first, second;  // what the optimizer keeps, where it keeps something

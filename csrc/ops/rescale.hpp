@@ -1,0 +1,172 @@
+// Problems whose numbers are far from 1, brought near it by powers of two:
+//
+//   x 2^a,  z 2^b,  W 2^-(a+b), or Q 2^-b and K 2^-a,  U 2^-a,  V 2^-a,  a prompt 2^b
+//
+// have the logits and outputs of x, z, W, Q, K, U, V to the last bit, and the gradient by a tensor
+// is that by its copy times the copy's factor. Without, products of two of them, such as Q K^T or
+// D X, leave the range of the type although logits, outputs and gradients are inside it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "../dispatch/dispatch.hpp"
+#include "data.hpp"
+
+namespace mhfast {
+
+/// The powers of the copies; even, so that tied factors have half of what W would have.
+struct Exponents {
+  int x = 0, z = 0;
+
+  bool any() const { return x != 0 || z != 0; }
+  int of(TensorName name, bool tied) const {
+    switch (name) {
+      case kW:
+        return -(x + z);
+      case kQ:
+        return tied ? -(x + z) / 2 : -z;
+      case kPrompt:
+        return z;
+      default:
+        return -x;
+    }
+  }
+};
+
+/// Exponents of the largest number up to which nothing is scaled, and of the smallest.
+template <class real>
+inline constexpr int kOrdinaryExponent = sizeof(real) == 4 ? 20 : 150;
+
+/// Exponent of the largest finite |x|; 0 where all are zero.
+template <class real>
+int magnitude(const real* x, std::ptrdiff_t size) {
+  double largest[kMostLanes], unused[kMostLanes];
+  const Kernels<real>& kernels = active_kernels<real>();
+  kernels.measure({size, x, largest, unused, 0});
+  double most = 0;
+  bool finite = true;
+  for (int l = 0; l < kernels.lanes; ++l) {
+    finite = finite && std::isfinite(largest[l]);
+    most = std::max(most, largest[l]);
+  }
+  if (!finite) {
+    most = 0;
+    for (std::ptrdiff_t i = 0; i < size; ++i)
+      if (std::isfinite(x[i])) most = std::max(most, std::fabs(double(x[i])));
+  }
+  return most == 0 ? 0 : std::ilogb(most);
+}
+
+/// to = from 2^exponent; both may be the same.
+template <class real>
+void scale_by_power(const real* from, std::ptrdiff_t size, int exponent, real* to) {
+  constexpr int kMost = sizeof(real) == 4 ? 64 : 512;  // such a factor is in range
+  if (from != to) std::copy_n(from, size, to);
+  while (exponent != 0) {
+    const int part = std::clamp(exponent, -kMost, kMost);
+    const real factor = std::ldexp(real(1), part);
+    for (std::ptrdiff_t i = 0; i < size; ++i) to[i] *= factor;
+    exponent -= part;
+  }
+}
+
+/// Numbers from the first run's array to the end of the last one's.
+inline std::ptrdiff_t all_runs(std::ptrdiff_t of_run, std::ptrdiff_t runs, std::ptrdiff_t size) {
+  return (of_run ? (runs - 1) * of_run : 0) + size;
+}
+
+/// Exponents for a problem of `runs` runs, whose prompts, if any, are `prompt_run` numbers apart.
+template <class real>
+Exponents choose_exponents(const Data<real>& data, const real* prompt, std::ptrdiff_t prompt_run,
+                           std::ptrdiff_t runs) {
+  const Shape& s = data.shape;
+  const auto choose = [](int exponent) {
+    return std::abs(exponent) <= kOrdinaryExponent<real> ? 0 : -exponent / 2 * 2;
+  };
+  const std::ptrdiff_t n = s.n, qd = std::ptrdiff_t(s.q) * s.d;
+  Exponents out;
+  out.x = choose(magnitude(data.x, all_runs(data.run.x, runs, n * s.T * s.d)));
+  if (s.shared_query)
+    out.z = choose(magnitude(prompt, all_runs(prompt_run, runs, qd)));
+  else
+    out.z = data.self ? out.x : choose(magnitude(data.z, all_runs(data.run.z, runs, n * qd)));
+  return out;
+}
+
+/// A data set with its tokens and query rows times their powers; copies only where those are not 0.
+template <class real>
+class RescaledData {
+ public:
+  RescaledData(const Data<real>& data, std::ptrdiff_t runs, const Exponents& exponents)
+      : data_(data) {
+    const Shape& s = data.shape;
+    const auto copy = [](const real* from, std::ptrdiff_t size, int exponent,
+                         std::vector<real>& to) {
+      if (exponent == 0) return from;
+      to.resize(size);
+      scale_by_power(from, size, exponent, to.data());
+      return static_cast<const real*>(to.data());
+    };
+    const std::ptrdiff_t n = s.n, qd = std::ptrdiff_t(s.q) * s.d;
+    data_.x = copy(data.x, all_runs(data.run.x, runs, n * s.T * s.d), exponents.x, x_);
+    if (data.self)
+      data_.z = data_.x;
+    else if (data.z && !s.shared_query)
+      data_.z = copy(data.z, all_runs(data.run.z, runs, n * qd), exponents.z, z_);
+  }
+  RescaledData(const RescaledData&) = delete;
+  RescaledData& operator=(const RescaledData&) = delete;
+
+  const Data<real>& operator*() const { return data_; }
+
+ private:
+  Data<real> data_;
+  std::vector<real> x_, z_;
+};
+
+/// One run's exponents for a single call. Parameters are looked at first, since with ordinary ones
+/// no product leaves the range before the result does; `by_query`: except the gradient by it.
+template <class real>
+Exponents exponents_of_call(const Data<real>& data, const Model<const real*>& model,
+                            bool by_query) {
+  if (data.shape.n == 0) return {};
+  bool ordinary = !by_query;
+  for (int name = 0; name < kTensors && ordinary; ++name) {
+    const real* at = model.at[name];
+    // Z W of self-attention is in range where the logits are.
+    if (!at || (name == kW && (data.self || model.is_factored()))) continue;
+    const std::ptrdiff_t size = extent(TensorName(name), data.shape, model.rank).all();
+    ordinary = std::abs(magnitude(at, size)) <= kOrdinaryExponent<real>;
+  }
+  return ordinary ? Exponents{} : choose_exponents(data, model.at[kPrompt], 0, 1);
+}
+
+/// One run's tensors times their powers, copies only where there is something to scale.
+template <class real>
+class RescaledTensors {
+ public:
+  RescaledTensors(const Tensors<const real*>& tensors, const Shape& s, int rank, bool tied,
+                  const Exponents& exponents)
+      : tensors_(tensors) {
+    for (int name = 0; name < kTensors && exponents.any(); ++name) {
+      if (!tensors[name]) continue;
+      const std::ptrdiff_t size = extent(TensorName(name), s, rank).all();
+      copies_[name].resize(size);
+      scale_by_power(tensors[name], size, exponents.of(TensorName(name), tied),
+                     copies_[name].data());
+      tensors_[name] = copies_[name].data();
+    }
+  }
+  RescaledTensors(const RescaledTensors&) = delete;
+  RescaledTensors& operator=(const RescaledTensors&) = delete;
+
+  const Tensors<const real*>& operator*() const { return tensors_; }
+
+ private:
+  Tensors<const real*> tensors_;
+  std::array<std::vector<real>, kTensors> copies_;
+};
+
+}  // namespace mhfast
