@@ -19,6 +19,7 @@ from .result import Certificate, Learning, LearningInterrupted, Phase
 from .sculpting import Body, propose_heads, sculpt
 from .sums import SumEstimate, crude_sum, one_hot_sum, refine_sum, with_support
 from .values import Values, solve_values
+from .visible import visible_part
 
 __all__ = [
     "Alignment",
@@ -48,5 +49,6 @@ __all__ = [
     "sculpt",
     "search_net",
     "solve_values",
+    "visible_part",
     "with_support",
 ]

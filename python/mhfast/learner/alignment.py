@@ -38,6 +38,13 @@ class Alignment:
     W_error, V_error : float64 array (H,)
         ‖W_learnt - W‖ / ‖W‖ of every head, and the same for V; NaN if there is no learnt head. For
         merged heads, the error of the merged head; if W = 0, ‖W_learnt‖.
+    head_error : float64 array (H,)
+        The same for W and V of a head together: √(‖W_learnt - W‖² + ‖V_learnt - V‖²) over
+        √(‖W‖² + ‖V‖²).
+    W_difference : float64 array (H, d, d)
+        W_learnt - W, number by number; NaN if there is no learnt head.
+    V_difference : float64 array (H, d, p)
+        The same for V.
     error : float
         ‖learnt - truth‖ / ‖truth‖ over all W and V together; inf if the numbers of heads differ.
     merged : tuple of int
@@ -47,6 +54,9 @@ class Alignment:
     permutation: Int64
     W_error: Float64
     V_error: Float64
+    head_error: Float64
+    W_difference: Float64
+    V_difference: Float64
     error: float
     merged: tuple[int, int]
 
@@ -78,8 +88,8 @@ def align(learnt: Layer, truth: Layer, *, tolerance: float = 1e-6) -> Alignment:
     """
     if not tolerance >= 0.0:
         raise ValueError(f"tolerance: expected a number of at least 0, got {tolerance}")
-    W, V = _matrices(truth, "truth")
-    learnt_W, learnt_V = _matrices(learnt, "learnt")
+    W, V = dense_parameters(truth, "truth")
+    learnt_W, learnt_V = dense_parameters(learnt, "learnt")
     checks.shape(learnt_W, "learnt.W", "H d d", (None, *W.shape[1:]))
     checks.shape(learnt_V, "learnt.V", "H d p", (None, *V.shape[1:]))
     alike, vanishing = tolerance * _norms(W).max(), tolerance * _norms(V).max()
@@ -89,19 +99,25 @@ def align(learnt: Layer, truth: Layer, *, tolerance: float = 1e-6) -> Alignment:
     learnt_at, true_at = _pairs(dW, dV, W[true_heads], V)
 
     permutation = np.full(truth.heads, -1)
-    W_error, V_error = np.full((2, truth.heads), np.nan)
+    W_error, V_error, head_error = np.full((3, truth.heads), np.nan)
+    W_difference, V_difference = np.full_like(W, np.nan), np.full((len(W), *V.shape[1:]), np.nan)
     heads = true_heads[true_at]
+    W_difference[heads] = learnt_W[learnt_heads[learnt_at]] - W[heads]
+    V_difference[heads] = learnt_V[learnt_at] - V[true_at]
     permutation[heads] = learnt_heads[learnt_at]
     dW, dV = dW[learnt_at, true_at], dV[learnt_at, true_at]
     W_error[heads] = dW / _or_one(_norms(W[heads]))
     V_error[heads] = dV / _or_one(_norms(V[true_at]))
+    head_error[heads] = np.hypot(dW, dV) / _or_one(np.hypot(_norms(W[heads]), _norms(V[true_at])))
     counts = len(learnt_heads), len(true_heads)
     if counts[0] == counts[1]:
         size = math.hypot(np.linalg.norm(W[heads]), np.linalg.norm(V))
         error = math.hypot(np.linalg.norm(dW), np.linalg.norm(dV)) / (size or 1.0)
     else:
         error = math.inf
-    return Alignment(permutation, W_error, V_error, error, counts)
+    return Alignment(
+        permutation, W_error, V_error, head_error, W_difference, V_difference, error, counts
+    )
 
 
 def merge_heads(layer: Layer, *, tolerance: float = 1e-6) -> Layer:
@@ -129,7 +145,7 @@ def merge_heads(layer: Layer, *, tolerance: float = 1e-6) -> Layer:
     ValueError
         It has a run axis or holds NaN or inf.
     """
-    W, V = _matrices(layer, "layer")
+    W, V = dense_parameters(layer, "layer")
     heads, merged = _merged(
         W, V, tolerance * max(1.0, _norms(W).max()), tolerance * _norms(V).max()
     )
@@ -174,8 +190,28 @@ def hull_cosine(directions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
     return min(1.0, float(np.linalg.svd(found @ hull.T, compute_uv=False)[-1]))
 
 
-def _matrices(layer: Layer, name: str) -> tuple[Float64, Float64]:
-    """Return scale · W (H, d, d) and V (H, d, p) of a layer, in float64."""
+def dense_parameters(layer: Layer, name: str) -> tuple[Float64, Float64]:
+    """Return the parameters of a layer of a single run as dense arrays in float64.
+
+    Parameters
+    ----------
+    layer : Layer
+    name : str
+        What messages call it.
+
+    Returns
+    -------
+    W : float64 array (H, d, d)
+        Times the scale.
+    V : float64 array (H, d, p)
+
+    Raises
+    ------
+    TypeError
+        `layer` is not a Layer.
+    ValueError
+        It has a run axis or holds NaN or inf.
+    """
     if not isinstance(layer, Layer):
         raise TypeError(f"{name}: expected a Layer, got {type(layer).__name__}")
     if layer.runs is not None:

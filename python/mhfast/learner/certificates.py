@@ -14,8 +14,21 @@ from .result import Certificate, Phase
 EXACT = 1e-8
 """Relative residual of a layer that is learnt, where outputs are exact and in float64."""
 
-IDENTIFIED = 1e-9
-"""Least condition of the normal equations with which the examples determine the layer."""
+CLEARLY_IDENTIFIED = 1e-9
+"""Condition of the normal equations above which no head can be superfluous."""
+
+IDENTIFIED = 1e-13
+"""Least condition that rounding, of some 1e-15, can be told from."""
+
+DETERMINED = 1e-3
+"""Error, in parts of the outputs, that the residual may leave in the direction of parameters that
+the outputs depend on least."""
+
+DETERMINED_IN_NOISE = 0.5
+"""The same, standard deviation, where the residual is noise."""
+
+MISSING = 0.5
+"""Share of the residual that another head leaves, below which a head is missing."""
 
 GAP = 2.0
 """Eigen-gap below which the number of heads of a body is a guess."""
@@ -73,12 +86,18 @@ class Fit:
         where outputs are exact or there is one head.
     training : Judged
         What it leaves of the examples the phases saw.
+    another : float or None
+        Residual of a layer of one head more over that of this one; None where that is not tried.
+    parameters : int
+        Of the layer.
     """
 
     condition: float
     fitted: float
     needed: float | None
     training: Judged
+    another: float | None = None
+    parameters: int = 1
 
 
 def judge(examples: Examples, layer: Layer, num_threads: int | None = None) -> Judged:
@@ -112,11 +131,12 @@ def exact_limit(examples: Examples) -> float:
     return max(EXACT, 30.0 * float(np.finfo(examples.X.dtype).eps))
 
 
-def fits(examples: Examples, fit: Fit) -> bool:
-    """Return whether a layer is determined by the examples it was fitted to and explains them."""
-    return all(
-        c.holds for c in (_identified(fit), *_residuals("training", examples, fit.training, fit))
-    )
+def fits(examples: Examples, fit: Fit, also: tuple[Examples, Judged] | None = None) -> bool:
+    """Return whether a layer is determined by examples and explains them, and others `also`."""
+    found = [_identified(examples, fit), *_residuals("training", examples, fit.training, fit)]
+    if also is not None:
+        found += _residuals("other", *also, fit)
+    return all(c.holds for c in found)
 
 
 def certificates(
@@ -150,7 +170,9 @@ def certificates(
         found.append(Certificate("error that noise may hide", hidden, HIDDEN, decisive=True))
     if fit.needed is not None:
         found.append(Certificate("every head needed", fit.needed, 1.0, True, decisive=True))
-    found.append(_identified(fit))
+    if fit.another is not None:
+        found.append(Certificate("no head missing", fit.another, MISSING, above=True))
+    found.append(_identified(examples, fit))
     found += _residuals("training", examples, fit.training, fit)
     if judged is not None:
         found += _residuals("held-out", held_out, judged, fit)
@@ -179,8 +201,19 @@ def _of_phases(phases: dict[str, Phase], examples: Examples) -> list[Certificate
     return found
 
 
-def _identified(fit: Fit) -> Certificate:
-    return Certificate("identified", fit.condition, IDENTIFIED, above=True, decisive=True)
+def _identified(examples: Examples, fit: Fit) -> Certificate:
+    """Return the certificate of the condition, relative to what the examples can tell.
+
+    In units in which the outputs, and what each parameter contributes, are of size one, a residual
+    r allows errors r / √λ in the direction of eigenvalue λ; if it is noise in M numbers their
+    standard deviation is r / √(M λ).
+    """
+    residual, allowed = fit.training.residual, DETERMINED
+    if examples.noise > 0.0:
+        residual *= float(np.sqrt(fit.fitted / fit.parameters))
+        allowed = DETERMINED_IN_NOISE
+    limit = max(IDENTIFIED, min((residual / allowed) ** 2, 1.0))
+    return Certificate("identified", fit.condition, limit, above=True, decisive=True)
 
 
 def _residuals(name: str, examples: Examples, judged: Judged, fit: Fit) -> list[Certificate]:

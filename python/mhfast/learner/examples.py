@@ -227,7 +227,9 @@ class Examples:
         return Y if self.basis is None else np.ascontiguousarray(Y @ self.basis)
 
 
-def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examples:
+def as_examples(
+    X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0, *, fewest_tokens: int = 2
+) -> Examples:
     """Check the arrays to learn from.
 
     Parameters
@@ -238,6 +240,8 @@ def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examp
         The outputs of the unknown layer.
     noise : float
         Standard deviation of the noise in each entry of Y, at least 0.
+    fewest_tokens : int
+        The least T that is accepted; the phases need 2.
 
     Returns
     -------
@@ -249,7 +253,7 @@ def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examp
     TypeError
         X is not float32 or float64, or Y not of its dtype.
     ValueError
-        The shapes do not fit, there is only one token, an entry is not finite, Y is all zero.
+        The shapes do not fit, there are too few tokens, an entry is not finite, Y is all zero.
     """
     X = _real(X, "X")
     Y = _real(Y, "Y")
@@ -260,7 +264,7 @@ def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examp
     checks.shape(Y, "Y", "n T p", (n, tokens, None))
     if 0 in X.shape or 0 in Y.shape:
         raise ValueError(f"X, Y: expected no empty axis, got shapes {X.shape} and {Y.shape}")
-    if tokens < 2:
+    if tokens < fewest_tokens:
         raise ValueError("X: expected at least 2 tokens, with one there is nothing to attend to")
     noise = checks.finite(noise, "noise")
     if noise < 0.0:

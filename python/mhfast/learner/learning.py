@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -19,16 +19,24 @@ from .certificates import Fit, Judged, certificates, fits, judge
 from .examples import Examples, as_examples
 from .facts import Facts, certify
 from .net import search_net
+from .numbers import NumberOfHeads
+from .refinement import Refinement
+from .restarts import STARTS, restart
 from .result import Learning, LearningInterrupted, Phase
-from .sculpting import CERTAIN, FEW, SURE, Body, propose_heads, sculpt
+from .sculpting import Body, propose_heads, sculpt
 from .sums import POPULATION, SumEstimate, crude_sum, one_hot_sum, refine_sum, with_support
 from .surplus import Problem, without_surplus
 from .values import solve_values
+from .visible import Visible, visible_of
 
 Parts = TypeVar("Parts", bound=tuple[object, ...])
 
 MOST_HELD_OUT = 2000
 """Examples held out at most where outputs are exact; against noise there is always a tenth."""
+
+FEW_STARTS = 6
+"""Random layers that are refined for every number of heads where none is given, and of one head
+more where that many do not fit."""
 
 FINE = ((0.02, 0.01), (0.005, 0.002), (0.001,))
 """Fractions of the rows that the rounds of phase 4 use."""
@@ -59,13 +67,15 @@ def learn_layer(
     Y : array (n, T, p) of the same dtype
         F(X), exact or with noise. None with a Dataset, which contains it.
     heads : int, optional
-        The number of heads H.  None means that the spectrum of the certified facts proposes it;
-        where no number stands out 1, 2, ... 4 are tried, until one is learnt.
+        The number of heads H.  None means that it is found: numbers are tried upward from 1, at
+        most 8, until a fit is confirmed by examples set aside for it, or two numbers in a row make
+        no progress.  A number that stands out in the spectrum of the certified facts comes first.
     noise : float
         Standard deviation of the noise on every entry of Y, to about a hundredth: residuals that
         are too small for it are refused like those that are too large.
     refinement : bool
-        Whether to refine the result of the phases.
+        Whether to refine the result of the phases, and random layers if that is not learnt: at most
+        20 of 40 steps each, fewer if these would take more than 2e11 operations.
     seed : int
         Draws the examples that are held out, and all else that is random.
     progress : bool
@@ -77,7 +87,9 @@ def learn_layer(
     Learning
         `.layer`, `.learnt`, `.verdict`, `.phases` and more.  A layer is *learnt* only if the
         examples determine it and it predicts each of them, and of those that were held out at
-        random: to 1e-8 relative, or to the noise.
+        random: to 1e-8 relative, or to the noise.  What such tokens cannot see of W and V is
+        projected out (`mhfast.learner.visible_part`); of single tokens, T = 1, only the sum of the
+        V_h is left, as one head with W = 0.
 
     Raises
     ------
@@ -131,10 +143,10 @@ def _examples(X: npt.ArrayLike | Dataset, Y: npt.ArrayLike | None, noise: float)
         for name in ("query", "lengths", "weight"):
             if getattr(X, name) is not None:
                 raise ValueError(f"X: expected a Dataset without {name}, of plain self-attention")
-        return as_examples(X.X, X.y, noise)
+        return as_examples(X.X, X.y, noise, fewest_tokens=1)
     if Y is None:
         raise TypeError("Y: expected an array (n, T, p) beside the array X")
-    return as_examples(X, Y, noise)
+    return as_examples(X, Y, noise, fewest_tokens=1)
 
 
 def _held_out(n: int, noise: float = 0.0) -> int:
@@ -145,6 +157,8 @@ def _held_out(n: int, noise: float = 0.0) -> int:
 def _least(examples: Examples, heads: int) -> int:
     """Return how many examples there must be to learn from."""
     T, d, p = examples.tokens, examples.dim, examples.out_dim
+    if T == 1:
+        return 2 * d  # of the sum of values alone
     unknown = -(-heads * d * (d + p) // p)
     return -(-max(4 * d * d, unknown) // T)
 
@@ -160,7 +174,11 @@ def _enough(examples: Examples, heads: int | None) -> None:
 
 
 class _NotToLearnError(Exception):
-    """There is nothing to learn from: too few facts, or outputs that do not vary."""
+    """There is nothing to learn from: outputs that do not vary, or too few facts."""
+
+
+class _TooFewFactsError(_NotToLearnError):
+    """There are too few facts to sculpt from."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +186,7 @@ class _Attempt:
     """What came of one number of heads."""
 
     phases: tuple[Phase, ...]
-    unrefined: Layer
+    unrefined: Layer | None
     layer: Layer
     fit: Fit
 
@@ -189,6 +207,9 @@ class _Learner:
     best: _Attempt | None = None
     unrefined: Layer | None = None
     sureness: float | None = None
+    choosing: Examples | None = None
+    few_facts: str | None = None
+    visible: Visible = field(init=False)
 
     def run(self) -> None:
         """Run the phases, the last ones for every number of heads that comes into question.
@@ -196,28 +217,37 @@ class _Learner:
         Raises
         ------
         _NotToLearnError
-            Outputs do not vary, or there are too few facts to go on.
+            Outputs do not vary, or without refinement there are too few facts to go on.
         """
         held_out = _held_out(self.examples.n, self.examples.noise)
         self.examples, self.held_out = self.examples.split(held_out, self.seed)
         self._varying()
-        estimate, facts, body = self._sculpt_twice()
-        for heads in self._in_question(body.heads):
-            if heads != body.heads:
-                body = sculpt(facts, heads, num_threads=self.num_threads)
-            again = self.phases[3]
-            self.phases[3:] = [Phase(again.name, again.seconds, (estimate, facts, body))]
+        self.visible = visible_of(self.examples)
+        if not self.visible.differences.size:
+            self.tried.append(1)
+            self.best = self._sum_of_values()
+            return
+        if self.heads is None and self.held_out.n > 1:
+            self.held_out, self.choosing = self.held_out.split(self.held_out.n // 2, self.seed)
+        sculpted = self._sculpted()
+        done = tuple(self.phases)
+        numbers = self._numbers(None if sculpted is None else sculpted[2])
+        for heads in numbers:
+            self.phases[:] = done
             self.unrefined = None
+            body = None
+            if sculpted is not None:
+                estimate, facts, body = sculpted
+                if heads != body.heads:
+                    body = sculpt(facts, heads, num_threads=self.num_threads)
+                last = done[-1]
+                self.phases[-1] = Phase(last.name, last.seconds, (estimate, facts, body))
             self.tried.append(heads)
-            attempt = self._attempt(facts, body)
-            learnt = fits(self.examples, attempt.fit)
-            if (
-                learnt
-                or self.best is None
-                or attempt.fit.training.residual < self.best.fit.training.residual
-            ):
+            attempt = self._attempt(heads, None if sculpted is None else sculpted[1], body)
+            confirmed, residual = self._confirmed(attempt)
+            if numbers.take(residual) or confirmed:
                 self.best = attempt
-            if learnt:
+            if confirmed:
                 break
 
     def result(self, missing: str | None = None) -> Learning:
@@ -229,19 +259,22 @@ class _Learner:
         if layer is not None:
             held_out = self._judge(self.held_out, layer)
         found = certificates(phases, self.examples, self.held_out, fit, held_out)
+        learnt = missing is None and fit is not None and all(c.holds for c in found if c.decisive)
         return Learning(
             layer=self._whole(layer),
             unrefined=self._whole(unrefined),
-            learnt=missing is None
-            and fit is not None
-            and all(c.holds for c in found if c.decisive),
+            learnt=learnt,
             heads=self.heads if layer is None else layer.heads,
+            asked=self.heads,
             sureness=self.sureness,
             tried=tuple(self.tried),
             held_out=None if held_out is None else held_out.residual,
+            unseen=0
+            if layer is None
+            else self.visible.unseen(layer.heads, self.examples.Y.shape[2]),
             certificates=tuple(found),
             phases=tuple(phases),
-            missing=missing,
+            missing=missing if learnt or missing is not None else self.few_facts,
         )
 
     def _varying(self) -> None:
@@ -251,8 +284,17 @@ class _Learner:
             if part.constant and part.rows > 1:
                 raise _NotToLearnError(f"the {name} outputs are the same for every query")
 
+    def _sculpted(self) -> tuple[SumEstimate, Facts, Body] | None:
+        """Run phases 1 to 4; None if there are too few facts, and refinement may do without."""
+        try:
+            return self._sculpt_twice()
+        except _TooFewFactsError as few:
+            if not self.refinement:
+                raise
+            self.few_facts = str(few)
+            return None
+
     def _sculpt_twice(self) -> tuple[SumEstimate, Facts, Body]:
-        """Run phases 1 to 4."""
         (crude,) = self._phase("crude sum", lambda: (self._crude(),))
         _, body = self._phase(
             "sculpting", lambda: self._sculpt(self.examples.first(POPULATION), crude)
@@ -260,17 +302,45 @@ class _Learner:
         (refined,) = self._phase("refined sum", lambda: (self._refine_sum(crude, body),))
         return self._phase("second sculpting", lambda: self._sculpt_again(refined))
 
-    def _in_question(self, proposed: int) -> Sequence[int]:
-        """Return the numbers of heads to try: where none stands out few first."""
-        if self.heads is not None or self.sureness is None or self.sureness >= CERTAIN:
-            return [proposed]
+    def _numbers(self, body: Body | None) -> NumberOfHeads:
+        """Return the numbers of heads to try."""
+        if self.heads is not None:
+            return NumberOfHeads.given(self.heads)
         d, n = self.examples.dim, self.examples.n
-        most = min(FEW, d * d)
-        few = [H for H in range(1, most + 1) if H == 1 or _least(self.examples, H) <= n]
-        return few if self.sureness < SURE else [proposed, *(H for H in few if proposed != H)]
+        most = next(
+            H for H in range(1, d * d + 1) if d * d == H or _least(self.examples, H + 1) > n
+        )
+        return NumberOfHeads(None if body is None else body.heads, self.sureness, most)
 
-    def _attempt(self, facts: Facts, body: Body) -> _Attempt:
-        """Run phases 5 and 6, and refinement."""
+    def _confirmed(self, attempt: _Attempt) -> tuple[bool, float]:
+        """Return whether an attempt fits, and its residual where the number is chosen."""
+        training = attempt.fit.training
+        if self.choosing is None or not self.choosing.scale:
+            return fits(self.examples, attempt.fit), training.residual
+        judged = self._judge(self.choosing, attempt.layer)
+        return fits(self.examples, attempt.fit, (self.choosing, judged)), judged.residual
+
+    def _attempt(self, heads: int, facts: Facts | None, body: Body | None) -> _Attempt:
+        """Run phases 5 and 6, and refinement; if the layer does not fit, that of others."""
+        problem = Problem.of(self.examples, heads, self.seed, self.num_threads, self.visible)
+        fit, layer, unrefined = None, None, None
+        if facts is not None and body is not None:
+            unrefined = self.unrefined = self._searched(facts, body)
+            if not self.refinement:
+                found, needed = problem.judged(unrefined)
+            else:
+                (found, needed) = self._phase(
+                    "refinement", lambda: without_surplus(problem, unrefined)
+                )
+            fit, layer = self._fit(problem, found, needed), found.layer
+        if self.refinement and (fit is None or not fits(self.examples, fit)):
+            fit, layer = self._restarted(problem, heads, fit, layer)
+        assert fit is not None
+        assert layer is not None
+        return _Attempt(tuple(self.phases), unrefined, layer, fit)
+
+    def _searched(self, facts: Facts, body: Body) -> Layer:
+        """Run phases 5 and 6."""
         (net,) = self._phase(
             "net",
             lambda: (
@@ -283,25 +353,60 @@ class _Learner:
         (values,) = self._phase(
             "values", lambda: (solve_values(self.examples, W, num_threads=self.num_threads),)
         )
-        layer = self.unrefined = values.layer(W)
-        problem = Problem.of(self.examples, layer.heads, self.seed, self.num_threads)
-        if self.refinement:
-            (found, needed) = self._phase("refinement", lambda: without_surplus(problem, layer))
-        else:
-            found, needed = problem.judged(layer)
-        fit = Fit(
+        return values.layer(W)
+
+    def _restarted(
+        self, problem: Problem, heads: int, fit: Fit | None, layer: Layer | None
+    ) -> tuple[Fit, Layer]:
+        """Refine from other layers; if that does not fit either, try one head more."""
+        most = STARTS if self.heads is not None else FEW_STARTS
+        (restarts,) = self._phase("restarts", lambda: (restart(problem, heads, layer, most=most),))
+        near = restarts.refinement.layer
+        if fit is None or restarts.refinement.residual < fit.training.residual:
+            found, needed = without_surplus(problem, near)
+            again = self._fit(problem, found, needed)
+            if fit is None or again.training.residual < fit.training.residual:
+                fit, layer = again, found.layer
+        assert layer is not None
+        if self.heads is not None and not problem.explains_all(fit.training.residual):
+            more = restart(problem, heads + 1, layer, most=FEW_STARTS).refinement.residual
+            fit = replace(fit, another=more / fit.training.residual)
+        return fit, layer
+
+    def _sum_of_values(self) -> _Attempt:
+        """Solve for Σ_h V_h, which is all that exists where no two tokens of a sample differ."""
+        problem = Problem.of(self.examples, 1, self.seed, self.num_threads, self.visible)
+        d = self.examples.dim
+        W = np.zeros((1, d, d))
+        (values,) = self._phase(
+            "values", lambda: (solve_values(self.examples, W, num_threads=self.num_threads),)
+        )
+        found, needed = problem.judged(values.layer(W))
+        fit = self._fit(problem, found, needed)
+        return _Attempt(tuple(self.phases), values.layer(W), found.layer, fit)
+
+    def _fit(self, problem: Problem, found: Refinement, needed: float | None) -> Fit:
+        return Fit(
             condition=found.condition,
             fitted=problem.fitted(found.layer),
             needed=needed,
             training=self._judge(self.examples, found.layer),
+            parameters=found.layer.heads * problem.of_a_head,
         )
-        return _Attempt(tuple(self.phases), layer, found.layer, fit)
 
     def _judge(self, examples: Examples, layer: Layer) -> Judged:
         return judge(examples, self.examples.whole_layer(layer), self.num_threads)
 
+    def _unseen(self, layer: Layer | None) -> int:
+        if layer is None:
+            return 0
+        return self.visible.unseen(layer.heads, int(self.examples.Y.shape[2]))
+
     def _whole(self, layer: Layer | None) -> Layer | None:
-        return None if layer is None else self.examples.whole_layer(layer)
+        if layer is None:
+            return None
+        layer = self.examples.whole_layer(layer)
+        return layer if self.visible.everything else self.visible.part(layer)
 
     def _phase(self, name: str, work: Callable[[], Parts]) -> Parts:
         begin = time.perf_counter()
@@ -316,9 +421,9 @@ class _Learner:
 
     def _sculpt(self, examples: Examples, estimate: SumEstimate) -> tuple[Facts, Body]:
         facts = certify(examples, estimate, seed=self.seed, num_threads=self.num_threads)
-        unknown = examples.dim**2
+        unknown = self.visible.key_query
         if len(facts) < unknown:
-            raise _NotToLearnError(
+            raise _TooFewFactsError(
                 f"{len(facts)} facts could be certified, a key-query matrix has {unknown} unknowns"
             )
         body = sculpt(facts, self.heads or 1, num_threads=self.num_threads)

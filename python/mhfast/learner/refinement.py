@@ -68,9 +68,9 @@ class Refinement:
         The residual has reached the tolerance, the steps were used up, or the layer is at a local
         minimum, which is the best possible result with noise.
     condition : float
-        Smallest over largest eigenvalue of D⁻¹ JᵀJ D⁻¹ at the end.  About 1e-10 or less means that
-        the examples do not determine the layer: there is a superfluous head, two heads that should
-        be one, or too few examples.
+        Smallest over largest eigenvalue of D⁻¹ JᵀJ D⁻¹ at the end, without the `unseen` smallest
+        ones.  About 1e-14 or less, which is rounding, means that the examples do not determine the
+        layer: there is a superfluous head, two heads that should be one, or too few examples.
     """
 
     layer: Layer
@@ -79,6 +79,22 @@ class Refinement:
     steps: int
     reason: Literal["converged", "steps", "stalled"]
     condition: float
+
+
+@dataclass(frozen=True, eq=False)
+class Restarts:
+    """What came of refinements from other layers.
+
+    Attributes
+    ----------
+    refinement : Refinement
+        Of the smallest residual, on as many examples as exact outputs need.
+    starts : int
+        How many layers were refined.
+    """
+
+    refinement: Refinement
+    starts: int
 
 
 def refine(
@@ -90,6 +106,7 @@ def refine(
     tolerance: float = 1e-13,
     examples: int | None = None,
     seed: Seed = 0,
+    unseen: int = 0,
     num_threads: int | None = None,
 ) -> Refinement:
     """Fit all parameters of a layer to examples, starting from it.
@@ -111,6 +128,8 @@ def refine(
         at most all; more help only against noise.
     seed : int or numpy.random.Generator
         Chooses the samples.
+    unseen : int
+        How many numbers of a layer the tokens cannot see: the condition is that of the others.
     num_threads : int, optional
 
     Returns
@@ -135,6 +154,8 @@ def refine(
     point = fit.start(point)
     if checks.integer(steps, "steps") < 0:
         raise ValueError(f"steps: expected an integer of at least 0, got {steps}")
+    if not 0 <= checks.integer(unseen, "unseen") < len(point):
+        raise ValueError(f"unseen: expected an integer from 0 to {len(point) - 1}, got {unseen}")
     if not tolerance >= 0.0:
         raise ValueError(f"tolerance: expected a number of at least 0, got {tolerance}")
     equations = fit.equations(point)
@@ -159,7 +180,7 @@ def refine(
         history=np.array(history),
         steps=len(history) - 1,
         reason=reason,
-        condition=equations.condition(),
+        condition=equations.condition(unseen),
     )
 
 
@@ -188,10 +209,10 @@ class _Equations:
         scaled: Float64 = cho_solve(factor, -self.gradient, check_finite=False)
         return scaled / self.scale, float(scaled @ (damping * scaled - self.gradient))
 
-    def condition(self) -> float:
-        """Return the smallest over the largest eigenvalue of the matrix, 0 for a zero matrix."""
+    def condition(self, unseen: int) -> float:
+        """Return the smallest eigenvalue but `unseen` over the largest, 0 for a zero matrix."""
         values = np.linalg.eigvalsh(self.matrix)
-        return max(float(values[0]), 0.0) / float(values[-1]) if values[-1] > 0.0 else 0.0
+        return max(float(values[unseen]), 0.0) / float(values[-1]) if values[-1] > 0.0 else 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..models import Layer
 from .facts import Facts
 from .figures import draw
 from .net import Net
-from .refinement import Refinement
+from .numbers import confidence
+from .refinement import Refinement, Restarts
 from .sculpting import Body
 from .sums import SumEstimate
 from .values import Values
@@ -66,7 +69,7 @@ class Phase:
     name : str
     seconds : float
     parts : tuple
-        Its results: a SumEstimate, Facts and Body, a Net, Values or a Refinement.
+        Its results: a SumEstimate, Facts and Body, a Net, Values, a Refinement or Restarts.
     """
 
     name: str
@@ -100,12 +103,18 @@ class Learning:
         Whether the layer is certified: it is determined by the examples and predicts held-out ones.
     heads : int or None
         H, as given or estimated; smaller if refinement removed superfluous heads.
+    asked : int or None
+        H as given; None if it was to be found.
     sureness : float or None
-        Of a proposed H: the step of the spectrum there over the largest later one.
+        Of the H that the spectrum proposes where none is given: its step there over the largest
+        later one.
     tried : tuple of int
-        The numbers of heads that were tried: one, or where none stood out several.
+        The numbers of heads that were tried.
     held_out : float or None
         ‖F(X) - Y‖ / ‖Y‖ of the layer on held-out examples.
+    unseen : int
+        How many of the H d (d + p) numbers of the layer such tokens cannot see: the layer is its
+        `mhfast.learner.visible_part`.
     certificates : tuple of Certificate
     phases : tuple of Phase
     missing : str or None
@@ -116,9 +125,11 @@ class Learning:
     unrefined: Layer | Any
     learnt: bool
     heads: int | None
+    asked: int | None
     sureness: float | None
     tried: tuple[int, ...]
     held_out: float | None
+    unseen: int
     certificates: tuple[Certificate, ...]
     phases: tuple[Phase, ...]
     missing: str | None
@@ -138,18 +149,43 @@ class Learning:
             doubts = [c for c in self.certificates if not c.holds]
             if doubts:
                 told += "; by refinement, though " + ", ".join(str(c) for c in doubts)
-            return f"learnt, {self.heads} heads: {told}"
-        if self.missing is not None:
-            return f"not learnt: {self.missing}"
-        return "not learnt: " + "; ".join(str(c) for c in self.certificates if not c.holds)
+            return f"learnt, {self._heads}: {told}{self._unseen}"
+        failing = [str(c) for c in self.certificates if not c.holds]
+        return "not learnt: " + "; ".join(([self.missing] if self.missing else []) + failing)
+
+    @property
+    def confidence(self) -> float | None:
+        """How often, of 200 drawn layers, a number of heads found with such evidence was right.
+
+        None if the number was given, or none was found.
+        """
+        if self.asked is not None or self.layer is None:
+            return None
+        return confidence(self.learnt, self.sureness or 1.0)
+
+    @property
+    def _heads(self) -> str:
+        told = f"{self.heads} heads" if self.heads != 1 else "1 head"
+        too_many = self.asked is not None and self.heads is not None and self.heads < self.asked
+        return f"{told}, fewer than the {self.asked} asked" if too_many else told
+
+    @property
+    def _unseen(self) -> str:
+        if not self.unseen:
+            return ""
+        if not np.any(self.layer.W):
+            return "; of W = 0 and V, only the sum of all V_h can be seen by such tokens"
+        return f"; W and V projected on what such tokens can see, without {self.unseen} numbers"
 
     def __str__(self) -> str:
         lines = [self.verdict]
-        if len(self.tried) > 1:
-            tried = ", ".join(map(str, self.tried))
-            lines.append(f"no number of heads stands out, step {self.sureness:.3g}: tried {tried}")
-        elif self.sureness is not None:
-            lines.append(f"{self.heads} heads proposed, step {self.sureness:.3g} of the next")
+        if self.asked is None and self.tried:
+            tried, step = ", ".join(map(str, self.tried)), self.sureness
+            told = "" if step is None else f", step {step:.3g} of the spectrum"
+            lines.append(
+                f"{self.heads} heads, of {tried} tried{told}: right in "
+                f"{self.confidence or 0.0:.0%} of such cases"
+            )
         lines += [str(phase) for phase in self.phases]
         lines += [str(certificate) for certificate in self.certificates]
         return "\n".join(lines)
@@ -212,6 +248,8 @@ def _numbers(part: object) -> dict[str, float]:
         }
     if isinstance(part, Values):
         return {"residual": part.residual, "condition": part.condition}
+    if isinstance(part, Restarts):
+        return {"starts": part.starts, "residual": part.refinement.residual}
     if isinstance(part, Refinement):
         return {"residual": part.residual, "steps": part.steps, "condition": part.condition}
     return {}

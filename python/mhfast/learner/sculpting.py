@@ -104,18 +104,25 @@ def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
     d = facts.X.shape[2]
     if heads > d * d:
         raise ValueError(f"heads: expected at most d² = {d * d}, got {heads}")
-    if len(facts) < d * d:
-        raise ValueError(f"facts: expected at least d² = {d * d}, got {len(facts)}")
-    background = facts.background + 1e-9 * np.trace(facts.background) / d**2 * np.eye(d * d)
+    seen = _seen(facts.background)
+    unknown = d * d if seen is None else seen.shape[1]
+    if len(facts) < unknown:
+        what = "d²" if seen is None else "those of W that tokens can see"
+        raise ValueError(f"facts: expected at least {what} = {unknown}, got {len(facts)}")
+    heads = min(heads, unknown)
+    background = facts.background if seen is None else seen.T @ facts.background @ seen
+    background = background + 1e-9 * np.trace(background) / unknown * np.eye(unknown)
     floor = max(float(np.median(facts.tolerance)), ROUNDING)
     trust = 1.0 / (facts.tolerance**2 + floor**2)
     error = np.zeros(len(facts))
     for _ in range(3):
         spread = max(float(np.median(np.abs(error))), ROUNDING)
         weight = trust / (1.0 + (error / spread) ** 2)
-        moment = facts.moment(weight / weight.sum(), num_threads)
+        moment = _within(seen, facts.moment(weight / weight.sum(), num_threads))
         directions = _flattest(moment[:-1, :-1], background, heads - 1)
         point = _shortest(moment, directions)
+        if seen is not None:
+            directions, point = seen @ directions, seen @ point
         error = facts.of(point.reshape(d, d)) - facts.value
     eigenvalues = _spectrum(moment, background, floor)
     return Body(
@@ -127,6 +134,23 @@ def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
         else float("inf"),
         misfit=float(np.median(np.abs(error))),
     )
+
+
+def _seen(background: Float64) -> Float64 | None:
+    """Return a basis (d², rank) of the numbers of W that facts can tell of; None if of all."""
+    values, vectors = np.linalg.eigh(background)
+    told = values > ROUNDING * values[-1]
+    return None if told.all() else vectors[:, told]
+
+
+def _within(seen: Float64 | None, moment: Float64) -> Float64:
+    """Return the moment of facts in coordinates of what they can tell of; values stay."""
+    if seen is None:
+        return moment
+    rank = seen.shape[1]
+    basis = np.zeros((len(moment), rank + 1))
+    basis[:-1, :rank], basis[-1, rank] = seen, 1.0
+    return np.asarray(basis.T @ moment @ basis)
 
 
 def propose_heads(eigenvalues: Float64) -> tuple[int, float]:

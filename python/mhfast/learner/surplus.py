@@ -10,17 +10,18 @@ lower the square of the residual of m outputs by σ² k log m at least; by chanc
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 
 from ..models import Layer
 from .alignment import merge_heads
-from .certificates import IDENTIFIED, exact_limit
+from .certificates import CLEARLY_IDENTIFIED, exact_limit
 from .examples import Examples, Float64
 from .refinement import MIN_EXAMPLES, OUTPUTS_PER_PARAMETER, Refinement, refine
 from .values import solve_values
+from .visible import Visible
 
 AGAINST_NOISE = 64
 """Outputs for every parameter in a refinement that has to average noise."""
@@ -51,6 +52,8 @@ class Problem:
         How many are drawn.
     seed : int
     num_threads : int or None
+    visible : Visible or None
+        What the tokens can see, where it is not everything.
     """
 
     examples: Examples
@@ -59,15 +62,28 @@ class Problem:
     count: int
     seed: int
     num_threads: int | None
+    visible: Visible | None = None
 
     @classmethod
-    def of(cls, examples: Examples, heads: int, seed: int, num_threads: int | None) -> Problem:
+    def of(
+        cls,
+        examples: Examples,
+        heads: int,
+        seed: int,
+        num_threads: int | None,
+        visible: Visible | None = None,
+    ) -> Problem:
         """Return the problem for layers of at most so many heads."""
-        d, p, T = examples.dim, examples.out_dim, examples.tokens
         most = AGAINST_NOISE if examples.noise > 0.0 else OUTPUTS_PER_PARAMETER
-        count = max(MIN_EXAMPLES, -(-most * heads * d * (d + p) // (T * p)))
+        count = _samples(examples, heads, most)
         X, Y = examples.first(4 * count).part(slice(None))
-        return cls(examples, X, Y, min(count, len(X)), seed, num_threads)
+        if visible is not None and visible.everything:
+            visible = None
+        return cls(examples, X, Y, min(count, len(X)), seed, num_threads, visible)
+
+    def fewest(self, heads: int) -> int:
+        """Return how many examples are enough for exact outputs of so many heads."""
+        return min(_samples(self.examples, heads, OUTPUTS_PER_PARAMETER), len(self.X))
 
     @property
     def outputs(self) -> int:
@@ -75,31 +91,38 @@ class Problem:
         return self.count * self.examples.tokens * self.examples.out_dim
 
     @property
-    def _of_a_head(self) -> int:
+    def of_a_head(self) -> int:
         """The parameters of one head."""
         return self.examples.dim * (self.examples.dim + self.examples.out_dim)
 
     def fitted(self, layer: Layer) -> float:
         """Return the parameters of a layer for every output they are fitted to."""
-        return layer.heads * self._of_a_head / self.outputs
+        return layer.heads * self.of_a_head / self.outputs
 
     def refined(self, layer: Layer, **settings: int) -> Refinement:
-        """Return the layer refined."""
-        return refine(
+        """Return the layer refined, without what the tokens cannot see."""
+        seen = self.visible
+        found = refine(
             layer,
             self.X,
             self.Y,
             examples=self.count,
             seed=self.seed,
+            unseen=0 if seen is None else seen.unseen(layer.heads, layer.out_dim),
             num_threads=self.num_threads,
             **settings,
         )
+        return found if seen is None else replace(found, layer=seen.part(found.layer))
 
     def explains(self, found: Refinement) -> bool:
         """Return whether the residual is small enough for a test of the heads to matter."""
+        return self.explains_all(found.residual)
+
+    def explains_all(self, residual: float) -> bool:
+        """Return the same of a residual of any of the examples."""
         if self.examples.noise > 0.0:
-            return found.residual <= MUCH_NOISE * self.examples.noise_floor
-        return found.residual <= exact_limit(self.examples)
+            return residual <= MUCH_NOISE * self.examples.noise_floor
+        return residual <= exact_limit(self.examples)
 
     def judged(self, layer: Layer) -> tuple[Refinement, float | None]:
         """Return the layer as it is, and how much every head of it is needed."""
@@ -123,7 +146,7 @@ class Problem:
         examples, m = self.examples, self.outputs
         noise = max(found.residual, examples.noise_floor)
         gained = m * (less.residual**2 - found.residual**2) / noise**2
-        return gained / (self._of_a_head * math.log(m))
+        return gained / (self.of_a_head * math.log(m))
 
 
 def without_surplus(problem: Problem, layer: Layer) -> tuple[Refinement, float | None]:
@@ -138,7 +161,7 @@ def without_surplus(problem: Problem, layer: Layer) -> tuple[Refinement, float |
     found = problem.refined(layer)
     exact = problem.examples.noise == 0.0
     while found.layer.heads > 1:
-        if exact and found.condition >= IDENTIFIED:
+        if exact and found.condition >= CLEARLY_IDENTIFIED:
             return found, None
         merged = merge_heads(found.layer)
         if merged.heads < found.layer.heads:
@@ -154,6 +177,11 @@ def without_surplus(problem: Problem, layer: Layer) -> tuple[Refinement, float |
             return found, needed
         found = problem.refined(less.layer)
     return found, None
+
+
+def _samples(examples: Examples, heads: int, per_parameter: int) -> int:
+    d, p, T = examples.dim, examples.out_dim, examples.tokens
+    return max(MIN_EXAMPLES, -(-per_parameter * heads * d * (d + p) // (T * p)))
 
 
 def _one_head_less(layer: Layer) -> list[Float64]:

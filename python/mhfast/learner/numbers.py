@@ -1,0 +1,69 @@
+"""The number of heads, where it is not given: from the evidence of fits.
+
+The spectrum of the certified facts proposes a number, but with few examples, or with heads that
+rarely attend alike, its largest step means little.  Numbers are therefore tried upward from 1, each
+with all phases and refinement, until one fits: the examples determine the layer, and it explains
+those it was fitted to and others, which were set aside to choose the number.  A proposal of the
+spectrum that stands far out (`CERTAIN`) is tried before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .sculpting import CERTAIN
+
+MOST = 8
+"""The largest number of heads that is tried without a certain proposal."""
+
+PROGRESS = 0.9
+"""A number of heads makes progress if it lowers the least residual so far to this share or less."""
+
+PATIENCE = 2
+"""Numbers in a row without progress after which no more are tried."""
+
+RIGHT_IF_LEARNT = 0.99
+RIGHT_IF_CERTAIN = 0.5
+RIGHT_ELSE = 0.1
+"""Shares of 200 drawn layers on which the number was right, by evidence: those that
+examples/learner_heads.py prints."""
+
+
+class NumberOfHeads:
+    """The numbers of heads to try, in order, and the evidence for them."""
+
+    @classmethod
+    def given(cls, heads: int) -> NumberOfHeads:
+        """Return a single number."""
+        return cls(heads, CERTAIN, 0)
+
+    def __init__(self, proposed: int | None, sureness: float | None, most: int) -> None:
+        self._first = proposed if sureness is not None and sureness >= CERTAIN else None
+        self._most = min(MOST, most)
+        self._least, self._idle = float("inf"), 0
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield numbers until nothing is to be expected of more."""
+        if self._first is not None:
+            yield self._first
+        for heads in range(1, self._most + 1):
+            if heads == self._first:
+                continue
+            if self._idle >= PATIENCE:
+                return
+            yield heads
+
+    def take(self, residual: float) -> bool:
+        """Take the residual of the number yielded last; return whether it is the least so far."""
+        self._idle = 0 if residual <= PROGRESS * self._least else self._idle + 1
+        if residual >= self._least:
+            return False
+        self._least = residual
+        return True
+
+
+def confidence(learnt: bool, sureness: float) -> float:
+    """Return how often a number found with such evidence was right."""
+    if learnt:
+        return RIGHT_IF_LEARNT
+    return RIGHT_IF_CERTAIN if sureness >= CERTAIN else RIGHT_ELSE
