@@ -110,7 +110,7 @@ def variances(rows: Rows, fit: Fit) -> tuple[float, float]:
     lift = np.linalg.pinv(tau) @ B
     of_A = float(np.trace(inverse))
     of_C = fit.C.shape[1] * float(np.trace(np.linalg.inv(tau.T @ tau)))
-    of_C += float(np.einsum("gi,ij,gj->", lift, inverse * _products(fit.C, B), lift))
+    of_C += float(np.einsum("gi,ij,gj->", lift, _weighted(inverse, fit.C), lift))
     return of_A, of_C
 
 
@@ -130,15 +130,18 @@ def _derivatives(rows: Rows, tau: Float64) -> Float64:
     return np.asarray(B.reshape(len(tau), -1))
 
 
-def _products(C: Float64, B: Float64) -> Float64:
-    width = B.shape[1] // len(C)
-    return np.asarray(np.kron(C @ C.T, np.ones((width, width))))
+def _weighted(G: Float64, C: Float64) -> Float64:
+    """Return G ∘ (C Cᵀ ⊗ 1 1ᵀ), in the memory of G."""
+    width = len(G) // len(C)
+    blocks = G.reshape(len(C), width, len(C), width)
+    blocks *= (C @ C.T)[:, None, :, None]
+    return G
 
 
 def _normal(B: Float64, tau: Float64, C: Float64) -> Float64:
     basis = np.linalg.qr(tau)[0]
     B = B - basis @ (basis.T @ B)
-    return (B.T @ B) * _products(C, B)
+    return _weighted(B.T @ B, C)
 
 
 def _solve(N: Float64, gradient: Float64, damping: float) -> Float64 | None:

@@ -16,6 +16,7 @@ from .fitting import Fit, fit_heads, identified, variances
 from .oracle import Ask, Oracle, Pairs, Rows, as_oracle, on_grid
 from .probing import (
     LINEAR,
+    NOISY_REPEATS,
     REPEATS,
     Sum,
     measured_noise,
@@ -33,7 +34,13 @@ NOISY_ROWS = 8.0
 """The same in the last fits of a noisy oracle that may be asked as often as that takes."""
 
 SPREAD = 1.5
-"""Standard deviation of the scores q·a_h of the heads that queries are made for."""
+"""Standard deviation of the scores of heads at the queries that are made for them."""
+
+RIDGE = 0.02
+"""Damping of the moves that give queries their scores: heads that are almost alike."""
+
+FIRST_RADII = (0.02, 2.0)
+"""Norms of queries, over that of typical tokens, while no head is known."""
 
 NEAR = (0.5, 0.25, 0.125, 0.0625, 0.03125)
 """Steps from the first δ towards a basis vector, over the norm of δ; smaller ones where one fails."""
@@ -52,7 +59,8 @@ IDENTIFIED = 1e-9
 """Condition of the normal matrices, at least."""
 
 TOLD_APART = 1e-6
-"""Misfit of a choice of signs, relative, that is as good as none; with noise, more."""
+NOISY_SIGNS = 0.1
+"""Misfits of a choice of signs, relative, that are as good as none, without and with noise."""
 
 MOST_SIGNS = 14
 """Heads up to which all choices of signs are tried."""
@@ -165,9 +173,9 @@ class _Learner:
             self.missing = "with T = 1 attention is idle: of the heads there is only the sum of V"
             return
         with self.oracle.part("size"):
-            size = token_size(self.oracle, self.noise, self.rng)
+            size, effect = token_size(self.oracle, self.noise, self.rng)
         self.size = size or 1.0
-        total = self.learn_sum()
+        total = self.learn_sum(effect)
         if total.misfit > total.allowed:
             self.missing = (
                 f"outputs of equal tokens are not linear in the token (misfit {total.misfit:.2g}"
@@ -196,12 +204,12 @@ class _Learner:
         self.identified = min(identified(rows, fit) for rows, fit in every)
         self.layer = self.whole(W, V, pairs.offset)
 
-    def learn_sum(self) -> Sum:
+    def learn_sum(self, effect: float = 0.0) -> Sum:
         """Learn the sum of the values."""
-        repeats = REPEATS if self.noise > 0.0 else 1
+        repeats = NOISY_REPEATS if self.noise > 0.0 else 1
         with self.oracle.part("sum"):
             self.sum = sum_of_values(
-                self.oracle, self.size, self.bias, self.noise, repeats, self.rng
+                self.oracle, self.size, self.bias, self.noise, repeats, effect, self.rng
             )
         return self.sum
 
@@ -229,12 +237,28 @@ class _Learner:
         return int(np.ceil(0.5 * over * least)) + 1
 
     def rows(self, pairs: Pairs, delta: Float64, A: Float64, count: int) -> Rows:
-        """Ask inputs of one δ at which the heads a_h are told well."""
+        """Ask inputs of one δ whose scores at heads A are neither flat nor saturated.
+
+        By turns the query x or the query x - δ is moved along the a_h, as little as possible, to
+        have random scores of standard deviation 1.5; the other query is left as it comes.
+        """
         d = len(delta)
-        far = SPREAD / (np.linalg.norm(A[:, :d], axis=1) + 1e-300)
-        far = self.rng.permutation(np.resize(np.minimum(far, 30.0 * self.size), count))
-        g = self.rng.standard_normal((count, d)) * far[:, None]
-        return pairs.rows(pairs.grid(0.5 * delta + g), delta)
+        lengths = np.linalg.norm(A[:, :d], axis=1) + 1e-300
+        units = A[:, :d] / lengths[:, None]
+        q = self.rng.standard_normal((count, d)) * self.size / np.sqrt(d)
+        wanted = self.rng.standard_normal((count, len(A))) * SPREAD
+        wanted -= A[:, d:].sum(axis=1)
+        gram = units @ units.T + RIDGE * np.eye(len(A))
+        q += np.linalg.solve(gram, (wanted / lengths - q @ units.T).T).T @ units
+        q[1::2] += delta
+        return pairs.rows(pairs.grid(q), delta)
+
+    def first_rows(self, pairs: Pairs, delta: Float64, count: int) -> Rows:
+        """Ask inputs of one δ of which no head is known: near 0 and far."""
+        q = self.rng.standard_normal((count, len(delta)))
+        q *= pairs.size * np.geomspace(*FIRST_RADII, count)[:, None] / np.sqrt(len(delta))
+        q[1::2] += delta
+        return pairs.rows(pairs.grid(q), delta)
 
     def fit(self, pairs: Pairs, rows: Rows, A: Float64, steps: int = 60) -> tuple[Fit, bool]:
         """Fit, and tell whether what is left is noise or rounding."""
@@ -254,15 +278,13 @@ class _Learner:
                         f"the outputs are those of {heads} heads, not {self.heads}: others have no "
                         f"effect of their own, as V = 0, W = 0 or the W of another"
                     )
-                signed = self.signed(pairs, delta, fit)
-                return delta, signed
+                return delta, self.signed(pairs, delta, fit)
         self.missing = f"no {self.heads} heads or fewer give the outputs at one difference of tokens"
         return delta, None
 
     def heads_at(self, pairs: Pairs, delta: Float64, heads: int) -> Fit | None:
         """Find so many heads at one δ, all of them determined."""
-        any_A = np.full((heads, self.oracle.dim), 2.0 / (self.size * np.sqrt(self.oracle.dim)))
-        rows = self.rows(pairs, delta, any_A, self.inputs_for(heads, 2.0 * ROWS))
+        rows = self.first_rows(pairs, delta, self.inputs_for(heads, 2.0 * ROWS))
         for method, A in starts(pairs, delta, heads, self.rng):
             fit, good = self.fit(pairs, rows, A)
             if not good:
@@ -271,11 +293,16 @@ class _Learner:
             fit, good = self.fit(pairs, again, fit.A)
             if not good:
                 continue
-            if identified(again, fit) < IDENTIFIED:
+            if identified(again, fit) < IDENTIFIED or self.idle(pairs, again, fit):
                 return None
             self.method = method
             return fit
         return None
+
+    def idle(self, pairs: Pairs, rows: Rows, fit: Fit) -> bool:
+        """Whether some head has no effect beyond noise and rounding."""
+        p = fit.C.shape[1]
+        return bool(np.linalg.norm(fit.C, axis=1).min() / np.sqrt(p) < pairs.limit(rows.scale))
 
     def signed(self, pairs: Pairs, delta: Float64, fit: Fit) -> Fit | None:
         """Choose the signs of the heads, which with T = 2 only the sum of the values tells.
@@ -291,18 +318,17 @@ class _Learner:
             choices = np.sign(least)[None]
         else:
             choices = np.array(list(itertools.product((1.0, -1.0), repeat=H)))
-        norm = float(np.linalg.norm(fit.C)) + 1e-300
-        misfits = np.linalg.norm(choices @ fit.C - target, axis=1) / norm
+        misfits = np.linalg.norm(choices @ fit.C - target, axis=1)
+        misfits /= float(np.linalg.norm(fit.C)) + 1e-300
         order = np.argsort(misfits, kind="stable")
-        slack = pairs.limit(norm / np.sqrt(fit.C.size)) * np.sqrt(fit.C.size) / norm
-        limit = max(TOLD_APART, 3.0 * slack)
+        limit = NOISY_SIGNS if self.noise > 0.0 else max(TOLD_APART, 1e3 * self.oracle.rounding)
         if misfits[order[0]] > limit:
             self.missing = (
                 "with T = 2 the signs of the heads show in the sum of the values only, and no signs "
                 "give it: there is a head of W = 0 more, or its like"
             )
             return None
-        if H <= MOST_SIGNS and misfits[order[1]] <= limit:
+        if len(order) > 1 and misfits[order[1]] <= max(limit, 3.0 * misfits[order[0]]):
             self.missing = (
                 "with T = 2 (W, V) and (-W, -V) of some heads give the same outputs, as their V add "
                 "up to 0"
@@ -355,7 +381,7 @@ class _Learner:
             left = self.budget - self.oracle.queries - HELD_OUT - REPEATS
             count = max(left // (2 * d), self.inputs_for(heads, ROWS))
         if self.noise > 0.0:
-            total = sum_of_values(self.oracle, self.size, self.bias, self.noise, count, self.rng)
+            total = sum_of_values(self.oracle, self.size, self.bias, self.noise, count, 0.0, self.rng)
             pairs = pairs_of(self.oracle, self.size, total, self.bias, self.noise)
             self.sum = total
         step = pairs.grid(np.array(self.size))
@@ -394,7 +420,9 @@ class _Learner:
                 )
             assert self.sum is not None
             V = self.layer.V[:, : self.oracle.dim]
-            gap = float(np.linalg.norm(V.sum(axis=0) - self.sum.values) / np.linalg.norm(V))
+            gap = float(np.linalg.norm(V.sum(axis=0) - self.sum.values)) / (
+                float(np.linalg.norm(V)) + 1e-300
+            )
             certificates.append(Certificate("sum of values", gap, max(limit, 10.0 * LINEAR)))
         if self.identified is not None:
             certificates.append(

@@ -35,6 +35,9 @@ PORTION = 1 << 22
 ROUNDINGS = 32.0
 """Rounding errors, relative to the terms of an output, that are put up with."""
 
+NOISE_ALLOWED = 1.4
+"""Residual of a fit over the noise, at most: of few rows, and of a sum that has noise itself."""
+
 Ask = Callable[[Float64], npt.ArrayLike]
 
 
@@ -203,7 +206,7 @@ class Pairs:
     def limit(self, scale: float) -> float:
         """Root mean square residual of y that noise and rounding explain, of outputs y ~ scale."""
         sharp = ROUNDINGS * self.oracle.rounding * self.magnitude(scale)
-        return float(np.hypot(2.6 * self.noise, sharp))
+        return float(np.hypot(2.0 * NOISE_ALLOWED * self.noise, sharp))
 
     def magnitude(self, scale: float) -> float:
         """Size of the terms of an output: of the middle token's and of the heads'."""

@@ -21,6 +21,9 @@ PROBES = 2
 REPEATS = 4
 """Inputs of one token, asked again if there is noise; and random ones that check the sum."""
 
+NOISY_REPEATS = 16
+"""Inputs of every token of a basis while only a start is wanted, if there is noise."""
+
 LINEAR = 1e-5
 """Misfit of outputs of equal tokens, relative, up to which they are linear in the token."""
 
@@ -54,7 +57,9 @@ def measured_noise(oracle: Oracle, rng: np.random.Generator) -> float:
     return float(np.sqrt(np.mean((first - second) ** 2) / 2.0))
 
 
-def token_size(oracle: Oracle, noise: float, rng: np.random.Generator) -> float | None:
+def token_size(
+    oracle: Oracle, noise: float, rng: np.random.Generator
+) -> tuple[float | None, float]:
     """Return the norm of tokens at which attention is neither flat nor saturated.
 
     The effect of attention, y without what equal weights give, over the norm of tokens grows with
@@ -62,8 +67,9 @@ def token_size(oracle: Oracle, noise: float, rng: np.random.Generator) -> float 
 
     Returns
     -------
-    float or None
-        None if attention has no effect at all.
+    tuple of (float or None, float)
+        The size, None if attention has no effect at all; and the largest effect, a root mean
+        square over outputs for tokens of norm 1.
     """
     d, T = oracle.dim, oracle.tokens
     x, z = rng.standard_normal((2, PROBES, d)) / np.sqrt(d)
@@ -82,17 +88,26 @@ def token_size(oracle: Oracle, noise: float, rng: np.random.Generator) -> float 
     low, high = -float(LARGEST), float(LARGEST)
     most = effect(high)
     if most == 0.0:
-        return None
+        return None, 0.0
     while high - low > 0.5:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if effect(middle) > SATURATED * most else (middle, high)
-    return float(2.0**high)
+    return float(2.0**high), most
 
 
 def sum_of_values(
-    oracle: Oracle, size: float, bias: bool, noise: float, repeats: int, rng: np.random.Generator
+    oracle: Oracle,
+    size: float,
+    bias: bool,
+    noise: float,
+    repeats: int,
+    effect: float,
+    rng: np.random.Generator,
 ) -> Sum:
-    """Learn S, and β with biases, from inputs of T equal tokens, and check it at other tokens."""
+    """Learn S, and β with biases, from inputs of T equal tokens, and check it at other tokens.
+
+    Misfits are relative to these outputs and to the effect of attention, whichever is larger.
+    """
     d, T = oracle.dim, oracle.tokens
     step = on_grid(np.array(size), size / np.sqrt(d))
 
@@ -106,7 +121,7 @@ def sum_of_values(
     values = (equal(basis) - offset).reshape(repeats, d, -1).mean(axis=0) / step
     x = on_grid(rng.standard_normal((REPEATS, d)) * size / np.sqrt(d), size / np.sqrt(d))
     told = equal(x)
-    scale = float(np.sqrt(np.mean(told**2))) + 1e-300
+    scale = max(float(np.sqrt(np.mean(told**2))), effect * size, 1e-300)
     misfit = float(np.sqrt(np.mean((told - x @ values - offset) ** 2))) / scale
     allowed = max(LINEAR, 4.0 * noise / scale)
     return Sum(values, np.broadcast_to(offset, values.shape[1:]).copy(), misfit, allowed)

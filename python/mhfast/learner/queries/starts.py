@@ -26,13 +26,13 @@ INDEPENDENT = 1e-7
 COMBINATIONS = 12
 """Pairs of combinations of slices that are tried; the one that diagonalizes best is kept."""
 
-LENGTHS = np.geomspace(0.02, 50.0, 160)
-"""Lengths of a_h, times that of typical tokens, from which the profile over base points chooses."""
+LENGTHS = np.geomspace(0.01, 1000.0, 240)
+"""Lengths of a_h, times that of typical tokens over √d, from which the profile over base points chooses."""
 
 BIASES = np.linspace(-4.0, 4.0, 33)
 """Terms of a score that do not depend on the query, likewise."""
 
-RADII = (0.5, 2.0)
+RADII = (0.03, 2.0)
 """Norms of base points, over that of typical tokens."""
 
 Factors = tuple[Float64, Float64, Float64]
@@ -46,7 +46,7 @@ def starts(
     d, p = len(delta), pairs.values.shape[1]
     if heads <= min(d, p):
         for _ in range(3):
-            yield from _by_gradients(pairs, delta, heads, 3, rng)
+            yield from _by_gradients(pairs, delta, heads, 4, rng)
     if heads <= d:
         for _ in range(2):
             yield from _by_hessians(pairs, delta, heads, rng)
@@ -79,7 +79,7 @@ def _by_gradients(
 def _by_hessians(
     pairs: Pairs, delta: Float64, heads: int, rng: np.random.Generator
 ) -> Iterator[tuple[str, Float64]]:
-    d, points = len(delta), 2
+    d, points = len(delta), 3
     x = _base_points(pairs, delta, points, rng)
     step = pairs.size * _step(pairs, 4)
     moves = pairs.grid(np.linalg.qr(rng.standard_normal((d, d)))[0] * step)
@@ -106,10 +106,10 @@ def _by_hessians(
 def _base_points(
     pairs: Pairs, delta: Float64, points: int, rng: np.random.Generator
 ) -> Float64:
-    """Return x (points, d): q is x and x - δ, on both sides of a random point."""
+    """Return x (points, d), near 0 and far: queries are x and x - δ."""
     x = rng.standard_normal((points, len(delta)))
     radii = pairs.size * np.geomspace(*RADII, points)[:, None]
-    return pairs.grid(0.5 * delta + x * radii / np.linalg.norm(x, axis=1, keepdims=True))
+    return pairs.grid(x * radii / np.linalg.norm(x, axis=1, keepdims=True))
 
 
 def _step(pairs: Pairs, order: int) -> float:
@@ -188,7 +188,7 @@ def _lengths(
     A profile (points, H) tells a head's a_h up to a factor of the profile.
     """
     A = A / np.linalg.norm(A, axis=0)
-    lengths = np.concatenate([LENGTHS, -LENGTHS]) / pairs.size
+    lengths = np.concatenate([LENGTHS, -LENGTHS]) * np.sqrt(len(A)) / pairs.size
     biases = BIASES if pairs.bias else np.zeros(1)
     score = (centres @ A)[:, :, None, None] * lengths[:, None] + biases + b[:, None, None, None]
     told = shape(score)
