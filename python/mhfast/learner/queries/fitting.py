@@ -25,6 +25,9 @@ MOST_DAMPING = 1e8
 FASTER, SLOWER = 0.1, 10.0
 """Factors of the damping after a step that was taken, and after one that was not."""
 
+UNSATURATED = 6.0
+"""Score up to which a head is not saturated."""
+
 STILL = 1e-13
 """Relative step in A below which nothing moves any more."""
 
@@ -83,20 +86,33 @@ def fit_heads(rows: Rows, A: Float64, *, steps: int = 60, enough: float = 0.0) -
 
 
 def identified(rows: Rows, fit: Fit) -> float:
-    """Return the smallest over the largest eigenvalue of the normal matrices, scaled.
+    """Return a lower bound of the smallest over the largest eigenvalue of the normal matrices.
 
-    Both τᵀτ and N are scaled to a unit diagonal; the smaller ratio is returned, 0 if a head has
-    vanished.  What is above the rounding of N, 1e-12, shows full rank of the Jacobian.
+    τᵀτ and N are scaled to a unit diagonal, M, and 1 / (‖M‖ ‖M⁻¹‖) in the Frobenius norm is at
+    most that ratio.  The worse of the two is returned, 0 if one is singular.  A bound that is far
+    above the rounding of M, 1e-13, shows full rank of the Jacobian.
     """
+    from scipy.linalg import LinAlgError, cho_factor, cho_solve  # slow to import
+
     tau = _tanh(rows, fit.A)
     worst = 1.0
     for matrix in (tau.T @ tau, _normal(_derivatives(rows, tau), tau, fit.C)):
-        diagonal = np.sqrt(np.diag(matrix))
+        diagonal = np.sqrt(np.maximum(np.diag(matrix), 0.0))
         if not diagonal.min() > 0.0 or not np.isfinite(diagonal).all():
             return 0.0
-        values = np.linalg.eigvalsh(matrix / np.outer(diagonal, diagonal))
-        worst = min(worst, float(values[0] / values[-1]))
-    return max(worst, 0.0)
+        M = matrix / np.outer(diagonal, diagonal)
+        try:
+            inverse = cho_solve(cho_factor(M), np.eye(len(M)))
+        except LinAlgError:
+            return 0.0
+        worst = min(worst, 1.0 / float(np.linalg.norm(M) * np.linalg.norm(inverse)))
+    return worst
+
+
+def told(rows: Rows, A: Float64) -> bool:
+    """Whether every head has as many rows at which it is not saturated as it has unknowns."""
+    scores = rows.Q @ A.T + rows.b[:, None]
+    return bool((np.abs(scores) < UNSATURATED).sum(axis=0).min() >= A.shape[1])
 
 
 def variances(rows: Rows, fit: Fit) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from ..._arguments import checks as _checks
 from ...models import Layer
 from ..examples import Float64
 from ..result import Certificate
-from .fitting import Fit, fit_heads, identified, variances
+from .fitting import Fit, fit_heads, identified, told, variances
 from .oracle import Ask, Oracle, Pairs, Rows, as_oracle, on_grid
 from .probing import (
     LINEAR,
@@ -30,11 +30,20 @@ from .starts import starts
 ROWS = 2.0
 """Rows of a fit, over the least number that can determine it."""
 
-NOISY_ROWS = 8.0
-"""The same in the last fits of a noisy oracle that may be asked as often as that takes."""
+NOISY_ROWS = 16.0
+"""The same for a noisy oracle, while only a start is wanted."""
 
-SPREAD = 1.5
+NOISY_POLISH = 64.0
+"""The same for a noisy oracle at last, unless the caller says how much may be asked."""
+
+SPREAD = 2.5
 """Standard deviation of the scores of heads at the queries that are made for them."""
+
+AWAY = 2.0
+"""Norm of queries at right angles to the heads, over that of typical tokens."""
+
+APART = 2.0
+"""Norm of the differences of tokens in the last fits, likewise."""
 
 RIDGE = 0.02
 """Damping of the moves that give queries their scores: heads that are almost alike."""
@@ -42,8 +51,9 @@ RIDGE = 0.02
 FIRST_RADII = (0.02, 2.0)
 """Norms of queries, over that of typical tokens, while no head is known."""
 
-NEAR = (0.5, 0.25, 0.125, 0.0625, 0.03125)
-"""Steps from the first δ towards a basis vector, over the norm of δ; smaller ones where one fails."""
+NEAR = (0.5, 0.125, 0.03, 0.008, 0.002)
+"""Steps from the first δ towards a basis vector, over its norm: smaller ones where one fails, and
+from there, heads being linear in δ, the first again."""
 
 HELD_OUT = 32
 """Inputs of different tokens for the verdict."""
@@ -240,12 +250,12 @@ class _Learner:
         """Ask inputs of one δ whose scores at heads A are neither flat nor saturated.
 
         By turns the query x or the query x - δ is moved along the a_h, as little as possible, to
-        have random scores of standard deviation 1.5; the other query is left as it comes.
+        have random scores of standard deviation 2.5; the other query is left as it comes.
         """
         d = len(delta)
-        lengths = np.linalg.norm(A[:, :d], axis=1) + 1e-300
+        lengths = np.maximum(np.linalg.norm(A[:, :d], axis=1), 1.0 / self.size)
         units = A[:, :d] / lengths[:, None]
-        q = self.rng.standard_normal((count, d)) * self.size / np.sqrt(d)
+        q = self.rng.standard_normal((count, d)) * AWAY * self.size / np.sqrt(d)
         wanted = self.rng.standard_normal((count, len(A))) * SPREAD
         wanted -= A[:, d:].sum(axis=1)
         gram = units @ units.T + RIDGE * np.eye(len(A))
@@ -259,6 +269,11 @@ class _Learner:
         q *= pairs.size * np.geomspace(*FIRST_RADII, count)[:, None] / np.sqrt(len(delta))
         q[1::2] += delta
         return pairs.rows(pairs.grid(q), delta)
+
+    @property
+    def over(self) -> float:
+        """Rows of a fit that finds heads, over the least number."""
+        return NOISY_ROWS if self.noise > 0.0 else ROWS
 
     def fit(self, pairs: Pairs, rows: Rows, A: Float64, steps: int = 60) -> tuple[Fit, bool]:
         """Fit, and tell whether what is left is noise or rounding."""
@@ -279,17 +294,20 @@ class _Learner:
                         f"effect of their own, as V = 0, W = 0 or the W of another"
                     )
                 return delta, self.signed(pairs, delta, fit)
-        self.missing = f"no {self.heads} heads or fewer give the outputs at one difference of tokens"
+        self.missing = (
+            f"no {self.heads} heads or fewer give the outputs of inputs of two tokens: there are "
+            f"more heads, or it is no such layer"
+        )
         return delta, None
 
     def heads_at(self, pairs: Pairs, delta: Float64, heads: int) -> Fit | None:
         """Find so many heads at one δ, all of them determined."""
-        rows = self.first_rows(pairs, delta, self.inputs_for(heads, 2.0 * ROWS))
+        rows = self.first_rows(pairs, delta, self.inputs_for(heads, 2.0 * self.over))
         for method, A in starts(pairs, delta, heads, self.rng):
             fit, good = self.fit(pairs, rows, A)
             if not good:
                 continue
-            again = self.rows(pairs, delta, fit.A, self.inputs_for(heads, ROWS))
+            again = self.rows(pairs, delta, fit.A, self.inputs_for(heads, self.over))
             fit, good = self.fit(pairs, again, fit.A)
             if not good:
                 continue
@@ -341,21 +359,47 @@ class _Learner:
         self, pairs: Pairs, delta: Float64, first: Fit
     ) -> tuple[Float64 | None, list[tuple[Rows, Fit]]]:
         """Follow the heads from one δ towards every vector of a basis."""
-        d, heads = self.oracle.dim, len(first.A)
+        d = self.oracle.dim
         deltas, found = np.empty((d, d)), []
         for j in range(d):
-            for near in NEAR:
-                deltas[j] = delta
-                deltas[j, j] += pairs.grid(np.array(near * self.size))
-                rows = self.rows(pairs, deltas[j], first.A, self.inputs_for(heads, ROWS))
-                fit, good = self.fit(pairs, rows, first.A)
-                if good and self.between(pairs, delta, deltas[j], first, fit):
-                    break
-            else:
+            towards = np.zeros(d)
+            towards[j] = self.size
+            one = self.follow(pairs, delta, first, towards)
+            if one is None:
                 self.missing = f"the heads could not be followed to direction {j} of the tokens"
                 return None, []
-            found.append((rows, fit))
+            deltas[j] = one[0]
+            found.append(one[1:])
         return deltas, found
+
+    def follow(
+        self, pairs: Pairs, delta: Float64, first: Fit, towards: Float64
+    ) -> tuple[Float64, Rows, Fit] | None:
+        """Fit the heads at a δ some way from the first, by smaller steps if need be."""
+        for near in NEAR:
+            one = self.step(pairs, delta, first, delta + pairs.grid(near * towards), first.A)
+            if one is None:
+                continue
+            if near < NEAR[0]:
+                A = first.A + NEAR[0] / near * (one[2].A - first.A)
+                far = self.step(pairs, delta, first, delta + pairs.grid(NEAR[0] * towards), A)
+                one = one if far is None else far
+            return one
+        return None
+
+    def step(
+        self, pairs: Pairs, delta: Float64, first: Fit, other: Float64, A: Float64
+    ) -> tuple[Float64, Rows, Fit] | None:
+        """Fit the heads at another δ; None if they do not give the outputs, or are not the same."""
+        count = self.inputs_for(len(A), self.over)
+        rows = self.rows(pairs, other, A, count)
+        fit, good = self.fit(pairs, rows, A)
+        if good and not told(rows, fit.A):
+            rows = self.rows(pairs, other, fit.A, count)
+            fit, good = self.fit(pairs, rows, fit.A)
+        if good and self.between(pairs, delta, other, first, fit):
+            return other, rows, fit
+        return None
 
     def between(
         self, pairs: Pairs, one: Float64, other: Float64, first: Fit, second: Fit
@@ -375,16 +419,18 @@ class _Learner:
     ) -> tuple[Float64, Float64, list[tuple[Rows, Fit]]]:
         """Fit again at the basis itself, where errors are not enlarged, from new queries."""
         d, heads = self.oracle.dim, len(W)
-        over = NOISY_ROWS if self.noise > 0.0 else ROWS
+        over = NOISY_POLISH if self.noise > 0.0 else ROWS
         count = self.inputs_for(heads, over)
         if self.budget is not None and self.noise > 0.0:
             left = self.budget - self.oracle.queries - HELD_OUT - REPEATS
-            count = max(left // (2 * d), self.inputs_for(heads, ROWS))
+            count = max(2 * left // (3 * d + self.bias), self.inputs_for(heads, ROWS))
         if self.noise > 0.0:
-            total = sum_of_values(self.oracle, self.size, self.bias, self.noise, count, 0.0, self.rng)
+            total = sum_of_values(
+                self.oracle, self.size, self.bias, self.noise, -(-count // 2), 0.0, self.rng
+            )
             pairs = pairs_of(self.oracle, self.size, total, self.bias, self.noise)
             self.sum = total
-        step = pairs.grid(np.array(self.size))
+        step = pairs.grid(np.array(APART * self.size))
         every, of_W, of_V = [], 0.0, 0.0
         for j in range(d):
             delta = np.zeros(d)
