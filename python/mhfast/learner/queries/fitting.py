@@ -52,15 +52,16 @@ class Fit:
     residual: float
 
 
-def fit_heads(rows: Rows, A: Float64, *, steps: int = 60, enough: float = 0.0) -> Fit:
-    """Fit from a start A by Levenberg-Marquardt; stop at a residual of `enough`, if given."""
+def fit_heads(rows: Rows, A: Float64, *, steps: int = 60, rounding: float = 0.0) -> Fit:
+    """Fit from a start A by Levenberg-Marquardt.
+
+    Steps end where they save nothing; at residuals below `rounding` where they save less than half.
+    """
     damping = DAMPING
     A = A.copy()
     C, R, tau = _values(rows, A)
     cost = float(np.sum(R**2))
     for _ in range(steps):
-        if cost <= enough**2 * R.size:
-            break
         B = _derivatives(rows, tau)
         N = _normal(B, tau, C)
         gradient = np.einsum("nhd,nh->hd", B.reshape(len(B), *A.shape), R @ C.T).ravel()
@@ -73,7 +74,8 @@ def fit_heads(rows: Rows, A: Float64, *, steps: int = 60, enough: float = 0.0) -
                 trial = _values(rows, A + step)
                 new = float(np.sum(trial[1] ** 2))
                 if new < cost:
-                    still = still or new > (1.0 - SETTLED) * cost
+                    saved = 0.5 if new <= rounding**2 * R.size else SETTLED
+                    still = still or new > (1.0 - saved) * cost
                     A, (C, R, tau), cost, moved = A + step, trial, new, True
                     damping = max(damping * FASTER, 1e-15)
                 elif still:

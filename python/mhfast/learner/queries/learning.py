@@ -51,7 +51,7 @@ RIDGE = 0.02
 FIRST_RADII = (0.02, 2.0)
 """Norms of queries, over that of typical tokens, while no head is known."""
 
-NEAR = (0.5, 0.125, 0.03, 0.008, 0.002)
+NEAR = (0.25, 0.06, 0.015, 0.004)
 """Steps from the first δ towards a basis vector, over its norm: smaller ones where one fails, and
 from there, heads being linear in δ, the first again."""
 
@@ -277,21 +277,23 @@ class _Learner:
 
     def fit(self, pairs: Pairs, rows: Rows, A: Float64, steps: int = 60) -> tuple[Fit, bool]:
         """Fit, and tell whether what is left is noise or rounding."""
-        enough = self.oracle.rounding * pairs.magnitude(rows.scale) if self.noise == 0.0 else 0.0
-        fit = fit_heads(rows, A, steps=steps, enough=0.5 * enough)
-        return fit, fit.residual <= pairs.limit(rows.scale)
+        limit = pairs.limit(rows.scale)
+        fit = fit_heads(rows, A, steps=steps, rounding=limit if self.noise == 0.0 else 0.0)
+        return fit, fit.residual <= limit
 
     def first_heads(self, pairs: Pairs) -> tuple[Float64, Fit | None]:
         """Find the heads at one δ: as many as were asked for, or as few as suffice."""
         d = self.oracle.dim
-        delta = pairs.grid(np.full(d, self.size / np.sqrt(d)))
+        delta = self.rng.standard_normal(d)
+        delta = pairs.grid(self.size * delta / np.linalg.norm(delta))
         for heads in range(self.heads, 0, -1):
             fit = self.heads_at(pairs, delta, heads)
             if fit is not None:
                 if heads < self.heads:
+                    beyond = " beyond the noise" if self.noise > 0.0 else ""
                     self.missing = (
                         f"the outputs are those of {heads} heads, not {self.heads}: others have no "
-                        f"effect of their own, as V = 0, W = 0 or the W of another"
+                        f"effect of their own{beyond}, as V = 0, W = 0 or the W of another"
                     )
                 return delta, self.signed(pairs, delta, fit)
         self.missing = (
@@ -343,7 +345,8 @@ class _Learner:
         if misfits[order[0]] > limit:
             self.missing = (
                 "with T = 2 the signs of the heads show in the sum of the values only, and no signs "
-                "give it: there is a head of W = 0 more, or its like"
+                "give it: there are heads of W = 0 besides"
+                + (", or hidden by noise" if self.noise > 0.0 else "")
             )
             return None
         if len(order) > 1 and misfits[order[1]] <= max(limit, 3.0 * misfits[order[0]]):
@@ -363,7 +366,7 @@ class _Learner:
         deltas, found = np.empty((d, d)), []
         for j in range(d):
             towards = np.zeros(d)
-            towards[j] = self.size
+            towards[j] = np.copysign(self.size, delta[j])  # so that the δ are a basis
             one = self.follow(pairs, delta, first, towards)
             if one is None:
                 self.missing = f"the heads could not be followed to direction {j} of the tokens"
@@ -417,7 +420,7 @@ class _Learner:
     def polish(
         self, pairs: Pairs, W: Float64, V: Float64
     ) -> tuple[Float64, Float64, list[tuple[Rows, Fit]]]:
-        """Fit again at the basis itself, where errors are not enlarged, from new queries."""
+        """Fit again at δ at right angles, where errors are not enlarged, from new queries."""
         d, heads = self.oracle.dim, len(W)
         over = NOISY_POLISH if self.noise > 0.0 else ROWS
         count = self.inputs_for(heads, over)
@@ -430,22 +433,21 @@ class _Learner:
             )
             pairs = pairs_of(self.oracle, self.size, total, self.bias, self.noise)
             self.sum = total
-        step = pairs.grid(np.array(APART * self.size))
+        deltas = np.linalg.qr(self.rng.standard_normal((d, d)))[0]
+        deltas = pairs.grid(APART * self.size * deltas)
         every, of_W, of_V = [], 0.0, 0.0
-        for j in range(d):
-            delta = np.zeros(d)
-            delta[j] = step
-            A = step * W[:, :, j]
+        for delta in deltas:
+            A = np.hstack([W[:, :d] @ delta, W[:, d:] @ delta])
             rows = self.rows(pairs, delta, A, count)
             fit, _ = self.fit(pairs, rows, A)
             every.append((rows, fit))
             if self.noise > 0.0:
                 parts = variances(rows, fit)
                 of_W, of_V = of_W + parts[0], of_V + parts[1]
-        W, V = _solve(step * np.eye(d), [fit for _, fit in every])
+        W, V = _solve(deltas, [fit for _, fit in every])
         if self.noise > 0.0:
-            size = float(np.sum(W**2) + np.sum(V**2))
-            self.standard_error = float(2.0 * self.noise / step * np.sqrt((of_W + of_V) / size))
+            size = APART * self.size * np.sqrt(float(np.sum(W**2) + np.sum(V**2)))
+            self.standard_error = float(2.0 * self.noise / size * np.sqrt(of_W + of_V))
         return W, V, every
 
     def result(self, seconds: float) -> QueryLearning:
