@@ -124,11 +124,11 @@ def variances(rows: Rows, fit: Fit) -> tuple[float, float]:
     """
     tau = _tanh(rows, fit.A)
     B = _derivatives(rows, tau)
-    inverse = np.linalg.inv(_normal(B, tau, fit.C))
+    inverse = np.asarray(np.linalg.inv(_normal(B, tau, fit.C)), np.float64)
     lift = np.linalg.pinv(tau) @ B
     of_A = float(np.trace(inverse))
     of_C = fit.C.shape[1] * float(np.trace(np.linalg.inv(tau.T @ tau)))
-    of_C += float(np.einsum("gi,ij,gj->", lift, _weighted(inverse, fit.C), lift))
+    of_C += float(np.sum(lift @ _weighted(inverse, fit.C) * lift))
     return of_A, of_C
 
 
@@ -139,7 +139,7 @@ def _tanh(rows: Rows, A: Float64) -> Float64:
 def _values(rows: Rows, A: Float64) -> tuple[Float64, Float64, Float64]:
     """Return the best C, the residuals and the tanh."""
     tau = _tanh(rows, A)
-    C = np.linalg.lstsq(tau, rows.Y, rcond=None)[0]
+    C = np.asarray(np.linalg.lstsq(tau, rows.Y, rcond=None)[0], np.float64)
     return C, rows.Y - tau @ C, tau
 
 

@@ -5,8 +5,8 @@ the rows of x and of z every head weighs two values only, so that for the query 
 
     out = z S + Σ_h σ(q W_h δᵀ + b) δ V_h + β,    b = log(m / (T - m)),    S = Σ_h V_h,
 
-and y = 2 (out - (x + z) S / 2 - β) = Σ_h tanh((q W_h δᵀ + b) / 2) δ V_h.  With biases q W_h δᵀ has one
-more term that depends on δ alone, and β is the sum of the biases of the values; without, β = 0.
+and y = 2 (out - (x + z) S / 2 - β) = Σ_h tanh((q W_h δᵀ + b) / 2) δ V_h.  With biases q W_h δᵀ has
+one more term that depends on δ alone, and β is what the biases of the values add; else β = 0.
 
 All coordinates lie on a dyadic grid of about 18 bits.  Tokens are then the same numbers in float32
 and float64, and differences of tokens are exact.
@@ -117,7 +117,9 @@ def as_oracle(oracle: Layer | Ask, tokens: int, dim: int) -> Oracle:
     if isinstance(oracle, Layer):
         for name, plain in (("query", None), ("prompt", None), ("causal", False)):
             if getattr(oracle, name) is not plain:
-                raise ValueError(f"oracle: expected a Layer without {name}, of plain self-attention")
+                raise ValueError(
+                    f"oracle: expected a Layer without {name}, of plain self-attention"
+                )
         if oracle.dim != dim or oracle.V.ndim != 3:
             raise ValueError(
                 f"oracle: expected a Layer of tokens of dimension {dim} without a run axis, "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..examples import Float64
-from .oracle import ROUNDINGS, Oracle, Pairs, on_grid, two_tokens
+from .oracle import ROUNDINGS, Oracle, on_grid, two_tokens
 
 LARGEST = 20
 """Tokens are of norms between 2^-20 and 2^20."""
@@ -112,7 +112,7 @@ def sum_of_values(
     step = on_grid(np.array(size), size / np.sqrt(d))
 
     def equal(x: Float64) -> Float64:
-        return oracle(np.repeat(x[:, None], T, axis=1)).mean(axis=1)
+        return np.asarray(oracle(np.repeat(x[:, None], T, axis=1)).mean(axis=1))
 
     basis = np.tile(step * np.eye(d), (repeats, 1))
     offset = np.zeros(1)
@@ -125,8 +125,3 @@ def sum_of_values(
     misfit = float(np.sqrt(np.mean((told - x @ values - offset) ** 2))) / scale
     allowed = max(LINEAR, 4.0 * noise / scale)
     return Sum(values, np.broadcast_to(offset, values.shape[1:]).copy(), misfit, allowed)
-
-
-def pairs_of(oracle: Oracle, size: float, total: Sum, bias: bool, noise: float) -> Pairs:
-    """Return what asks pairs of tokens, given the sum of the values."""
-    return Pairs(oracle, size, total.values, total.offset, bias, noise)

@@ -27,7 +27,7 @@ COMBINATIONS = 12
 """Pairs of combinations of slices that are tried; the one that diagonalizes best is kept."""
 
 LENGTHS = np.geomspace(0.01, 1000.0, 240)
-"""Lengths of a_h, times that of typical tokens over √d, from which the profile over base points chooses."""
+"""Lengths of a_h, times typical tokens over √d, of which the profile over base points chooses."""
 
 BIASES = np.linspace(-4.0, 4.0, 33)
 """Terms of a score that do not depend on the query, likewise."""
@@ -68,7 +68,7 @@ def _by_gradients(
     asked = pairs.grid((x[:, None, None] + np.stack([moves, -moves])).reshape(-1, d))
     rows = pairs.rows(asked, delta, like=2 * d)
     Y = rows.Y.reshape(2 * points, 2, d, -1)
-    slopes = np.linalg.solve(2.0 * moves, Y[:, 0] - Y[:, 1])  # (points, d, p)
+    slopes = np.asarray(np.linalg.solve(2.0 * moves, Y[:, 0] - Y[:, 1]), np.float64)
     centres = np.concatenate([x, x - delta])
     found = decompose(slopes.transpose(1, 2, 0), heads, rng)
     if found is not None:
@@ -103,9 +103,7 @@ def _by_hessians(
     yield "second derivatives", _lengths(pairs, A, along, centres, rows.b[:: len(around)], _curve)
 
 
-def _base_points(
-    pairs: Pairs, delta: Float64, points: int, rng: np.random.Generator
-) -> Float64:
+def _base_points(pairs: Pairs, delta: Float64, points: int, rng: np.random.Generator) -> Float64:
     """Return x (points, d), near 0 and far: queries are x and x - δ."""
     x = rng.standard_normal((points, len(delta)))
     radii = pairs.size * np.geomspace(*RADII, points)[:, None]
