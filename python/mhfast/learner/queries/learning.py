@@ -32,7 +32,10 @@ NOISY_POLISH = 64.0
 APART = 2.0
 """Norm of the differences of tokens in the last fits, over that of typical tokens."""
 
-HELD_OUT = 32
+LARGER = (5.0, 25.0)
+"""Sizes of tokens, over that first found, that are tried next."""
+
+HELD_OUT = 24
 """Inputs of different tokens for the verdict."""
 
 SHARP = 1e-10
@@ -173,9 +176,8 @@ class _Learner:
                 )
             return
         pairs = Pairs(self.oracle, self.size, total.values, total.offset, self.bias, self.noise)
-        search = Search(pairs, self.rng)
         with self.oracle.part("heads"):
-            delta, fit = self.first_heads(search)
+            search, delta, fit = self.first_heads(pairs)
         if fit is None:
             return
         with self.oracle.part("directions"):
@@ -213,11 +215,17 @@ class _Learner:
         shared = np.broadcast_to(self.sum.offset / len(V), (len(V), 1, V.shape[2]))
         return Layer(W, np.concatenate([V, shared], axis=1))
 
-    def first_heads(self, search: Search) -> tuple[Float64, Fit | None]:
-        """Find the heads at one δ: as many as were asked for, or as few as suffice."""
-        delta = self.rng.standard_normal(self.oracle.dim)
-        delta = search.pairs.grid(self.size * delta / np.linalg.norm(delta))
-        for heads in range(self.heads, 0, -1):
+    def first_heads(self, pairs: Pairs) -> tuple[Search, Float64, Fit | None]:
+        """Find the heads at one δ: as many as were asked for, or as few as suffice.
+
+        Where a head is much sharper than others, these show with larger tokens only.
+        """
+        tries = [(self.heads, 1.0), *((self.heads, factor) for factor in LARGER)]
+        for heads, factor in (*tries, *((fewer, 1.0) for fewer in range(self.heads - 1, 0, -1))):
+            self.size = factor * pairs.size
+            search = Search(replace(pairs, size=self.size), self.rng)
+            delta = self.rng.standard_normal(self.oracle.dim)
+            delta = search.pairs.grid(self.size * delta / np.linalg.norm(delta))
             found = search.heads_at(delta, heads)
             if found is not None:
                 fit, self.method = found
@@ -227,12 +235,12 @@ class _Learner:
                         f"the outputs are those of {heads} heads, not {self.heads}: others have no "
                         f"effect of their own{beyond}, as V = 0, W = 0 or the W of another"
                     )
-                return delta, self.signed(search.pairs, delta, fit)
+                return search, delta, self.signed(search.pairs, delta, fit)
         self.missing = (
             f"no {self.heads} heads or fewer give the outputs of inputs of two tokens: there are "
             f"more heads, or it is no such layer"
         )
-        return delta, None
+        return search, delta, None
 
     def signed(self, pairs: Pairs, delta: Float64, fit: Fit) -> Fit | None:
         """Choose the signs of the heads where outputs of pairs leave them open."""

@@ -19,7 +19,10 @@ PROBES = 2
 """Pairs of tokens by which the size is found."""
 
 REPEATS = 4
-"""Inputs of one token, asked again if there is noise; and random ones that check the sum."""
+"""Inputs of random equal tokens that check the sum."""
+
+NOISE_NUMBERS = 512
+"""Outputs that noise, if there is any, is measured from."""
 
 NOISY_REPEATS = 16
 """Inputs of every token of a basis while only a start is wanted, if there is noise."""
@@ -51,10 +54,19 @@ class Sum:
 
 
 def measured_noise(oracle: Oracle, rng: np.random.Generator) -> float:
-    """Return the standard deviation of an output by asking the same inputs twice."""
-    X = on_grid(rng.standard_normal((REPEATS, oracle.tokens, oracle.dim)), 1.0)
-    first, second = oracle(np.concatenate([X, X])).reshape(2, -1)
-    return float(np.sqrt(np.mean((first - second) ** 2) / 2.0))
+    """Return the standard deviation of an output by asking the same inputs twice.
+
+    Differences of the size of rounding are no noise: sums may be done in another order.
+    """
+    noise, count = 0.0, 2
+    for _ in range(2):
+        X = on_grid(rng.standard_normal((count, oracle.tokens, oracle.dim)), 1.0)
+        first, second = oracle(np.concatenate([X, X])).reshape(2, -1)
+        noise = float(np.sqrt(np.mean((first - second) ** 2) / 2.0))
+        if noise <= ROUNDINGS * oracle.rounding * float(np.sqrt(np.mean(first**2))):
+            return 0.0
+        count = -(-NOISE_NUMBERS // (len(first) // count))
+    return noise
 
 
 def token_size(
@@ -89,7 +101,7 @@ def token_size(
     most = effect(high)
     if most == 0.0:
         return None, 0.0
-    while high - low > 0.5:
+    while high - low > 1.0:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if effect(middle) > SATURATED * most else (middle, high)
     return float(2.0**high), most

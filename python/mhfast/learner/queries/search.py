@@ -29,9 +29,12 @@ RIDGE = 0.02
 FIRST_RADII = (0.02, 2.0)
 """Norms of queries, over that of typical tokens, while no head is known."""
 
-NEAR = (0.25, 0.06, 0.015, 0.004)
+NEAR = (0.25, 0.06, 0.015, 0.015, 0.004, 0.004, 0.001, 0.001)
 """Steps from the first δ towards a basis vector, over its norm: smaller ones where one fails, and
 from there, heads being linear in δ, the first again."""
+
+DOUBTFUL = 1e6
+"""Effect of a head over rounding, and inverse condition, from which a head less is not tried."""
 
 BETWEEN = 1e3
 """Residual half-way between two fits, over that of a fit: their errors are not of rounding only."""
@@ -106,15 +109,21 @@ class Search:
             fit, good = self.fit(again, fit.A)
             if not good:
                 continue
-            if identified(again, fit) < IDENTIFIED or self.idle(again, fit):
+            if identified(again, fit) < IDENTIFIED or self.too_many(again, fit):
                 return None
             return fit, method
         return None
 
-    def idle(self, rows: Rows, fit: Fit) -> bool:
-        """Whether some head has no effect beyond noise and rounding."""
-        p = fit.C.shape[1]
-        return bool(np.linalg.norm(fit.C, axis=1).min() / np.sqrt(p) < self.pairs.limit(rows.scale))
+    def too_many(self, rows: Rows, fit: Fit) -> bool:
+        """Whether a head less gives the same outputs, which is tried where it may be so."""
+        effects = np.linalg.norm(fit.C, axis=1) / np.sqrt(fit.C.shape[1])
+        limit = self.pairs.limit(rows.scale)
+        if effects.min() <= limit:
+            return True
+        small = DOUBTFUL * (limit if self.pairs.noise == 0.0 else 0.0)
+        if len(fit.A) == 1 or (effects.min() > small and identified(rows, fit) > 1.0 / DOUBTFUL):
+            return False
+        return any(self.fit(rows, np.delete(fit.A, h, axis=0))[1] for h in range(len(fit.A)))
 
     def spread(self, delta: Float64, first: Fit) -> tuple[Float64, list[tuple[Rows, Fit]]]:
         """Follow the heads from one δ towards every vector of a basis, as far as it goes.

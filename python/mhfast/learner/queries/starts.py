@@ -45,8 +45,8 @@ def starts(
     """Yield (method, A (heads, d or d + 1)), the most promising start first."""
     d, p = len(delta), pairs.values.shape[1]
     if heads <= min(d, p):
-        for _ in range(3):
-            yield from _by_gradients(pairs, delta, heads, 4, rng)
+        for points in (3, 4, 6, 8):
+            yield from _by_gradients(pairs, delta, heads, points, rng)
     if heads <= d:
         for _ in range(2):
             yield from _by_hessians(pairs, delta, heads, rng)
