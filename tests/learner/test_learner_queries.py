@@ -51,11 +51,10 @@ class Counted:
         (2, 1, 3, 4),
     ],
 )
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_layer_is_learnt_exactly(heads, dim, out_dim, tokens, seed):
-    truth = random_layer(heads, dim, out_dim, seed)
+def test_a_layer_is_learnt_exactly(heads, dim, out_dim, tokens):
+    truth = random_layer(heads, dim, out_dim)
     asked = Counted(truth)
-    result = learn(asked, d=dim, T=tokens, heads=heads, seed=seed)
+    result = learn(asked, d=dim, T=tokens, heads=heads)
     assert result.learnt, result.verdict
     assert mh.learner.align(result.layer, truth).error < EXACT
     assert result.queries == asked.inputs == sum(result.asked.values())
@@ -149,16 +148,15 @@ def noisy(layer, noise, seed):
     return ask
 
 
-@pytest.mark.parametrize("told", [None, 0.01])
-def test_noise_and_its_standard_error(told):
+def test_noise_and_its_standard_error():
     """Over seeds and sizes of the sample the error is what the standard error says."""
     ratios = []
-    for seed in range(6):
+    for seed in range(4):
         truth = random_layer(2, 6, 5, seed)
-        for queries in (3000, 12_000):
+        for queries in (2000, 6000):
             result = learn(
                 noisy(truth, 0.01, seed),
-                d=6, T=2, heads=2, noise=told, queries=queries, seed=seed,
+                d=6, T=2, heads=2, noise=(None, 0.01)[seed % 2], queries=queries, seed=seed,
             )  # fmt: skip
             assert result.learnt, result.verdict
             assert 0.9 * queries < result.queries <= 1.01 * queries + 50
@@ -235,18 +233,22 @@ def test_the_reason_for_the_signs_is_true():
     assert np.abs(other(X) - truth(X)).max() > 0.1
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_functions_that_are_no_such_layer(bias):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer, X: layer(X**2),
+        lambda layer, X: layer(X) + X @ layer.V[0],
+        lambda layer, X: mh.Layer(layer.W, layer.V, causal=True)(X),
+        lambda layer, X: layer(X) * (1.0 + X[:, :1, :1]),
+        lambda layer, X: layer(np.sort(X, axis=1)),
+    ],
+    ids=["squares", "residual connection", "causal", "product", "sorted"],
+)
+def test_functions_that_are_no_such_layer(change):
     layer = random_layer(1, 3, 4)
-    for function in (
-        lambda X: layer(X**2),
-        lambda X: layer(X) + X @ layer.V[0],
-        lambda X: np.tanh(layer(X)),
-        lambda X: mh.Layer(layer.W, layer.V, causal=True)(X),
-        lambda X: layer(X) * (1.0 + X[:, :1, :1]),
-    ):
-        result = learn(function, d=3, T=3, heads=1, bias=bias)
-        assert not result.learnt, result.verdict
+    result = learn(lambda X: change(layer, X), d=3, T=3, heads=1)
+    assert not result.learnt, result.verdict
+    assert result.verdict.startswith("not learnt: ")
 
 
 def test_more_heads_than_are_asked_for():
@@ -423,6 +425,7 @@ def test_errors_name_the_setting(settings, error, sentence):
 # A layer of torch.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_heads_of_a_module_of_torch(biased, dtype):
