@@ -1,8 +1,48 @@
-"""What the tests share: forcing an instruction set and a plan for one test."""
+"""What the tests share: an instruction set or a plan forced for one test; what skips say."""
+
+import re
 
 import pytest
 
 from mhfast import _core
+
+# What is not among the packages of ".[test]". A test that needs one of these is marked `peers`, or
+# `slow`, so that it is among those that CI runs where they are installed.
+PEERS = {"torch": '"torch==2.13.0"', "jax": "jax"}
+
+
+def _missing(report):
+    """The package whose absence led to a skip, or None."""
+    if not report.skipped or not isinstance(report.longrepr, tuple):
+        return None
+    found = re.search(r"could not import '(\w+)", report.longrepr[2])
+    return found and found[1]
+
+
+def _tell_what_to_install(report, package):
+    path, line, _ = report.longrepr
+    what = PEERS.get(package, '".[test]"')
+    report.longrepr = (path, line, f"Skipped: needs {package}: pip install {what}")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    report = (yield).get_result()
+    package = _missing(report)
+    if package is None:
+        return
+    _tell_what_to_install(report, package)
+    if package in PEERS and not any(item.get_closest_marker(n) for n in ("peers", "slow")):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} needs {package}: expected the mark peers or slow"
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_make_collect_report():
+    report = (yield).get_result()
+    package = _missing(report)
+    if package is not None:
+        _tell_what_to_install(report, package)
 
 
 @pytest.fixture

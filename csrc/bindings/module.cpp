@@ -1,3 +1,11 @@
+// The entry of the compiled module.
+//
+// pybind11 keeps what it knows of a process in one place for all interpreters and takes the lock of
+// the first: on Python 3.11 an import in a second interpreter waits for itself for ever. From 3.12
+// on its module says so in its slots (Py_mod_multiple_interpreters), which only interpreters with
+// locks of their own ask for. So the entry looks first, before anything of pybind11 runs.
+#define PyInit__core mhfast_start_in_the_main_interpreter
+
 #include "register.hpp"
 
 PYBIND11_MODULE(_core, m) {
@@ -6,4 +14,16 @@ PYBIND11_MODULE(_core, m) {
   mhfast::register_evaluation(m);
   mhfast::register_training(m);
   mhfast::register_learning(m);
+}
+
+#undef PyInit__core
+
+extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main())
+    return mhfast_start_in_the_main_interpreter();
+  PyErr_SetString(PyExc_ImportError,
+                  "mhfast works in the main interpreter of a process only, and this is a "
+                  "sub-interpreter; use a process in its place (under mod_wsgi: "
+                  "WSGIApplicationGroup %{GLOBAL})");
+  return nullptr;
 }

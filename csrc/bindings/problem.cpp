@@ -1,5 +1,6 @@
 #include "problem.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace mhfast {
@@ -35,12 +36,20 @@ std::string at_index(std::ptrdiff_t i, std::ptrdiff_t of_sample, std::ptrdiff_t 
   return of_sample > 1 ? text + ", " + std::to_string(i % of_sample) : text;
 }
 
+/// Says how labels 0 and 1, which other libraries take, become those expected here.
+template <class real>
+const char* repair(const real* y, std::ptrdiff_t count) {
+  return std::all_of(y, y + count, [](real label) { return label == 0 || label == 1; })
+             ? "; 2 * y - 1 makes them of 0 and 1"
+             : "";
+}
+
 template <class real>
 void check_labels(const real* y, std::ptrdiff_t count, std::ptrdiff_t of_sample, std::ptrdiff_t n) {
   for (std::ptrdiff_t i = 0; i < count; ++i)
     if (std::fabs(y[i]) != real(1))
       throw py::value_error("y: expected labels +1 or -1, got " + number_text(y[i]) +
-                            at_index(i, of_sample, n));
+                            at_index(i, of_sample, n) + repair(y, count));
 }
 
 template <class real>

@@ -94,7 +94,7 @@ Optimizer read_optimizer(const py::dict& in, std::int64_t last, py::ssize_t runs
   out.beta2 = number("beta2");
   out.nesterov = in["nesterov"].cast<bool>();
   out.weight_decay = number("weight_decay");
-  out.since = in["since"].cast<std::int64_t>();
+  out.since = read_array<std::int64_t>(in["since"], "since", {std::max<py::ssize_t>(runs, 1)});
   out.target = number("target");
   out.factor = number("factor");
   out.max_lr = number("max_lr");

@@ -1,4 +1,4 @@
-// The leaf kernels of multi-head attention, one head at a time, as chains of products.
+// The kernels of multi-head attention, one head at a time, as chains of products.
 //
 //   scores      P = Z W,  S = P X^T,  C = U X^T,  then softmax and its derivative by rows
 //   gradients   G_U += A (gX),  E = D (gX),  G_W += Z^T E      (gX: keys times loss derivative)
@@ -18,8 +18,8 @@ namespace {
 
 inline constexpr int round_up(int size, int step) { return (size + step - 1) / step * step; }
 
-/// Softmax of one unit, by rows. `reduce_gaps` turns the gaps of the rows into one for each lane's
-/// sample; the result is that, where gaps are asked for.
+/// Softmax of one unit, by rows. `reduce_gaps` reduces the gaps of the rows to one per sample of
+/// the lane; if gaps are requested, that is the result.
 template <class real, class Reduce>
 inline Vec<real> process_rows(const ScoreArguments<real>& in, const Rows<real>& rows,
                               const Reduce& reduce_gaps) {
@@ -92,7 +92,7 @@ void scores_lanes(const ScoreArguments<real>& in) {
   const bool together = in.units * T * row * Index(sizeof(real)) <= kTogetherBytes;
   if (together) score_units(0, in.units);
   if (q == 1 && in.mode != RowMode::kScaled) {
-    // A unit is one column: side by side, their chains of operations overlap.
+    // A unit is one column; several side by side overlap their chains of operations.
     for (int u = 0; u < in.units && !together; ++u) score_units(u, 1);
     ScoreArguments<real> results = in;
     results.row_readouts = in.readout;
@@ -181,6 +181,20 @@ void scores_rows(const ScoreArguments<real>& in) {
     }
     if (in.gap) in.gap[u] = gap[0];
   }
+}
+
+/// C = U X^T and then D from the weights A that are in s, query rows as lanes.
+template <class real>
+void derivative_rows(const ScoreArguments<real>& in) {
+  constexpr int L = kLanes<real>;
+  const int T = in.T, qL = round_up(in.q, L), TL = round_up(T, L), N = qL / L;
+  multiply<Left::kShared>(Product<real>{{T, N, in.d, 1, in.units},
+                                        {in.x, TL, 0, Index(in.d) * TL},
+                                        {in.ut, in.ut_k, L, 0, in.ut_unit},
+                                        {in.c, qL, L, in.unit_stride}});
+  for (int u = 0; u < in.units; ++u)
+    differentiate_weights(
+        Rows<real>{T, N, qL, in.s + u * in.unit_stride, in.c + u * in.unit_stride});
 }
 
 template <class real>

@@ -55,6 +55,7 @@ constexpr Kernels<real> table() {
           scores_samples<real>,
           scores_runs<real>,
           scores_rows<real>,
+          derivative_rows<real>,
           gradients_samples<real>,
           gradients_features_of_rows<real>,
           gradients_features_of_samples<real>,

@@ -6,7 +6,7 @@
 //   derivative   C = U X^T,  D = A (C - rowsum(A C))
 //   gradient     G_V (+)= Y^T G;               that by W is as for a readout: E = D X, G_W = Z^T E
 //
-// A sample's own U takes the place that the shared U has in a classifier. Layouts are in table.hpp.
+// A U per sample takes the place of the shared U of a classifier. Layouts are in table.hpp.
 #pragma once
 
 #include "attention.hpp"
@@ -64,7 +64,7 @@ template <class real>
 void layer_derivative(const LayerArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const Index row = Index(in.d) * L, weights = Index(in.q) * L, all_rows = in.units * weights;
-  // The weights are only read, but Rows serves functions that write them, too.
+  // The weights are only read, but Rows is also used by functions that write them.
   real* a = const_cast<real*>(in.a);
   for (int u = 0; u < in.units; ++u) {
     real* c = in.c + u * in.unit_stride;
@@ -113,7 +113,7 @@ void layer_residuals(const ResidualArguments<real>& in) {
   Vec<real> correct{}, least = broadcast<real>(std::numeric_limits<real>::infinity());
   for (int o = 0; o < in.p; ++o) {
     const Vec<real> f = load<real>(in.f + o * L), y = load<real>(in.y + o * L);
-    // By their signs: the product may underflow.
+    // Compare signs, because the product may underflow.
     correct += select<real>(((f > zero) & (y > zero)) | ((f < zero) & (y < zero)), one, zero);
     least = f * y < least ? f * y : least;
   }

@@ -7,13 +7,13 @@
 //
 // B and C hold vectors: one lane a problem (samples as lanes), a query row or a feature. An entry
 // of A is either shared by all lanes (one number, broadcast from memory) or laned (a vector of its
-// own). So all work is broadcast-times-vector or vector-times-vector; nothing is shuffled. The
-// depth has two levels because the summed axis often is a pair (sample, key) or (sample, query)
+// own). All work is therefore broadcast times vector or vector times vector; no lanes are shuffled.
+// The depth has two levels because the summed axis often is a pair (sample, key) or (sample, query)
 // with two strides; accumulators stay in registers across both.
 //
 // Tiles of MR x NR accumulators are compile-time; M and N are cut into nearly equal tiles (16 rows
 // as 6 + 5 + 5, never 6 + 6 + 4), since a narrow last tile costs as much as a full one. The order
-// of summation over k depends on nothing but K2 and K1.
+// of summation over k depends on K2 and K1 only.
 #pragma once
 
 #include "../simd/vec.hpp"
@@ -34,7 +34,7 @@ enum class Left {
 inline constexpr int kAccumulators = MHFAST_VECTOR_REGISTERS >= 32 ? 24 : 12;
 inline constexpr int kMaxNR = MHFAST_VECTOR_REGISTERS >= 32 ? 4 : 3;
 inline constexpr int kMaxMR = 12;
-// Few rows take wider tiles: with 3 accumulators a multiply-add would wait for the one before.
+// For few rows tiles are wider: with 3 accumulators a multiply-add would wait for the one before.
 inline constexpr int kWidestNR = 8;
 
 inline constexpr int widest(int rows) {
@@ -53,8 +53,8 @@ inline Vec<real> left_entry(const real* a, int m) {
   if constexpr (left == Left::kLaned) return load<real>(a + m * kLanes<real>);
 }
 
-/// What all tiles of a product have in common, in registers: no store to C can change it, and a
-/// product is read number by number, as it was written just before.
+/// The data that all tiles of a product share, in registers, so that no store to C can change it;
+/// the product is read number by number, because it was written just before.
 struct Steps {
   Index depth;  // K1 a.k1
   int K2;
@@ -62,8 +62,8 @@ struct Steps {
   bool add;
 };
 
-/// One tile, from where the pointers are. What short depths feel is kept small: the loop ends by
-/// its pointer, and what is added to is read at the end, when its addresses are needed anyway.
+/// One tile, starting at the pointers. Overhead is small for short depths: the loop ends at a
+/// pointer, and the values to add to are read at the end, when their addresses are needed anyway.
 template <class real, Left left, int MR, int NR>
 __attribute__((always_inline)) inline void tile(const Steps& p, const real* a2, const real* b2,
                                                 real* c) {
@@ -104,7 +104,7 @@ struct Cut {
   int first, size, tiles;
 };
 
-/// Cuts `length` into the fewest tiles of at most `most`: some of size s, then some of size s - 1.
+/// Cuts `length` into the fewest tiles of at most `most`: first of size s, then of size s - 1.
 inline void cut(int length, int most, Cut (&cuts)[2]) {
   if (length <= most) {  // no division
     cuts[0] = {0, length, length > 0};
@@ -172,8 +172,8 @@ inline void tiles_of_width(const Product<real>& p, const Cut& columns) {
   if constexpr (NR > 1) tiles_of_width<real, left, NR - 1>(p, columns);
 }
 
-/// One row times columns that are not longer than the registers hold of the row: it is read once,
-/// and each column is a chain of its own. Sums are those of a tile.
+/// One row, short enough to fit into registers, times columns: the row is read once, and each
+/// column is a separate chain. Sums are those of a tile.
 template <class real, Left left, bool kAdd, int K>
 void row_times_columns(const Product<real>& product) {
   constexpr int L = kLanes<real>;
@@ -205,8 +205,8 @@ inline void row_of_length(const Product<real>& p) {
   if constexpr (K > 1) row_of_length<real, left, K - 1>(p);
 }
 
-// Depth at a time: a shared operand whose rows are long is read across them, and more of its lines
-// than this would not stay in the cache until the next tile needs their other numbers.
+// Depth at a time: a shared operand with long rows is read across them, and more cache lines than
+// this would be evicted before the next tile reads their other numbers.
 inline constexpr int kDepth = 256;
 
 template <Left left, class real>

@@ -1,5 +1,5 @@
-// Sums of the gradients that the chunks of samples left, always in the order of the chunks, then of
-// the lanes: the result does not depend on which thread did which chunk.
+// Sums of the partial gradients of the chunks, always in the order of the chunks, then of the
+// lanes: the result does not depend on which thread computed which chunk.
 #pragma once
 
 #include "../simd/vec.hpp"

@@ -6,15 +6,16 @@
 //   D[s] = A[s] (C[s] - r)                derivative of r by S[s]
 //
 // Layout: key s of column n is the vector at s * stride + n * step. A column is a set of query
-// rows, one a lane; nothing crosses lanes.
+// rows, one a lane; no lanes interact.
 //
 // Numeric method: D is a difference of nearly equal numbers once the attention saturates, so it is
 // centred first at the row's largest logit, key m: c[s] = C[s] - C[m], p = sum A[s] c[s],
 // D[s] = A[s] (c[s] - p). No digits cancel: c[m] = 0 exactly, and a weight other than the largest
-// is at most 1/2. So D has full relative accuracy however small it is.
+// is at most 1/2. D therefore has full relative accuracy, however small it is.
 //
-// Limits: row i may see only the keys s < limit[i]. The others count as logits of -inf; a row that
-// sees no key has weights, readout and derivative 0.
+// Limits: row i may see only the keys s < limit[i]. The others count as logits of -inf, whatever
+// logit and coefficient they have; a row that sees no key has weights, readout and derivative 0,
+// and a row with the limit NaN has them NaN.
 #pragma once
 
 #include <limits>
@@ -36,7 +37,7 @@ struct Rows {
   Index step = kLanes<real>;     // from column to column; limits and results are side by side
 };
 
-/// The largest logit of a row and what belongs to it.
+/// The largest logit of a row and the data of its key.
 template <class real>
 struct Peak {
   Vec<real> logit, runner_up, coefficient;
@@ -71,9 +72,17 @@ struct Columns {
     return load<real>(s);
   }
 
-  /// 1 / sum, 0 for a row that sees no key.
+  /// C less that of the peak, 0 for a key that is not seen: its weight of 0 does not stop NaN.
+  Vec<real> centred(int w, int key, const real* c, Vec<real> peak) const {
+    if constexpr (kLimited)
+      return select<real>(limits[w] > real(key), load<real>(c) - peak, Vec<real>{});
+    return load<real>(c) - peak;
+  }
+
+  /// 1 / sum, 0 for a row that sees no key, NaN for a limit that is.
   Vec<real> inverse(int w, Vec<real> sum) const {
-    if constexpr (kLimited) return select<real>(limits[w] > real(0), real(1) / sum, Vec<real>{});
+    if constexpr (kLimited)
+      return select<real>(limits[w] > real(0), real(1) / sum, limits[w] * real(0));
     return real(1) / sum;
   }
 
@@ -139,22 +148,22 @@ inline void for_columns(const Rows<real>& rows, const Body& body) {
   for_columns_of<false>(rows, body);
 }
 
-/// log of the largest weight but one over the largest; -inf where there is no second.
+/// log of the second largest weight over the largest; -inf if there is no second.
 template <class Columns, class Peaks, class real>
 inline void store_gap(const Columns& columns, const Peaks& peaks, int w, real* gaps) {
   store<real>(gaps + columns.at + w * kLanes<real>, peaks[w].runner_up - peaks[w].logit);
 }
 
-/// Writes the readout of each row to `readouts` (columns vectors); S and C are left as they are.
+/// Writes the readout of each row to `readouts` (columns vectors); S and C are not changed.
 template <class real>
 inline void readout(const Rows<real>& rows, real* readouts) {
   for_columns(rows, [readouts](const auto& columns, const auto& peaks) {
     constexpr int W = std::decay_t<decltype(columns)>::kWidth;
     Vec<real> sum[W] = {}, moment[W] = {};
-    columns.for_keys([&](int w, int, Vec<real> logit, const real*, const real* c) {
+    columns.for_keys([&](int w, int key, Vec<real> logit, const real*, const real* c) {
       const Vec<real> e = exp_flushed<real>(logit - peaks[w].logit);
       sum[w] += e;
-      moment[w] += e * (load<real>(c) - peaks[w].coefficient);
+      moment[w] += e * columns.centred(w, key, c, peaks[w].coefficient);
     });
     for (int w = 0; w < W; ++w) {
       const Vec<real> p = rounded<real>(moment[w] * columns.inverse(w, sum[w]));
@@ -193,9 +202,9 @@ inline void differentiate(const Rows<real>& rows, real* readouts, real* gaps) {
   for_columns(rows, [readouts, gaps](const auto& columns, const auto& peaks) {
     constexpr int W = std::decay_t<decltype(columns)>::kWidth;
     Vec<real> sum[W] = {}, moment[W] = {}, inverse[W], p[W];
-    columns.for_keys([&](int w, int, Vec<real> logit, real* s, real* c) {
+    columns.for_keys([&](int w, int key, Vec<real> logit, real* s, real* c) {
       const Vec<real> e = exp_flushed<real>(logit - peaks[w].logit);
-      const Vec<real> centred = load<real>(c) - peaks[w].coefficient;
+      const Vec<real> centred = columns.centred(w, key, c, peaks[w].coefficient);
       store<real>(s, e);
       store<real>(c, centred);
       sum[w] += e;
@@ -225,7 +234,7 @@ inline void find_gaps(const Rows<real>& rows, real* gaps) {
   });
 }
 
-/// As `differentiate`, but C becomes D exp(-shift), right even where every entry of D underflows.
+/// As `differentiate`, but C becomes D exp(-shift), accurate even if every entry of D underflows.
 /// `shift`, at most 0, must be at least the gap of each row it serves.
 template <class real>
 inline void differentiate_scaled(const Rows<real>& rows, Vec<real> shift, real* readouts) {
@@ -237,7 +246,7 @@ inline void differentiate_scaled(const Rows<real>& rows, Vec<real> shift, real* 
     columns.for_keys([&](int w, int key, Vec<real> logit, real* s, real* c) {
       const Vec<real> e = select<real>(peaks[w].key == Int(key), Vec<real>{},
                                        exp_flushed<real>(logit - peaks[w].logit - shift));
-      const Vec<real> centred = load<real>(c) - peaks[w].coefficient;
+      const Vec<real> centred = columns.centred(w, key, c, peaks[w].coefficient);
       store<real>(s, e);
       store<real>(c, centred);
       others[w] += e;
@@ -258,14 +267,15 @@ inline void differentiate_scaled(const Rows<real>& rows, Vec<real> shift, real* 
   });
 }
 
-/// C becomes D, given the weights A in S.
+/// C becomes D, given the weights A in S; where A is 0 so is D, whatever C is.
 template <class real>
 inline void differentiate_weights(const Rows<real>& rows) {
   for_columns_of<false>(rows, [](const auto& columns, const auto& peaks) {
     constexpr int W = std::decay_t<decltype(columns)>::kWidth;
     Vec<real> p[W] = {};
     columns.for_keys([&](int w, int, Vec<real> a, const real*, real* c) {
-      const Vec<real> centred = load<real>(c) - peaks[w].coefficient;
+      const Vec<real> centred =
+          select<real>(a == Vec<real>{}, a, load<real>(c) - peaks[w].coefficient);
       store<real>(c, centred);
       p[w] += a * centred;
     });

@@ -6,7 +6,7 @@
 //   momentum   v = beta1 v + kept g;  theta -= rate v
 //   Nesterov   the same v;  theta -= rate (kept g + beta1 v)
 //   adam       m = beta1 m + (1 - beta1) kept g;  v = beta2 v + (1 - beta2) (kept g)^2
-//              theta -= decay theta;  theta -= rate m / (sqrt(v) root + eps)
+//              theta -= decay theta;  theta -= rate m / (sqrt(v) root + eps), unless that is 0
 //   mirror     s = sign(theta) |theta|^(power - 1) - rate g;  theta = sign(s) |s|^(1 / (power - 1))
 #pragma once
 
@@ -54,23 +54,35 @@ inline void store_part(real* x, Vec<real> v, int count) {
   for (int l = 0; l < count; ++l) x[l] = v[l];
 }
 
-/// theta = step(i, count, theta), but for lanes that are frozen.
-template <class real, class Step>
+/// theta = step(i, theta, g, first, second), which may change what the optimizer keeps (`slots`
+/// numbers a parameter), but for lanes that are frozen: all of theirs stays.
+template <int slots, class real, class Step>
 inline void for_parameters(const StepArguments<real>& in, const Step& step) {
   const IntVec<real> frozen = load<real>(in.frozen) != Vec<real>{};
-  real* const theta_at = in.theta;  // a store might change `in`, for all that compilers know
+  // A store might change `in`, for all that compilers know.
+  real *const theta_at = in.theta, *const first_at = in.first, *const second_at = in.second;
   const real* const g_at = in.g;
   for_vectors<real>(in.size, [&](Index i, int count) {
     const Vec<real> theta = load_part(theta_at + i, count);
     const Vec<real> g = load_part(g_at + i, count);
-    store_part(theta_at + i, select<real>(frozen, theta, step(i, count, theta, g)), count);
+    Vec<real> first{}, second{};
+    if constexpr (slots > 0) first = load_part(first_at + i, count);
+    if constexpr (slots > 1) second = load_part(second_at + i, count);
+    const Vec<real> first_before = first, second_before = second;
+    const Vec<real> stepped = step(theta, g, first, second);
+    store_part(theta_at + i, select<real>(frozen, theta, stepped), count);
+    if constexpr (slots > 0)
+      store_part(first_at + i, select<real>(frozen, first_before, first), count);
+    if constexpr (slots > 1)
+      store_part(second_at + i, select<real>(frozen, second_before, second), count);
   });
 }
 
 template <class real>
 void step_gradient(const StepArguments<real>& in) {
   const Vec<real> rate = load<real>(in.rate);
-  for_parameters(in, [&](Index, int, Vec<real> theta, Vec<real> g) { return theta - rate * g; });
+  for_parameters<0>(
+      in, [&](Vec<real> theta, Vec<real> g, Vec<real>&, Vec<real>&) { return theta - rate * g; });
 }
 
 template <class real>
@@ -78,9 +90,9 @@ void step_momentum(const StepArguments<real>& in) {
   const Vec<real> rate = load<real>(in.rate), kept = load<real>(in.kept);
   const real beta = real(in.beta1);
   const bool nesterov = in.nesterov;
-  for_parameters(in, [&](Index i, int count, Vec<real> theta, Vec<real> g) {
-    const Vec<real> push = kept * g, v = beta * load_part(in.first + i, count) + push;
-    store_part(in.first + i, v, count);
+  for_parameters<1>(in, [&](Vec<real> theta, Vec<real> g, Vec<real>& v, Vec<real>&) {
+    const Vec<real> push = kept * g;
+    v = beta * v + push;
     return theta - rate * (nesterov ? push + beta * v : v);
   });
 }
@@ -91,14 +103,16 @@ void step_adam(const StepArguments<real>& in) {
   const Vec<real> decay = load<real>(in.decay);
   const real beta1 = real(in.beta1), rest1 = real(1 - in.beta1);
   const real beta2 = real(in.beta2), rest2 = real(1 - in.beta2);
-  const real scale = real(in.root), eps = real(in.eps);
-  for_parameters(in, [&](Index i, int count, Vec<real> theta, Vec<real> g) {
+  const Vec<real> scale = load<real>(in.root);
+  const real eps = real(in.eps);
+  for_parameters<2>(in, [&](Vec<real> theta, Vec<real> g, Vec<real>& m, Vec<real>& v) {
     const Vec<real> push = kept * g;
-    const Vec<real> m = beta1 * load_part(in.first + i, count) + rest1 * push;
-    const Vec<real> v = beta2 * load_part(in.second + i, count) + rest2 * (push * push);
-    store_part(in.first + i, m, count);
-    store_part(in.second + i, v, count);
-    return (theta - decay * theta) - rate * m / (root<real>(v) * scale + eps);
+    m = beta1 * m + rest1 * push;
+    v = beta2 * v + rest2 * (push * push);
+    const Vec<real> size = root<real>(v) * scale + eps;
+    // Without an eps a second moment of zero makes no step.
+    const Vec<real> move = select<real>(size == Vec<real>{}, Vec<real>{}, rate * m / size);
+    return (theta - decay * theta) - move;
   });
 }
 
@@ -106,7 +120,7 @@ template <class real>
 void step_mirror(const StepArguments<real>& in) {
   const Vec<real> rate = load<real>(in.rate);
   const double power = in.power;
-  for_parameters(in, [&](Index, int, Vec<real> theta, Vec<real> g) {
+  for_parameters<0>(in, [&](Vec<real> theta, Vec<real> g, Vec<real>&, Vec<real>&) {
     return signed_power<real>(signed_power<real>(theta, power - 1) - rate * g, 1 / (power - 1));
   });
 }

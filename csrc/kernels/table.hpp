@@ -235,11 +235,12 @@ struct StepArguments {
   real* theta;
   const real* g;
   real *first, *second;  // what the optimizer keeps: momentum, moments
-  const real* rate;      // (L) factor of the step; lanes with `frozen` keep theta
+  const real* rate;      // (L) factor of the step; lanes with `frozen` keep all they have
   const real* kept;      // (L) what clipping leaves of g
   const real* frozen;    // (L) 0 or 1
   const real* decay;     // (L) share of theta that is taken away
-  double beta1, beta2, eps, root, power;
+  const real* root;      // (L) what corrects the root of a young second moment
+  double beta1, beta2, eps, power;
   bool nesterov;
 };
 
@@ -260,6 +261,8 @@ struct Kernels {
   void (*scores_samples)(const ScoreArguments<real>&);
   void (*scores_runs)(const ScoreArguments<real>&);  // parameters have a number for each lane
   void (*scores_rows)(const ScoreArguments<real>&);
+  // C = U X^T, then D, from the weights in s: what scores_rows does after its softmax.
+  void (*derivative_rows)(const ScoreArguments<real>&);
   void (*gradients_samples)(const GradientArguments<real>&);
   // Features as lanes; A and D come from scores_rows, or from one block of scores_samples, whose
   // samples are then the units.

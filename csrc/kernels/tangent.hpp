@@ -1,4 +1,4 @@
-// Softmax, its derivative and how both move along a direction, one query row per lane.
+// Softmax, its derivative and the tangents of both along a direction, one query row per lane.
 //
 //   weights      A = softmax(S),  a = dS - sum(A dS)                 so that dA = A a
 //   derivative   b = C - sum(A C),  D = A b,  E = a b + dC,  dD = A (E - sum(A E))
@@ -20,7 +20,8 @@ void product(const Product<real>& p) {
   multiply<Left::kShared>(p);
 }
 
-/// sum over keys of a[s] (x[s] - x[m]), and x[m]; m is the key of the row's peak.
+/// sum over keys of a[s] (x[s] - x[m]), and x[m]; m is the key of the row's peak. Where a is 0 so
+/// is what it is multiplied by, whatever that is.
 template <class real, class Columns, class Entry>
 inline Vec<real> centred_sum(const Columns& columns, const Peak<real>& peak, int w,
                              const Entry& entry, Vec<real>& centre) {
@@ -31,7 +32,7 @@ inline Vec<real> centred_sum(const Columns& columns, const Peak<real>& peak, int
   Vec<real> sum{};
   for (int key = 0; key < columns.keys; ++key) {
     const Vec<real> a = load<real>(columns.s + key * columns.stride + w * kLanes<real>);
-    sum += a * (entry(key) - centre);
+    sum += a * select<real>(a == Vec<real>{}, a, entry(key) - centre);
   }
   return sum;
 }
@@ -48,8 +49,11 @@ void tangent_weights(const TangentArguments<real>& in) {
       Vec<real> centre;
       const auto entry = [&](int key) { return load<real>(ds + key * columns.stride); };
       const Vec<real> p = centred_sum(columns, peaks[w], w, entry, centre);
-      for (int key = 0; key < columns.keys; ++key)
-        store<real>(ds + key * columns.stride, (entry(key) - centre) - p);
+      for (int key = 0; key < columns.keys; ++key) {
+        const Vec<real> a = load<real>(columns.s + w * kLanes<real> + key * columns.stride);
+        const Vec<real> move = (entry(key) - centre) - p;
+        store<real>(ds + key * columns.stride, select<real>(a == Vec<real>{}, a, move));
+      }
     }
   });
 }
@@ -67,7 +71,7 @@ void tangent_derivative(const TangentArguments<real>& in) {
       Vec<real> centre;
       const Vec<real> p = centred_sum(columns, peaks[w], w, coefficient, centre);
       // A row that sees no key has weights 0; its readout is 0 as well.
-      const IntVec<real> sees = peaks[w].logit > Vec<real>{};
+      const IntVec<real> sees = peaks[w].logit != Vec<real>{};
       store<real>(in.readouts + at, select<real>(sees, centre + p, Vec<real>{}));
       const auto b = [&](int key) { return (coefficient(key) - centre) - p; };
       const auto e = [&](int key) { return load_at(in.ds, key) * b(key) + load_at(in.dc, key); };
@@ -75,10 +79,11 @@ void tangent_derivative(const TangentArguments<real>& in) {
       const Vec<real> e_sum = centred_sum(columns, peaks[w], w, e, e_centre);
       store<real>(in.moves + at, select<real>(sees, e_centre + e_sum, Vec<real>{}));
       for (int key = 0; key < columns.keys; ++key) {
-        const Vec<real> a = load_at(in.s, key), of_key = b(key);
+        const Vec<real> a = load_at(in.s, key), of_key = a * b(key);
         const Vec<real> moved = a * ((e(key) - e_centre) - e_sum);
-        store<real>(in.dc + at + key * columns.stride, moved);
-        store<real>(in.c + at + key * columns.stride, a * of_key);
+        const IntVec<real> unseen = a == Vec<real>{};
+        store<real>(in.dc + at + key * columns.stride, select<real>(unseen, a, moved));
+        store<real>(in.c + at + key * columns.stride, select<real>(unseen, a, of_key));
       }
     }
   });

@@ -2,8 +2,8 @@
 //
 //   [S | C] = X [P | U]^T   for the tile's rows, then softmax by rows,   [A X ; D X] = [A | D]^T X
 //
-// Query rows are lanes for the scores, features for what follows. S and C stand side by side, so
-// that one product reads the keys once for both, and again A and D. Memory is linear in T: a tile
+// Query rows are lanes for the scores, features afterwards. S and C are stored side by side, so
+// that one product reads the keys once for both; so are A and D. Memory is linear in T: a tile
 // holds 2 T rows numbers, nothing of size T x T exists. Layouts are in table.hpp.
 #pragma once
 

@@ -5,9 +5,9 @@
 // and the Hessian's product its derivative along the direction, term by term (a dot stands for it):
 // z^T e. + z.^T e, and so on. Softmax and its derivatives along the direction: kernels/tangent.hpp.
 //
-// Query rows are lanes for scores, features for what is summed over rows. A sample at a time, and
-// of a long sequence a few rows at a time; a classifier's loss is known after all its rows, so
-// where those are many their scores are computed twice.
+// Query rows are lanes for scores, features for sums over rows. Works on a sample at a time, and in
+// a long sequence on a few rows at a time; a classifier's loss is known after all its rows, so if
+// there are many, their scores are computed twice.
 #include "curvature.hpp"
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "../dispatch/dispatch.hpp"
+#include "clean.hpp"
 #include "factors.hpp"
 #include "float_mode.hpp"
 #include "scratch.hpp"
@@ -30,7 +31,7 @@ constexpr double kTileBytes = 512 * 1024;
 constexpr int kChunks = 16;
 constexpr double kPartialBytes = 48e6;
 
-/// What a kernel takes of a tensor and of its derivative along the direction; null: it is still.
+/// Pointers to a tensor and to its tangent, the derivative along the direction; null: zero.
 template <class real>
 struct Moving {
   const real *value = nullptr, *move = nullptr;
@@ -100,7 +101,7 @@ class HessianProduct {
     p.add = add;
     kernels_.product(p);
   }
-  /// The move of such a product; what is still has none. Returns whether anything moves.
+  /// The tangent of such a product; constants have none. Returns whether it is not zero.
   bool multiply_moves(int M, int N, int K, const Moving<real>& left, std::ptrdiff_t left_row,
                       const Moving<real>& right, std::ptrdiff_t right_row, real* out,
                       std::ptrdiff_t out_row, bool add) const {
@@ -556,7 +557,8 @@ template <class real>
 void hessian_product(const Data<real>& data, const Model<const real*>& model,
                      const Tensors<const real*>& tangent, real scale, Loss loss, int threads,
                      const Tensors<real*>& out) {
-  HessianProduct<real>(data, model, tangent, scale, loss, threads, out).run();
+  const CleanData<real> clean(data, 1);
+  HessianProduct<real>(*clean, model, tangent, scale, loss, threads, out).run();
 }
 
 template void hessian_product<float>(const Data<float>&, const Model<const float*>&,

@@ -1,4 +1,4 @@
-// Products of the Hessian of the loss with a direction.
+// Hessian-vector products of the loss.
 #pragma once
 
 #include "data.hpp"
@@ -6,7 +6,7 @@
 namespace mhfast {
 
 /// Writes the rows of H * tangent that belong to the tensors of `out` that are not null. Tensors of
-/// `tangent` that are null do not move. K null: tied, then K of tangent and out are, too.
+/// `tangent` that are null are zero. K null: tied, then K of tangent and out are, too.
 template <class real>
 void hessian_product(const Data<real>& data, const Model<const real*>& model,
                      const Tensors<const real*>& tangent, real scale, Loss loss, int threads,

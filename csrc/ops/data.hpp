@@ -29,21 +29,23 @@ struct Data {
   const real* y;
   const real* weight;
   const std::int64_t* lengths;  // visible keys, or null: all
+  const double* limits;         // (n, q) in the place of what `limit` says, or null: see CleanData
   bool weighs_rows;
   std::ptrdiff_t targets;  // numbers of y of one sample
   int runs;
   struct {
-    std::ptrdiff_t x, z, y, weight, lengths;
+    std::ptrdiff_t x, z, y, weight, lengths, limits;
   } run;
 
-  /// Keys that row `row` of a sample sees.
-  int limit(std::ptrdiff_t sample, int run_index, int row) const {
+  /// Keys that row `row` of a sample sees; NaN where one of them, or the row itself, is not finite.
+  double limit(std::ptrdiff_t sample, int run_index, int row) const {
     const std::ptrdiff_t T = shape.T;
+    if (limits) return limits[run_index * run.limits + sample * shape.q + row];
     const std::ptrdiff_t length = lengths ? lengths[run_index * run.lengths + sample] : T;
     if (self && row >= length) return 0;
-    return int(causal && row + 1 < length ? row + 1 : length);
+    return double(causal && row + 1 < length ? row + 1 : length);
   }
-  bool is_limited() const { return lengths || causal; }
+  bool is_limited() const { return lengths || causal || limits; }
 
   /// Limits of rows `first` to `first + rows` of a sample where rows are lanes; none to `padded`.
   void write_limits(std::ptrdiff_t sample, int first, int rows, int padded, real* to) const {
@@ -93,6 +95,7 @@ Data<real> at_run(const Data<real>& set, std::ptrdiff_t run, int count) {
   data.y = set.y ? set.y + run * set.run.y : nullptr;
   data.weight = set.weight ? set.weight + run * set.run.weight : nullptr;
   data.lengths = set.lengths ? set.lengths + run * set.run.lengths : nullptr;
+  data.limits = set.limits ? set.limits + run * set.run.limits : nullptr;
   data.runs = count;
   return data;
 }

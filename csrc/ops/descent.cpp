@@ -15,7 +15,8 @@ Descent<real>::Descent(const Optimizer& optimizer, int width, bool wants_norms)
                        optimizer.method == Method::kPolyak || std::isfinite(optimizer.clip)),
       frozen_(width, 0),
       kept_(width, 1.0),
-      decay_(width, 0.0) {}
+      decay_(width, 0.0),
+      root_(width, 1.0) {}
 
 template <class real>
 void Descent<real>::add(const Trained<real>& tensor) {
@@ -148,18 +149,17 @@ void Descent<real>::fill(int lane, double rate) {
     for (int h = 0; h < tensor.heads; ++h) tensor.rates[h * width_ + lane] = rate;
 }
 
-/// How far the step from theta_step goes, for each lane: learning rates `lr`, losses where needed.
+/// How far the step from theta_step goes, for each lane: learning rates `lr`, moments that were
+/// zero at step `since`, losses where needed.
 template <class real>
 void Descent<real>::choose_rates(std::int64_t step, const std::vector<double>& lr,
+                                 const std::vector<std::int64_t>& since,
                                  const std::vector<double>& losses,
                                  const std::vector<char>& frozen) {
   const Optimizer& o = optimizer_;
   const double factor = o.schedule ? o.schedule[step] : 1.0;
   frozen_ = frozen;
-  const bool adapts = o.method == Method::kAdam, clips = std::isfinite(o.clip);
-  const double taken = double(step + 1 - o.since);  // steps since the moments were zero
-  const double correction = adapts ? 1 / (1 - std::pow(o.beta1, taken)) : 1;
-  if (adapts) root_ = 1 / std::sqrt(1 - std::pow(o.beta2, taken));
+  const bool clips = std::isfinite(o.clip);
   for (int lane = 0; lane < width_; ++lane) {
     double rate = lr[lane] * factor, norm = 0, kept = 1;  // kept: what clipping leaves
     if (frozen_[lane]) {
@@ -195,10 +195,13 @@ void Descent<real>::choose_rates(std::int64_t step, const std::vector<double>& l
       case Method::kMomentum:
         fill(lane, rate);
         break;
-      case Method::kAdam:
+      case Method::kAdam: {
+        const double taken = double(step + 1 - since[lane]);  // steps since the moments were zero
         decay_[lane] = rate * o.weight_decay;
-        fill(lane, rate * correction);
+        root_[lane] = 1 / std::sqrt(1 - std::pow(o.beta2, taken));
+        fill(lane, rate * (1 / (1 - std::pow(o.beta1, taken))));
         break;
+      }
     }
   }
 }
@@ -208,11 +211,13 @@ void Descent<real>::apply(const Member& member) {
   const Optimizer& o = optimizer_;
   const int L = kernels_.lanes;
   real rate[kMostLanes], kept[kMostLanes], frozen[kMostLanes], decay[kMostLanes];
+  real root[kMostLanes];
   const auto lane_of = [this](int l) { return width_ > 1 ? l : 0; };
   for (int l = 0; l < L; ++l) {
     kept[l] = real(kept_[lane_of(l)]);
     frozen[l] = real(frozen_[lane_of(l)] ? 1 : 0);
     decay[l] = real(decay_[lane_of(l)]);
+    root[l] = real(root_[lane_of(l)]);
   }
   for (Trained<real>& tensor : tensors_)
     for (int h = member.index; h < tensor.heads; h += member.count) {
@@ -227,10 +232,10 @@ void Descent<real>::apply(const Member& member) {
                                    kept,
                                    frozen,
                                    decay,
+                                   root,
                                    o.beta1,
                                    o.beta2,
                                    o.eps,
-                                   root_,
                                    o.power,
                                    o.nesterov};
       switch (o.method) {

@@ -29,7 +29,7 @@ struct Optimizer {
   double eps = 0;
   Scope by = Scope::kTensor;  // what is normalized as one
   double beta1 = 0, beta2 = 0, weight_decay = 0;
-  std::int64_t since = 0;  // the step before which Adam's moments were zero
+  const std::int64_t* since = nullptr;  // by run: the step before which Adam's moments were zero
   bool nesterov = false;
   double target = 0, factor = 0.5, max_lr = std::numeric_limits<double>::infinity();  // Polyak
   double power = 2;                                                                   // mirror
@@ -78,7 +78,8 @@ class Descent {
   bool is_finite(int lane) const;
   double gradient_norm(int lane) const;
   void choose_rates(std::int64_t step, const std::vector<double>& lr,
-                    const std::vector<double>& losses, const std::vector<char>& frozen);
+                    const std::vector<std::int64_t>& since, const std::vector<double>& losses,
+                    const std::vector<char>& frozen);
   void choose_projections();
 
   bool projects() const { return optimizer_.project != Projection::kNone; }
@@ -101,8 +102,7 @@ class Descent {
   std::vector<Trained<real>> tensors_;
   bool scaled_ = false;
   std::vector<char> frozen_;
-  std::vector<double> kept_, decay_;
-  double root_ = 1;
+  std::vector<double> kept_, decay_, root_;
 };
 
 }  // namespace mhfast

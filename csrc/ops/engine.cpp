@@ -39,11 +39,11 @@ Engine<real>::Engine(const Data<real>& data, Loss loss, const Options& options, 
   key_size_ = s.d * (lanes ? s.T * L : TL);
   query_size_ = s.d * (lanes ? s.q * L : qL);
   target_size_ = s.is_layer() ? data_.targets * L : 0;
-  rows_size_ = lanes ? rows * L : qL;
+  rows_size_ = lanes ? rows * L : round_up(rows, L);
   weights_size_ = s.T * rows_size_;
   parameter_ = width_;
-  ut_size_ =
-      s.is_layer() ? std::ptrdiff_t(s.d) * s.p * parameter_ : s.d * (lanes ? s.q : qL) * parameter_;
+  ut_size_ = parameter_ *
+             (s.is_layer() ? s.p * (lanes ? s.d : round_up(s.d, L)) : s.d * (lanes ? s.q : qL));
   part_ = partial_gradient(s, plan_.kind, int(L));
 
   weigh();
@@ -108,6 +108,7 @@ void Engine<real>::lay_out(Layout& layout) {
   shared_e_ = layout.take<real>(shared_query * options_.gradient * H * s.q * s.d * parameter_);
   partial_ = layout.take<real>(options_.gradient ? plan_.chunks * part_.size : 0);
   if (plan_.kind == PlanKind::kTiles) return lay_out_tiles(layout);
+  if (is_layer_by_rows()) return lay_out_layer_rows(layout);
   for (Room& room : rooms_) {
     room.x = packed_ ? nullptr : layout.take<real>(slab * key_size_);
     room.z =
@@ -136,7 +137,7 @@ void Engine<real>::lay_out(Layout& layout) {
 
 template <class real>
 std::shared_ptr<Packed<real>> Engine<real>::make_packed() const {
-  if (plan_.kind == PlanKind::kTiles) return nullptr;
+  if (plan_.kind == PlanKind::kTiles || is_layer_by_rows()) return nullptr;
   const bool external = !data_.self && !data_.shape.shared_query;
   auto packed = std::make_shared<Packed<real>>();
   const auto lay_out = [&](Layout layout) {
@@ -207,6 +208,10 @@ void Engine<real>::load_parameters(const Parameters<real>& parameters, const Mem
       kernels_.transpose_lanes(from, rows, columns, ut_ + h * ut_size_);
     else
       kernels_.pack_rows(from, rows, columns, padded, ut_ + h * ut_size_);
+    if (is_layer_by_rows()) {
+      const int pL = int(round_up(s.p, kernels_.lanes));
+      kernels_.scale_rows(from, real(1), s.d, s.p, pL, v_rows_ + std::ptrdiff_t(h) * s.d * pL);
+    }
     if (scaled)
       for (std::ptrdiff_t i = h * dd; i < (h + 1) * dd; ++i)
         w_scaled_[i] = parameters.scale * parameters.W[i];
@@ -254,6 +259,12 @@ void Engine<real>::run_chunk(Pass pass, int chunk, Room& room) {
   chunk_totals_[chunk] = LaneTotals();
   const std::ptrdiff_t scales = std::ptrdiff_t(s.H + 1) * kernels_.lanes;
   if (gathers_scales(pass)) std::fill_n(chunk_scales_.begin() + chunk * scales, scales, -kInfinity);
+  for (std::ptrdiff_t unit = first; is_layer_by_rows() && unit < last; ++unit) {
+    Slab tile = open_layer_tile(unit, room);
+    tile.first = unit == first;
+    run_layer_tile(pass, chunk, tile, room);
+  }
+  if (is_layer_by_rows()) return;
   for (std::ptrdiff_t unit = first; unit < last; unit += plan_.slab) {
     Slab slab = open_slab(unit, std::min(unit + plan_.slab, last), room);
     slab.first = unit == first;
@@ -276,7 +287,7 @@ typename Engine<real>::Slab Engine<real>::open_slab(std::ptrdiff_t first, std::p
   const Shape& s = data_.shape;
   const std::ptrdiff_t samples_per_unit = plan_.samples_are_lanes() ? kernels_.lanes : 1;
   Slab slab{
-      first * samples_per_unit, int(last - first), 0, nullptr, nullptr, nullptr, 0, s.q, true};
+      first * samples_per_unit, int(last - first), 0, nullptr, nullptr, nullptr, 0, s.q, s.T, true};
   slab.samples = int(std::min(last * samples_per_unit, s.n) - slab.first_sample);
   if (packed_) {
     slab.x = packed_->x + first * key_size_;
@@ -322,7 +333,7 @@ ScoreArguments<real> Engine<real>::scores(RowMode mode, int head, const Slab& sl
   const Shape& s = data_.shape;
   const std::ptrdiff_t at = kept ? head * (slab.units * weights_size_) : 0;
   ScoreArguments<real> in{};
-  in.T = s.T;
+  in.T = slab.keys;
   in.q = slab.rows;
   in.d = s.d;
   in.units = slab.units;
@@ -385,8 +396,8 @@ const real* Engine<real>::scale_keys(const Slab& slab, const real* factors, Room
   if (plan_.features_are_lanes()) {
     const int padded = int(round_up(s.d, L));
     for (int i = 0; i < slab.samples; ++i)
-      kernels_.scale_rows(data_.x + (slab.first_sample + i) * size, factors[i], s.T, s.d, padded,
-                          room.gx + std::ptrdiff_t(i) * s.T * padded);
+      kernels_.scale_rows(data_.x + (slab.first_sample + i) * size, factors[i], slab.keys, s.d,
+                          padded, room.gx + std::ptrdiff_t(i) * s.T * padded);
     return room.gx;
   }
   for (int u = 0; u < slab.units; ++u)
@@ -402,7 +413,7 @@ void Engine<real>::accumulate(int chunk, int head, const Slab& slab, const real*
   const bool features = plan_.features_are_lanes();
   real* partial = partial_ + chunk * part_.size;
   GradientArguments<real> in{};
-  in.T = s.T;
+  in.T = slab.keys;
   in.q = slab.rows;
   in.d = s.d;
   in.units = features ? slab.samples : slab.units;
@@ -415,12 +426,14 @@ void Engine<real>::accumulate(int chunk, int head, const Slab& slab, const real*
     in.ge = partial + head * part_.weight_head + slab.first_row * part_.weight_row;
   else if (dd)
     in.gw = partial + head * part_.weight_head;
-  in.add = !slab.first || (slab.first_row > 0 && !s.shared_query);
+  // The rows of a slab of a layer follow each other; a tile of rows may be a chunk's first unit.
+  const bool follows = slab.first_row > 0 && !is_layer_by_rows();
+  in.add = !slab.first || (follows && !s.shared_query);
   if (!features) {
     in.z = slab.z + std::ptrdiff_t(slab.first_row) * s.d * kernels_.lanes;
     return kernels_.gradients_samples(in);
   }
-  if (!s.shared_query) in.z = data_.z + slab.first_sample * s.q * s.d;
+  if (!s.shared_query) in.z = data_.z + (slab.first_sample * s.q + slab.first_row) * s.d;
   if (!plan_.samples_are_lanes()) return kernels_.gradients_features_of_rows(in);
   // Samples were lanes: a block of them is what one product can sum over.
   const int L = kernels_.lanes;

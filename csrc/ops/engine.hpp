@@ -122,6 +122,7 @@ class Engine {
     double* largest;                   // layers: largest slope of each entry
     real *ax, *f, *g, *scaled_g, *ut;  // layers: A X (heads), outputs, their slopes, G V^T
     real *pu, *sc, *axdx, *x_rows;     // tiles
+    real *g_transposed, *ax_rows;      // layers by rows: (pL, rows), (rows, dL)
     std::ptrdiff_t packed_sample;      // tiles: whose keys are in x and x_rows
   };
   /// What the threads of a team share for one slab of long sequences.
@@ -137,6 +138,7 @@ class Engine {
     int units, samples;
     const real *x, *z, *y;
     int first_row, rows;  // of the query; all, but for layers of long sequences
+    int keys;             // that any of these rows sees; all, but for layers by rows
     bool first;           // of its chunk
   };
 
@@ -203,6 +205,16 @@ class Engine {
   void accumulate(int chunk, int head, const Slab& slab, const real* a, const real* dd,
                   const real* gx, Room& room) const;
 
+  bool is_layer_by_rows() const { return data_.shape.is_layer() && plan_.kind == PlanKind::kRows; }
+  void lay_out_layer_rows(Layout& layout);
+  Slab open_layer_tile(std::ptrdiff_t unit, Room& room) const;
+  void run_layer_tile(Pass pass, int chunk, const Slab& slab, Room& room);
+  void run_layer_tile_outputs(bool gaps, const Slab& slab, Room& room) const;
+  template <class Emit>
+  void measure_layer_tile(LaneTotals& totals, const Slab& slab, const Room& room,
+                          const Emit& emit) const;
+  void differentiate_layer_tile(Pass pass, int chunk, const Slab& slab, Room& room);
+
   void run_layer_slab(Pass pass, int chunk, const Slab& slab, Room& room);
   LayerArguments<real> layer(int head, const Slab& slab, Room& room) const;
   void write_layer_outputs(const Slab& slab, const Room& room) const;
@@ -245,6 +257,7 @@ class Engine {
   const real* prompt_ = nullptr;
   real* w_scaled_ = nullptr;
   real* ut_ = nullptr;
+  real* v_rows_ = nullptr;  // layers by rows: V, its rows padded to whole vectors
   real *shared_product_ = nullptr, *shared_p_ = nullptr;  // shared Z times W: (q, d), as packed
   real* shared_e_ = nullptr;  // D X summed over samples, where the query is shared: (H, q, d)
   real scale_ = 1;

@@ -53,7 +53,7 @@ void Engine<real>::run_tiles(Pass pass, const Member& member) {
   for (std::ptrdiff_t first = 0; first < s.n; first += plan_.slab) {
     const int samples = int(std::min<std::ptrdiff_t>(plan_.slab, s.n - first));
     // Every member has its own: one may still combine a slab when another is at the next.
-    const Slab slab{first, samples, samples, nullptr, nullptr, nullptr, 0, s.q, first == 0};
+    const Slab slab{first, samples, samples, nullptr, nullptr, nullptr, 0, s.q, s.T, first == 0};
     if (member.index == 0) next_chunk_.store(0, std::memory_order_relaxed);
     member.wait();
     const int units = samples * s.H * plan_.parts;

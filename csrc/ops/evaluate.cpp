@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <memory>
 
+#include "clean.hpp"
 #include "factors.hpp"
 #include "float_mode.hpp"
 #include "inputs.hpp"
@@ -11,10 +13,10 @@
 namespace mhfast {
 namespace {
 
-// Scratch that a thread keeps between calls; more than this is given back at once.
+// The workspace that a thread keeps between calls; a larger one is freed at once.
 constexpr std::size_t kKeptScratch = std::size_t(32) << 20;
 
-/// The calling thread's blocks, for the length of one call.
+/// The calling thread's workspaces, for the duration of one call.
 class CallScratch {
  public:
   CallScratch() = default;
@@ -28,14 +30,16 @@ class CallScratch {
   Block& model() const { return kept()[1]; }
 
  private:
+  /// On the heap: of the storage that a thread has from its start there is little to go round.
   static std::array<Block, 2>& kept() {
-    thread_local std::array<Block, 2> blocks;
-    return blocks;
+    thread_local std::unique_ptr<std::array<Block, 2>> blocks;
+    if (!blocks) blocks = std::make_unique<std::array<Block, 2>>();
+    return *blocks;
   }
 };
 
-/// A model's parameters as an engine takes them: W composed of its factors, in `block`, where it is
-/// factored, with room for the gradient by it.
+/// A model's parameters in the form that an engine expects: a factored W is multiplied out, in
+/// `block`, with memory for the gradient by it.
 template <class real>
 class DenseModel {
  public:
@@ -62,7 +66,7 @@ class DenseModel {
   real *w_ = nullptr, *gradient_ = nullptr;
 };
 
-/// x *= factor exp(log_factor), also where these alone would underflow.
+/// x *= factor exp(log_factor), also if these factors alone would underflow.
 template <class real>
 void multiply(real* x, std::ptrdiff_t size, double factor, double log_factor) {
   if (std::isinf(log_factor)) return;  // x is zero
@@ -76,7 +80,7 @@ bool is_faint(const real* gradient, const Extent& e) {
   constexpr real kFaint = sizeof(real) == 4 ? real(1e-18) : real(1e-240);
   for (int h = 0; gradient && h < e.heads; ++h, gradient += e.size()) {
     const real* const end = gradient + e.size();
-    // As a rule the first entry answers.
+    // Usually the first entry decides.
     const auto is_large = [](real x) { return !(std::fabs(x) < kFaint); };
     if (std::any_of(gradient, end, is_large)) continue;
     if (std::any_of(gradient, end, [](real x) { return x != 0; })) return true;
@@ -84,10 +88,12 @@ bool is_faint(const real* gradient, const Extent& e) {
   return false;
 }
 
-/// Loss and gradient; `careful`: right also where their factors underflow, at twice the cost there.
+/// Loss and gradient, and the outputs unless that is null; `careful`: also accurate if their
+/// factors underflow, at twice the cost then.
 template <class real>
 double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss loss, int threads,
-                const typename Engine<real>::Gradient& gradient, bool careful, Block& block) {
+                const typename Engine<real>::Gradient& gradient, bool careful, real* outputs,
+                Block& block) {
   const bool differentiates = gradient.W || gradient.readout || gradient.prompt;
   typename Engine<real>::Options options;
   options.gradient = differentiates;
@@ -96,6 +102,7 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
   options.gaps = careful;
   Engine<real> engine(data, loss, options, threads);
   engine.bind(block);
+  engine.write_outputs(outputs);
   const Shape& s = data.shape;
   bool scaled = false;
   run_short_team(engine.threads(), engine.leisurely_seconds(), [&](const Member& member) {
@@ -140,9 +147,11 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
 }  // namespace
 
 template <class real>
-void outputs(const Data<real>& data, const Model<const real*>& model, real scale, int threads,
+void outputs(const Data<real>& given, const Model<const real*>& model, real scale, int threads,
              real* out) {
-  if (data.shape.n == 0) return;
+  if (given.shape.n == 0) return;
+  const CleanData<real> clean(given, 1);
+  const Data<real>& data = *clean;
   CallScratch scratch;
   const DenseModel<real> dense(data.shape, model, scale, false, scratch.model());
   Engine<real> engine(data, Loss::kLinear, {}, threads);
@@ -156,8 +165,10 @@ void outputs(const Data<real>& data, const Model<const real*>& model, real scale
 }
 
 template <class real>
-double value_and_grad(const Data<real>& data, const Model<const real*>& model, real scale,
+double value_and_grad(const Data<real>& given, const Model<const real*>& model, real scale,
                       Loss loss, int threads, const Gradients<real>& gradients) {
+  const CleanData<real> clean(given, 1);
+  const Data<real>& data = *clean;
   const Shape& s = data.shape;
   CallScratch scratch;
   const DenseModel<real> dense(s, model, scale, true, scratch.model());
@@ -165,20 +176,25 @@ double value_and_grad(const Data<real>& data, const Model<const real*>& model, r
   const TensorName readout = s.is_layer() ? kV : kU;
   const typename Engine<real>::Gradient gradient{of_factors ? dense.gradient() : gradients.of[kW],
                                                  gradients.of[readout], gradients.of[kPrompt]};
+  const bool of_inputs = gradients.x || gradients.z;
+  std::vector<real> f(of_inputs ? s.n * (s.is_layer() ? std::ptrdiff_t(s.q) * s.p : 1) : 0);
   double value = 0;
-  if (gradients.of_parameters() || !(gradients.x || gradients.z)) {
-    value = evaluate(data, dense.parameters, loss, threads, gradient, false, scratch.engine());
+  if (gradients.of_parameters() || !of_inputs) {
+    value = evaluate(data, dense.parameters, loss, threads, gradient, false,
+                     of_inputs ? f.data() : nullptr, scratch.engine());
     if (is_faint(gradient.W, extent(kW, s, 0)) ||
         is_faint(gradient.readout, extent(readout, s, 0)) ||
         is_faint(gradient.prompt, extent(kPrompt, s, 0)))
-      evaluate(data, dense.parameters, loss, threads, gradient, true, scratch.engine());
+      evaluate<real>(data, dense.parameters, loss, threads, gradient, true, nullptr,
+                     scratch.engine());
+  } else {
+    outputs(data, model, scale, threads, f.data());
   }
   for (int h = 0; of_factors && h < s.H; ++h)
     differentiate_factors(active_kernels<real>(), s, model.rank, model.at[kQ], model.at[kK],
                           gradient.W, h, 1, gradients.of[kQ], gradients.of[kK]);
-  if (gradients.x || gradients.z)
-    value = input_gradients(data, dense.parameters, loss, threads, gradients.x, gradients.z);
-  return value;
+  if (!of_inputs) return value;
+  return input_gradients(data, dense.parameters, loss, f.data(), threads, gradients.x, gradients.z);
 }
 
 template <class real>

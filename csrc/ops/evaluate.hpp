@@ -11,7 +11,7 @@ void outputs(const Data<real>& data, const Model<const real*>& model, real scale
              real* out);
 
 /// Where gradients go: those of the parameters, each in the place of its tensor, and of the inputs;
-/// null: not wanted. That by X includes the query side of self-attention.
+/// null: not requested. The gradient by X includes the query side of self-attention.
 template <class real>
 struct Gradients {
   Tensors<real*> of{};
@@ -35,8 +35,8 @@ template <class real>
 void attention(const Data<real>& data, const Model<const real*>& model, real scale,
                std::ptrdiff_t first, std::ptrdiff_t last, int threads, real* out);
 
-/// Calls body(run, threads) for every run, several at a time where a single one is small: each then
-/// gets one thread. Rethrows what a call threw.
+/// Calls body(run, threads) for every run, several at a time if a single one is small: each then
+/// uses one thread. Rethrows exceptions of the calls.
 void for_runs(std::ptrdiff_t runs, int threads, double flops_of_one,
               const std::function<void(std::ptrdiff_t, int)>& body);
 

@@ -1,8 +1,8 @@
 // Flush-to-zero for one thread and one scope.
 //
-// Saturated training fills arrays with numbers below the normal range, on which ordinary code runs
-// ten times slower. Inside gradient and training calls they count as zero; the caller's mode comes
-// back on every way out of the scope.
+// Training in saturation fills arrays with numbers below the normal range, with which ordinary code
+// is ten times slower. Inside gradient and training calls they count as zero; the caller's mode is
+// restored on every exit from the scope.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class FlushToZero {
   FlushToZero(const FlushToZero&) = delete;
   FlushToZero& operator=(const FlushToZero&) = delete;
 
-  /// Calls `body` in the caller's mode: foreign code never sees ours.
+  /// Calls `body` in the caller's mode, so that foreign code never runs in ours.
   template <class Body>
   void suspended(const Body& body) const {
     struct Scope {

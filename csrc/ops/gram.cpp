@@ -1,6 +1,7 @@
 #include "gram.hpp"
 
 #include <algorithm>
+#include <memory>
 
 #include "../dispatch/dispatch.hpp"
 #include "scratch.hpp"
@@ -36,7 +37,10 @@ void gram_matrix(const RowSource& source, int threads, double* out) {
   const std::ptrdiff_t panel = items_held * source.rows_per_item * kColumns;
   const std::ptrdiff_t item_size = source.rows_per_item * padded;
   const int team = gram_threads(source, threads);
-  thread_local Block block;
+  thread_local std::unique_ptr<Block>
+      kept;  // on the heap: threads have little storage of their own
+  if (!kept) kept = std::make_unique<Block>();
+  Block& block = *kept;
   // Rows by panels of columns, [block][row][column]; items as they are made, one for each member.
   double *rows = nullptr, *items = nullptr, *sum = nullptr;
   const auto lay_out = [&](Layout layout) {

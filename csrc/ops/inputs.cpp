@@ -1,82 +1,161 @@
-// Of one sample and head, with U = slope U_h for a classifier and G V_h^T for a layer:
+// Of one sample and head, with U = derivative of the loss times U_h for a classifier and G V_h^T
+// for a layer:
 //
 //   dL/dX += A^T U + D^T (Z W),   dL/dZ += D X W^T
 //
-// A sample at a time, a head at a time: nothing but A and D of these is held.
+// A sample at a time, some of its query rows at a time, a head at a time. A and D come from
+// scores_rows with query rows as lanes; the sums over rows are products with features as lanes, for
+// which A, D and Z W are transposed. A classifier's gradient is linear in the derivative of its
+// loss, which is multiplied in at the end.
 #include "inputs.hpp"
 
 #include <algorithm>
 #include <cmath>
 
-#include "evaluate.hpp"
+#include "../dispatch/dispatch.hpp"
 #include "float_mode.hpp"
+#include "loss.hpp"
+#include "scratch.hpp"
+#include "team.hpp"
 
 namespace mhfast {
 namespace {
 
-/// One thread's arrays for one sample and one head.
+// A and D of the query rows that go together, with their transposed copies: as much as the
+// second-level cache of a core leaves beside the tokens.
+constexpr std::size_t kRowTileBytes = std::size_t(256) << 10;
+
+/// One thread's arrays for the query rows of one sample and one head.
 template <class real>
 struct Room {
   real *xt, *zt, *ut, *p, *s, *c, *limits, *row_readouts;  // as scores_rows takes them
-  real *readout, *u, *zw, *e, *g;  // U (q, d), Z W (q, d), D X (q, d), slopes of the outputs (q, p)
+  real* readout;
+  real* transposed;  // A, then D: (rows, T)
+  real* right;       // U, then Z W: (rows, dL)
+  real* e;           // (D X)^T: (d, qL)
+  real *gx, *gz;     // (T, dL), (q, dL)
+  real *g, *gt;      // derivatives of the outputs (q, p); those of the rows transposed (p, qL)
 };
 
 template <class real>
 class InputGradients {
  public:
   InputGradients(const Data<real>& data, const Parameters<real>& parameters, Loss loss, real* gx,
-                 real* gz)
-      : data_(data),
-        parameters_(parameters),
-        loss_(loss),
-        gx_(gx),
-        gz_(gz),
-        total_(data.total_weight(0, loss)) {}
+                 real* gz);
 
-  double run(int threads);
+  double run(const real* outputs, int threads);
 
  private:
   const real* queries(std::ptrdiff_t i) const {
     const Shape& s = data_.shape;
     return s.shared_query ? parameters_.prompt : data_.z + i * s.q * s.d;
   }
+  void load_parameters();
   Room<real> take_room(Layout& layout) const;
   double measure(std::ptrdiff_t i, const real* f, Room<real>& room) const;
   void differentiate(std::ptrdiff_t i, Room<real>& room) const;
-  void add_head(std::ptrdiff_t i, int h, Room<real>& room) const;
+  void load_readout(int h, int first, int rows, Room<real>& room) const;
+  void add_head(std::ptrdiff_t i, int h, int first, int rows, Room<real>& room) const;
+  void store(const real* from, int rows, real factor, bool add, real* to) const;
 
   const Kernels<real>& kernels_ = active_kernels<real>();
   const Data<real>& data_;
   const Parameters<real>& parameters_;
   const Loss loss_;
-  real *gx_, *gz_;
+  real *const gx_, *const gz_;
+  const bool wants_z_;  // by an external query, or as part of gx
+  const int L_, TL_, dL_, row_tile_;
   const double total_;
-  std::vector<real> w_;  // scaled
+  Block block_;
+  // Of all heads: W scaled; its transpose with features as lanes; U or V^T with features as lanes;
+  // and of a classifier U transposed, a tile of rows after the other.
+  real *w_ = nullptr, *wt_ = nullptr, *readouts_ = nullptr, *ut_ = nullptr;
 };
+
+/// Query rows in whole vectors whose A and D fit the cache.
+template <class real>
+int tile_of_rows(const Shape& s, int lanes) {
+  const std::size_t row = 4 * std::size_t(s.T) * sizeof(real);
+  const int rows = int(std::max<std::size_t>(kRowTileBytes / row, 1));
+  return std::min(int(round_up(rows, lanes)), int(round_up(s.q, lanes)));
+}
+
+template <class real>
+InputGradients<real>::InputGradients(const Data<real>& data, const Parameters<real>& parameters,
+                                     Loss loss, real* gx, real* gz)
+    : data_(data),
+      parameters_(parameters),
+      loss_(loss),
+      gx_(gx),
+      gz_(gz),
+      wants_z_(gz || (data.self && gx)),
+      L_(kernels_.lanes),
+      TL_(int(round_up(data.shape.T, L_))),
+      dL_(int(round_up(data.shape.d, L_))),
+      row_tile_(tile_of_rows<real>(data.shape, L_)),
+      total_(data.total_weight(0, loss)) {
+  load_parameters();
+}
+
+template <class real>
+void InputGradients<real>::load_parameters() {
+  const Shape& s = data_.shape;
+  const std::ptrdiff_t H = s.H, dd = std::ptrdiff_t(s.d) * s.d, ddL = std::ptrdiff_t(s.d) * dL_;
+  const int rows = s.is_layer() ? s.p : s.q;
+  const std::ptrdiff_t tiles = (s.q + row_tile_ - 1) / row_tile_;
+  const std::ptrdiff_t ut_size = s.is_layer() ? 0 : tiles * s.d * row_tile_;
+  const auto lay_out = [&](Layout layout) {
+    w_ = layout.template take<real>(H * dd);
+    wt_ = layout.template take<real>(wants_z_ ? H * ddL : 0);
+    readouts_ = layout.template take<real>(H * rows * dL_);
+    ut_ = layout.template take<real>(H * ut_size);
+    return layout.size();
+  };
+  lay_out(Layout(block_.reserve(lay_out(Layout()))));
+  std::transform(parameters_.W, parameters_.W + H * dd, w_,
+                 [this](real entry) { return parameters_.scale * entry; });
+  for (std::ptrdiff_t h = 0; h < H; ++h) {
+    if (wants_z_) kernels_.pack_rows(w_ + h * dd, s.d, s.d, dL_, wt_ + h * ddL);
+    real* readout = readouts_ + h * rows * dL_;
+    if (s.is_layer()) {
+      kernels_.pack_rows(parameters_.V + h * s.d * s.p, s.d, s.p, dL_, readout);
+      continue;
+    }
+    const real* u = parameters_.U + h * s.q * s.d;
+    kernels_.scale_rows(u, real(1), s.q, s.d, dL_, readout);
+    for (int first = 0; first < s.q; first += row_tile_) {
+      const int tile = std::min(row_tile_, s.q - first);
+      kernels_.pack_rows(u + std::ptrdiff_t(first) * s.d, tile, s.d, int(round_up(tile, L_)),
+                         ut_ + h * ut_size + std::ptrdiff_t(first) * s.d);
+    }
+  }
+}
 
 template <class real>
 Room<real> InputGradients<real>::take_room(Layout& layout) const {
   const Shape& s = data_.shape;
-  const std::size_t L = kernels_.lanes, qL = round_up(s.q, L), TL = round_up(s.T, L);
-  const std::size_t q = s.q, d = s.d, T = s.T;
+  const std::size_t q = s.q, d = s.d, T = s.T, rows = row_tile_, p = s.is_layer() ? s.p : 0;
   Room<real> room{};
-  room.xt = layout.take<real>(d * TL);
-  room.zt = data_.self ? room.xt : layout.take<real>(d * qL);
-  room.ut = layout.take<real>(d * qL);
-  room.p = layout.take<real>(d * qL);
-  room.s = layout.take<real>(T * qL);
-  room.c = layout.take<real>(T * qL);
-  room.limits = layout.take<real>(qL);
-  room.row_readouts = layout.take<real>(qL);
+  room.xt = layout.take<real>(d * TL_);
+  room.zt = layout.take<real>(d * rows);
+  room.ut = layout.take<real>(s.is_layer() ? d * rows : 0);
+  room.p = layout.take<real>(d * rows);
+  room.s = layout.take<real>(T * rows);
+  room.c = layout.take<real>(T * rows);
+  room.limits = layout.take<real>(rows);
+  room.row_readouts = layout.take<real>(rows);
   room.readout = layout.take<real>(1);
-  room.u = layout.take<real>(q * d);
-  room.zw = layout.take<real>(q * d);
-  room.e = layout.take<real>(q * d);
-  room.g = layout.take<real>(q * std::max(1, s.p));
+  room.transposed = layout.take<real>(gx_ ? 2 * rows * T : 0);
+  room.right = layout.take<real>(gx_ ? 2 * rows * dL_ : 0);
+  room.e = layout.take<real>(wants_z_ ? d * rows : 0);
+  room.gx = layout.take<real>(gx_ ? T * dL_ : 0);
+  room.gz = layout.take<real>(wants_z_ ? rows * dL_ : 0);
+  room.g = layout.take<real>(q * std::max<std::size_t>(1, p));
+  room.gt = layout.take<real>(p * rows);
   return room;
 }
 
-/// Weighted loss of a sample from its outputs; writes their slopes to room.g.
+/// Weighted loss of a sample from its outputs; writes their derivatives to room.g.
 template <class real>
 double InputGradients<real>::measure(std::ptrdiff_t i, const real* f, Room<real>& room) const {
   const Shape& s = data_.shape;
@@ -105,28 +184,34 @@ double InputGradients<real>::measure(std::ptrdiff_t i, const real* f, Room<real>
   return value;
 }
 
+/// U of a tile of a layer's rows, G V_h^T: (d, qL) as scores_rows takes it, and (rows, dL).
 template <class real>
-void InputGradients<real>::add_head(std::ptrdiff_t i, int h, Room<real>& room) const {
+void InputGradients<real>::load_readout(int h, int first, int rows, Room<real>& room) const {
   const Shape& s = data_.shape;
-  const std::ptrdiff_t d = s.d, qL = round_up(s.q, kernels_.lanes);
-  const real* x = data_.x + i * s.T * d;
-  const real* w = w_.data() + h * d * d;
-  if (s.is_layer()) {
-    const real* v = parameters_.V + h * d * s.p;
-    kernels_.small_product(
-        {s.q, s.d, s.p, 1, room.g, s.p, 1, v, 1, s.p, room.u, d, 1, real(1), false});
-  } else {
-    const real* u = parameters_.U + h * s.q * d;
-    std::transform(u, u + s.q * d, room.u, [&](real entry) { return room.g[0] * entry; });
-  }
-  kernels_.pack_rows(room.u, s.q, s.d, int(qL), room.ut);
+  const int qL = int(round_up(rows, L_));
+  const real* vt = readouts_ + std::ptrdiff_t(h) * s.p * dL_;
+  if (h == 0) kernels_.pack_rows(room.g + std::ptrdiff_t(first) * s.p, rows, s.p, qL, room.gt);
+  kernels_.product({{s.d, qL / L_, s.p}, {vt, dL_}, {room.gt, qL, L_}, {room.ut, qL, L_}, false});
+  if (gx_)
+    kernels_.product(
+        {{rows, dL_ / L_, s.p}, {room.gt, qL}, {vt, dL_, L_}, {room.right, dL_, L_}, false});
+}
+
+template <class real>
+void InputGradients<real>::add_head(std::ptrdiff_t i, int h, int first, int rows,
+                                    Room<real>& room) const {
+  const Shape& s = data_.shape;
+  const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d;
+  const int qL = int(round_up(rows, L_)), N = dL_ / L_;
+  const std::ptrdiff_t tiles = (s.q + row_tile_ - 1) / row_tile_;
+  if (s.is_layer()) load_readout(h, first, rows, room);
   ScoreArguments<real> in{};
   in.T = s.T;
-  in.q = s.q;
+  in.q = rows;
   in.d = s.d;
   in.units = 1;
-  in.w = w;
-  in.ut = room.ut;
+  in.w = w_ + h * dd;
+  in.ut = s.is_layer() ? room.ut : ut_ + (h * tiles * row_tile_ + first) * std::ptrdiff_t(s.d);
   in.ut_k = qL;
   in.x = room.xt;
   in.z = room.zt;
@@ -138,51 +223,69 @@ void InputGradients<real>::add_head(std::ptrdiff_t i, int h, Room<real>& room) c
   in.row_readouts = room.row_readouts;
   in.mode = RowMode::kDerivative;
   kernels_.scores_rows(in);
-  real* gz = gz_ ? gz_ + i * s.q * d : data_.self && gx_ ? gx_ + i * s.T * d : nullptr;
   if (gx_) {
-    real* gx = gx_ + i * s.T * d;
-    kernels_.small_product(
-        {s.q, s.d, s.d, 1, queries(i), d, 1, w, d, 1, room.zw, d, 1, real(1), false});
-    kernels_.small_product(
-        {s.T, s.d, s.q, 1, room.s, qL, 1, room.u, d, 1, gx, d, 1, real(1), true});
-    kernels_.small_product(
-        {s.T, s.d, s.q, 1, room.c, qL, 1, room.zw, d, 1, gx, d, 1, real(1), true});
+    const std::ptrdiff_t weights = std::ptrdiff_t(qL) * s.T, of_zw = std::ptrdiff_t(qL) * dL_;
+    if (!s.is_layer())
+      std::copy_n(readouts_ + (std::ptrdiff_t(h) * s.q + first) * dL_, rows * dL_, room.right);
+    kernels_.pack_rows(room.s, s.T, qL, s.T, room.transposed);
+    kernels_.pack_rows(room.c, s.T, qL, s.T, room.transposed + weights);
+    kernels_.pack_rows(room.p, s.d, qL, dL_, room.right + of_zw);
+    kernels_.product({{s.T, N, rows, 2},
+                      {room.transposed, s.T, weights},
+                      {room.right, dL_, L_, of_zw},
+                      {room.gx, dL_, L_},
+                      h > 0 || first > 0});
   }
-  if (!gz) return;
-  kernels_.small_product({s.q, s.d, s.T, 1, room.c, 1, qL, x, d, 1, room.e, d, 1, real(1), false});
-  kernels_.small_product({s.q, s.d, s.d, 1, room.e, d, 1, w, 1, d, gz, d, 1, real(1), true});
+  if (!wants_z_) return;
+  kernels_.product({{s.d, qL / L_, s.T},
+                    {data_.x + i * s.T * s.d, s.d},
+                    {room.c, qL, L_},
+                    {room.e, qL, L_},
+                    false});
+  kernels_.product({{rows, N, s.d},
+                    {room.e, qL},
+                    {wt_ + h * std::ptrdiff_t(s.d) * dL_, dL_, L_},
+                    {room.gz, dL_, L_},
+                    h > 0});
+}
+
+/// Rows of dL numbers times a factor, to rows of d.
+template <class real>
+void InputGradients<real>::store(const real* from, int rows, real factor, bool add,
+                                 real* to) const {
+  const int d = data_.shape.d;
+  for (int t = 0; t < rows; ++t, from += dL_, to += d)
+    for (int k = 0; k < d; ++k) to[k] = (add ? to[k] : real(0)) + factor * from[k];
 }
 
 template <class real>
 void InputGradients<real>::differentiate(std::ptrdiff_t i, Room<real>& room) const {
   const Shape& s = data_.shape;
-  const int L = kernels_.lanes, qL = int(round_up(s.q, L)), TL = int(round_up(s.T, L));
-  kernels_.pack_rows(data_.x + i * s.T * s.d, s.T, s.d, TL, room.xt);
-  if (room.zt != room.xt) kernels_.pack_rows(queries(i), s.q, s.d, qL, room.zt);
-  if (data_.is_limited()) data_.write_limits(i, 0, s.q, qL, room.limits);
-  if (gx_) std::fill_n(gx_ + i * s.T * s.d, std::ptrdiff_t(s.T) * s.d, real(0));
-  if (gz_) std::fill_n(gz_ + i * s.q * s.d, std::ptrdiff_t(s.q) * s.d, real(0));
-  const std::ptrdiff_t slopes = s.is_layer() ? std::ptrdiff_t(s.q) * s.p : 1;
-  if (std::all_of(room.g, room.g + slopes, [](real slope) { return slope == 0; })) return;
-  for (int h = 0; h < s.H; ++h) add_head(i, h, room);
+  const std::ptrdiff_t d = s.d;
+  real* gx = gx_ ? gx_ + i * s.T * d : nullptr;
+  real* gz = gz_ ? gz_ + i * s.q * d : nullptr;
+  const std::ptrdiff_t derivatives = s.is_layer() ? std::ptrdiff_t(s.q) * s.p : 1;
+  if (std::all_of(room.g, room.g + derivatives, [](real g) { return g == 0; })) {
+    if (gx) std::fill_n(gx, s.T * d, real(0));
+    if (gz) std::fill_n(gz, s.q * d, real(0));
+    return;
+  }
+  const real factor = s.is_layer() ? real(1) : room.g[0];
+  kernels_.pack_rows(data_.x + i * s.T * d, s.T, s.d, TL_, room.xt);
+  for (int first = 0; first < s.q; first += row_tile_) {
+    const int rows = std::min(row_tile_, s.q - first), qL = int(round_up(rows, L_));
+    kernels_.pack_rows(queries(i) + first * d, rows, s.d, qL, room.zt);
+    if (data_.is_limited()) data_.write_limits(i, first, rows, qL, room.limits);
+    for (int h = 0; h < s.H; ++h) add_head(i, h, first, rows, room);
+    if (wants_z_) store(room.gz, rows, factor, false, (gz ? gz : gx) + first * d);
+  }
+  if (gx) store(room.gx, s.T, factor, data_.self, gx);
 }
 
 template <class real>
-double InputGradients<real>::run(int threads) {
+double InputGradients<real>::run(const real* outputs, int threads) {
   const Shape& s = data_.shape;
-  const std::ptrdiff_t size_W = extent(kW, s, 0).all();
-  w_.resize(size_W);
-  std::transform(parameters_.W, parameters_.W + size_W, w_.begin(),
-                 [this](real entry) { return parameters_.scale * entry; });
-  std::vector<real> f(s.n * (s.is_layer() ? std::ptrdiff_t(s.q) * s.p : 1));
-  Model<const real*> model{};
-  model.at[kW] = parameters_.W;
-  model.at[kU] = parameters_.U;
-  model.at[kV] = parameters_.V;
-  model.at[kPrompt] = parameters_.prompt;
-  outputs(data_, model, parameters_.scale, threads, f.data());
-
-  const double flops = double(s.n) * s.H * s.q * (6.0 * s.d * s.d + 12.0 * s.T * s.d);
+  const double flops = double(s.n) * s.H * s.q * (4.0 * s.d * s.d + 10.0 * s.T * s.d);
   const int members = useful_threads(threads, s.n, flops);
   std::vector<Room<real>> rooms(members);
   Block block;
@@ -197,7 +300,7 @@ double InputGradients<real>::run(int threads) {
     const FlushToZero flush;
     Room<real>& room = rooms[member.index];
     for (std::ptrdiff_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < s.n;) {
-      values[i] = measure(i, f.data(), room);
+      values[i] = measure(i, outputs, room);
       differentiate(i, room);
     }
   });
@@ -210,13 +313,13 @@ double InputGradients<real>::run(int threads) {
 
 template <class real>
 double input_gradients(const Data<real>& data, const Parameters<real>& parameters, Loss loss,
-                       int threads, real* gx, real* gz) {
-  return InputGradients<real>(data, parameters, loss, gx, gz).run(threads);
+                       const real* outputs, int threads, real* gx, real* gz) {
+  return InputGradients<real>(data, parameters, loss, gx, gz).run(outputs, threads);
 }
 
-template double input_gradients<float>(const Data<float>&, const Parameters<float>&, Loss, int,
-                                       float*, float*);
-template double input_gradients<double>(const Data<double>&, const Parameters<double>&, Loss, int,
-                                        double*, double*);
+template double input_gradients<float>(const Data<float>&, const Parameters<float>&, Loss,
+                                       const float*, int, float*, float*);
+template double input_gradients<double>(const Data<double>&, const Parameters<double>&, Loss,
+                                        const double*, int, double*, double*);
 
 }  // namespace mhfast

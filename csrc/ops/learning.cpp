@@ -27,8 +27,8 @@ void multiply(const double* a, const double* b, int rows, int inner, int columns
         out[i * columns + j] += a[i * inner + k] * b[k * columns + j];
 }
 
-/// Explains one row after another; what belongs to a sample is kept while rows are of that sample.
-/// Tokens and the values they have by `sum` are transposed, with tokens in whole vectors.
+/// Approximates one row after another; data of a sample is kept while rows belong to it. Tokens and
+/// the values they have by `sum` are transposed, with tokens in whole vectors.
 class RowFit {
  public:
   RowFit(const Examples& examples, const double* sum, int support)
@@ -43,14 +43,14 @@ class RowFit {
         gram_(examples.T * stride_),
         inner_(stride_) {}
 
-  /// Writes the weights (T) of a row; returns the norm of what is left.
+  /// Writes the weights (T) of a row; returns the norm of the residual.
   double fit(std::int64_t row, double* weights) {
     const int p = examples_.p;
     prepare(row / examples_.T);
     const double* y = examples_.Y + row * p;
     multiply(y, 1, 1, p, values_, inner_);
     nearest_.solve(gram_.data(), stride_, inner_.data(), weights);
-    // From the difference itself: from the Gram matrix half of the digits would be lost.
+    // Computed from the difference, because the Gram matrix would lose half of the digits.
     double square = spoilt_;
     for (int o = 0; o < p; ++o) {
       double left = y[o];
@@ -100,7 +100,7 @@ class RowFit {
   const std::ptrdiff_t stride_;
   NearestInSimplex nearest_;
   std::int64_t sample_ = -1;
-  double spoilt_ = 0;  // NaN where a token of the sample is not finite
+  double spoilt_ = 0;  // NaN if a token of the sample is not finite
   std::vector<double> tokens_, values_, gram_, inner_;
 };
 
@@ -131,7 +131,7 @@ void sum_equations(const Examples& examples, const double* sum, int support, dou
     const std::int64_t row = examples.row(i);
     double* const weight = weights[member].data();
     const double residual = residuals[i] = fits[member].fit(row, weight);
-    // The square root of what the row counts.
+    // The square root of the weight of the row.
     const double counts = 1 / (1 + residual / scale * (residual / scale));
     multiply(weight, examples.X + row / T * T * d, 1, T, d, out);
     for (int f = 0; f < d; ++f) out[f] *= counts;

@@ -1,6 +1,6 @@
-// What learning a layer from examples computes over many rows: weights by which the outputs are
-// explained as averages of tokens, equations for the sum of the value matrices, second moments of
-// what the weights say about the key-query matrices, equations of a Gauss-Newton step.
+// Sums over many rows for learning a layer from examples: weights with which outputs are averages
+// of tokens, equations for the sum of the value matrices, second moments of the facts about
+// key-query matrices that follow from the weights, equations of a Gauss-Newton step.
 #pragma once
 
 #include <cstddef>
@@ -19,18 +19,19 @@ struct Examples {
   std::int64_t row(std::int64_t i) const { return listed ? listed[i] : i; }
 };
 
-/// Weights (rows, T) of a simplex, at most `support` of a row positive, for which the average of
-/// the tokens times `sum` (d, p) is nearest to each output, and what is left, its norm (rows).
+/// Weights (rows, T) on the simplex, at most `support` of a row positive, for which the average of
+/// the tokens times `sum` (d, p) is nearest to each output, and the norm of the residual (rows).
 void fit_rows(const Examples& examples, const double* sum, int support, int threads,
               double* weights, double* residuals);
 
 /// Weighted normal equations for `sum` with the weights of fit_rows kept: the second moment
-/// (d + p, d + p) of (average of tokens, output) over the rows, where a row of residual r counts
-/// (1 + (r / scale)²)^-2. Also writes the residuals (rows).
+/// (d + p, d + p) of (average of tokens, output) over the rows, where a row of residual r has the
+/// weight (1 + (r / scale)²)^-2. Also writes the residuals (rows).
 void sum_equations(const Examples& examples, const double* sum, int support, double scale,
                    int threads, double* moment, double* residuals);
 
-/// Facts about a key-query matrix: x_row · W · (x_first - x_second)ᵀ = value, counting `weight`.
+/// Facts about a key-query matrix: x_row · W · (x_first - x_second)ᵀ = value, with the weight
+/// `weight`.
 struct Facts {
   std::int64_t count;
   const std::int64_t *rows, *first, *second;  // keys are numbers of tokens in the row's sample

@@ -69,6 +69,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
       step_(task.first_step),
       rates_(width_),
       losses_(width_),
+      since_(width_),
       frozen_(width_, 0),
       reasons_(width_) {
   for (const Record& r : task.records) records_norm_ |= r.quantity == Quantity::kGradNorm;
@@ -76,6 +77,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
   for (int l = 0; l < width_; ++l) {
     const std::ptrdiff_t of_lane = run + std::min(l, count_ - 1);
     rates_[l] = task.optimizer.lr[of_lane];
+    since_[l] = task.optimizer.since[of_lane];
     frozen_[l] = task.stopped[of_lane] >= 0;
   }
 
@@ -189,7 +191,7 @@ Parameters<real> Loop<real>::parameters() const {
   return {theta_[kW], theta_[kU], theta_[kV], theta_[kPrompt], task_.scale};
 }
 
-/// A member's heads of the parameters, after a step over the same heads.
+/// A member's heads of the parameters, after a step over the same heads, and the prompt.
 template <class real>
 void Loop<real>::load(const Member& member) {
   const Shape& s = task_.data.shape;
@@ -256,6 +258,7 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
   }
   if (!again_) {
     update(member);
+    if (task_.wrt[kPrompt]) member.wait();  // one member's, and loaded by every other
     load(member);
   }
   if (leader) {
@@ -366,7 +369,7 @@ void Loop<real>::decide(const FlushToZero& flush) {
     recording_ = true;
     if (r.set >= 0) test_due_[r.set] = 1;
   }
-  if (!ended_) descent_->choose_rates(step_, rates_, losses_, frozen_);
+  if (!ended_) descent_->choose_rates(step_, rates_, since_, losses_, frozen_);
 }
 
 /// The first reason counts.

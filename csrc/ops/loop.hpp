@@ -1,4 +1,30 @@
 // The steps of one training run, or of a block of runs that are lanes of one engine.
+//
+// Members of a team go through the phases of a step together. In each phase every shared number is
+// written by one member at most, its owner there, and no other reads it in the same phase; `|` is
+// a barrier.
+//
+//   phase     written                                           by          reads besides
+//   load      W of factors, copies of a head's parameters       head        the prompt
+//   | pass    partial gradients, totals, scales of a chunk      chunk       what was loaded
+//   | scales  scales of heads (normalized steps only)           first
+//   | reduce  a head's gradients, with l2, and their norms      head        chunks' partials,
+//   prompt
+//   (| reduce gradient of the prompt, from all heads            first       heads' products)
+//   | decide  rates, what stops and what is due                 first       totals, norms
+//   | tests   load and pass over each test set that is due      as above
+//   | record  rows of the records                               first       all parameters
+//   | update  a head's parameters and optimizer state           head        rates
+//   (| norms  factors of the projection                         first       norms of all heads)
+//   (| project  a head's parameters                             head        the factors)
+//   next load
+//
+// "head": head h is the member's whose index is h mod count, in every phase, and the prompt counts
+// as a head 0. So update and load need no barrier between them as long as a member loads what it
+// has stepped; a prompt that is trained is loaded by all, and takes one. "chunk": whoever takes it
+// (a unit of tiles likewise, with barriers of its own inside the pass). The first member's flags
+// (what ends, is due or was interrupted) change only in phases that are its own, and `interrupted_`
+// in a pass, after which all read it behind the barrier.
 #pragma once
 
 #include <chrono>
@@ -89,6 +115,7 @@ class Loop {
 
   std::int64_t step_;
   std::vector<double> rates_, losses_;
+  std::vector<std::int64_t> since_;
   std::vector<char> frozen_;
   std::vector<std::string> reasons_;
   std::string finish_;

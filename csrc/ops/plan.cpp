@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <stdexcept>
 #include <tuple>
 
@@ -13,15 +14,15 @@ namespace {
 // Weights of a slab (A and D of all heads), so that they are still in the second-level cache when
 // the gradient reads them.
 constexpr double kSlabBytes = 384 * 1024;
-// Above this the weights of even one unit are not kept, and the scores are computed twice.
+// Above this the weights of a single unit are not kept, and the scores are computed twice.
 constexpr double kKeepBytes = 8 * 1024 * 1024;
-// Above this the weights of one unit and one head are too large to hold: tiles then.
+// Above this the weights of one unit and one head are too large to store, and tiles are used.
 constexpr double kUnitBytes = 2 * 1024 * 1024;
-// Rows of a slab: enough that loading and storing a gradient's accumulators is amortised.
+// Rows of a slab: enough to amortise loading and storing a gradient's accumulators.
 constexpr int kSlabRows = 256;
-// Chunks: as many as threads could want, none of so few cycles that beginning it, kBeginCycles,
-// matters, while writing and adding their partial gradients costs little of the whole, at
-// kCopyBytes a cycle; and what these may occupy.
+// Chunks: enough for any number of threads, each of enough cycles that starting it, kBeginCycles,
+// is negligible, while writing and adding partial gradients, at kCopyBytes a cycle, stays a small
+// part of the whole; and the memory of these.
 constexpr double kFewChunks = 8, kManyChunks = 64, kChunkCycles = 10000, kBeginCycles = 2000;
 constexpr double kReductionShare = 0.015, kCopyBytes = 8;
 constexpr double kPartialBytes = 32 * 1024 * 1024;
@@ -37,7 +38,7 @@ constexpr double kStepCycles = 2500, kLanesStepCycles = 4500;
 
 std::atomic<int> forced{-1};
 
-// Caches that the cost model knows, a little below the smallest in use; bytes a cycle beyond them.
+// Cache sizes in the cost model, a little below the smallest in use; bytes per cycle beyond them.
 constexpr double kFirstLevel = 24 * 1024, kSecondLevel = 400 * 1024;
 constexpr double kStreamBytes = 12;
 
@@ -50,7 +51,7 @@ double product_cycles(double M, double N, double K, bool laned = false) {
   return M * N * K * (laned ? 0.63 : 0.53) + 20 * rows * columns + M * N / 2;
 }
 
-/// Softmax, readout and derivative of `columns` vectors over T keys; slower where they leave the
+/// Softmax, readout and derivative of `columns` vectors over T keys; slower if they exceed the
 /// caches.
 double softmax_cycles(double columns, double T, int bytes, int lanes) {
   const double size = 2 * columns * T * bytes * lanes;
@@ -58,10 +59,22 @@ double softmax_cycles(double columns, double T, int bytes, int lanes) {
   return columns * T * (a_vector + (size > kFirstLevel ? 4 : 0) + (size > kSecondLevel ? 12 : 0));
 }
 
-/// Query rows of a tile: as many as let its weights stay in the second-level cache.
+/// Query rows of a tile: as many as keep its weights in the second-level cache.
 int tile_rows(const Shape& s, int bytes, int lanes) {
   const int fitting = int(kTileBytes / (2.0 * s.T * bytes)) / lanes * lanes;
   return int(std::min<std::ptrdiff_t>(std::max(fitting, lanes), round_up(s.q, lanes)));
+}
+
+/// Query rows of a layer's sample that go together where rows are the lanes. A prompt's product
+/// with W has all of its rows.
+int layer_tile(const Shape& s, int bytes, int lanes) {
+  return s.shared_query ? s.q : std::min(tile_rows(s, bytes, lanes), s.q);
+}
+
+/// Whether A of all heads of such a tile is kept until the loss is known.
+bool keeps_layer_weights(const Shape& s, int bytes, int lanes) {
+  const double rows = double(round_up(layer_tile(s, bytes, lanes), lanes));
+  return s.H * rows * s.T * bytes <= kSlabBytes;
 }
 
 /// Bytes of A and D of all heads, for a block of samples or for a sample.
@@ -99,6 +112,18 @@ struct Cost {
            softmax_cycles(rows, s.T, bytes, L) + 2 * product_cycles(rows, s.d, s.T, true) +
            product_cycles(p, rows, s.d) + product_cycles(s.d, rows, p) +
            product_cycles(s.d, s.d, rows, true) + product_cycles(s.d, p, rows, true);
+  }
+  double layer_rows() const {  // for a sample
+    const int rows = layer_tile(s, bytes, L);
+    const double N = round_up(rows, L) / L, F = round_up(s.d, L) / L, P = round_up(s.p, L) / L;
+    const double scores = product_cycles(s.d, N, s.d) + product_cycles(s.T, N, s.d) +
+                          softmax_cycles(N, s.T, bytes, L);
+    const double a_tile = (keeps_layer_weights(s, bytes, L) ? 1 : 2) * scores +
+                          product_cycles(s.d, N, s.T) + product_cycles(rows, P, s.d) +
+                          product_cycles(s.d, N, s.p) + product_cycles(s.T, N, s.d) +
+                          product_cycles(rows, F, s.T) + product_cycles(s.d, F, rows) +
+                          product_cycles(s.d, P, rows) + 2 * N * s.d;
+    return std::ceil(double(s.q) / rows) * (a_tile + 3.0 * s.T * s.d / s.H);
   }
   double runs() const {  // for a sample of `lanes` runs
     if (s.is_layer()) return layer();
@@ -157,6 +182,8 @@ Prediction predict(const Shape& s, int bytes, int lanes) {
   result.cycles[int(PlanKind::kRuns)] = H * n * cost.runs() / lanes;
   if (s.is_layer()) {
     in_chunks(PlanKind::kSamples, blocks, H * blocks * cost.layer());
+    const double parts = std::ceil(double(s.q) / layer_tile(s, bytes, lanes));
+    in_chunks(PlanKind::kRows, n * parts, H * n * cost.layer_rows());
     return result;
   }
   const auto fits = [&](PlanKind kind) {
@@ -174,7 +201,7 @@ Prediction predict(const Shape& s, int bytes, int lanes) {
   return result;
 }
 
-/// The prediction, kept for the next call and the next loop of the same shape.
+/// The prediction, cached for the next call and the next loop of the same shape.
 const Prediction& prediction(const Shape& s, int bytes, int lanes) {
   struct Kept {
     Shape shape{};
@@ -186,7 +213,10 @@ const Prediction& prediction(const Shape& s, int bytes, int lanes) {
                       bytes, lanes);
     }
   };
-  thread_local Kept kept;
+  thread_local std::unique_ptr<Kept>
+      last;  // on the heap, as threads have little storage of their own
+  if (!last) last = std::make_unique<Kept>();
+  Kept& kept = *last;
   Kept asked;
   asked.shape = s;
   asked.bytes = bytes;
@@ -249,14 +279,14 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
 
 namespace {
 
-/// Units whose weights are held at a time: so many that all heads' stay in the cache, and no more
-/// than amortise the accumulators of a gradient.
+/// Units whose weights are held at a time: as many as fit into the cache for all heads, but no more
+/// than needed to amortise the accumulators of a gradient.
 int slab_units(double weights, double rows) {
   return int(
       std::max(1.0, std::min(std::floor(kSlabBytes / weights), std::ceil(kSlabRows / rows))));
 }
 
-/// Query rows of a layer at a time: all, unless the weights of one unit would leave the cache.
+/// Query rows of a layer at a time: all, unless the weights of one unit would exceed the cache.
 int layer_rows(const Shape& s, int bytes, int lanes) {
   const double a_row = double(s.H) * s.T * lanes * bytes;
   return int(std::clamp(kSlabBytes / a_row, 1.0, double(s.q)));
@@ -280,7 +310,7 @@ Plan make_plan(const Shape& s, int bytes, int lanes, bool runs_are_lanes) {
   const Prediction& predicted = prediction(s, bytes, lanes);
   std::copy_n(predicted.cycles, kPlanKinds, plan.cycles);
   plan.kind = runs_are_lanes ? PlanKind::kRuns : choose(plan.cycles);
-  plan.chunks = predicted.chunks[int(plan.kind)];  // of runs: a thread has a block to itself
+  plan.chunks = predicted.chunks[int(plan.kind)];  // runs: each block belongs to one thread
   const bool samples = plan.samples_are_lanes(), lanes_are_problems = plan.problems_are_lanes();
   plan.units = samples ? round_up(s.n, lanes) / lanes : s.n;
   if (plan.kind == PlanKind::kTiles) {
@@ -289,6 +319,15 @@ Plan make_plan(const Shape& s, int bytes, int lanes, bool runs_are_lanes) {
     const double gradients =
         double(s.H) * plan.parts * bytes * round_up(s.d, lanes) * (s.d + double(s.q) / plan.parts);
     plan.slab = int(std::max(1.0, std::min(double(s.n), kTileGradientBytes / gradients)));
+    return plan;
+  }
+
+  if (s.is_layer() && plan.kind == PlanKind::kRows) {
+    plan.tile = layer_tile(s, bytes, lanes);
+    plan.parts = (s.q + plan.tile - 1) / plan.tile;
+    plan.units = s.n * plan.parts;
+    plan.keep = keeps_layer_weights(s, bytes, lanes);
+    plan.slab = 1;
     return plan;
   }
 

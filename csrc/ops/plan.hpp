@@ -35,12 +35,12 @@ inline bool features_are_lanes(PlanKind kind) {
 
 struct Plan {
   PlanKind kind;
-  std::ptrdiff_t units;  // blocks of `lanes` samples, or samples
+  std::ptrdiff_t units;  // blocks of `lanes` samples, or samples; layers by rows: tiles of samples
   int chunks;            // of units; each owns one partial gradient
   int slab;              // units whose weights (tiles: gradients) are held at a time, all heads
-  bool keep;             // weights are kept from the loss to the gradient; else computed again
+  bool keep;             // weights are kept from the loss to the gradient; else recomputed
   int tile;              // tiles and layers: query rows at a time
-  int parts;             // tiles: pieces of a sample's query rows that threads share
+  int parts;  // tiles, layers by rows: pieces of a sample's query rows; threads share them
   double cycles[kPlanKinds];  // predicted for one loss and gradient of one run, by kind: with what
                               // chunks cost, without what a step of training does beside
 
@@ -59,12 +59,12 @@ bool prefers_runs(const Shape& shape, int bytes, int lanes, std::ptrdiff_t runs)
 const char* plan_name(PlanKind kind);
 
 /// For tests and measurements: every later plan is of this kind ("samples", "hybrid", "rows",
-/// "tiles", "runs") where the shape has it, or chosen again ("auto"). Throws std::invalid_argument
-/// for another name.
+/// "tiles", "runs") if the shape supports it, or chosen by the cost model ("auto"). Throws
+/// std::invalid_argument for another name.
 void force_plan(const std::string& name);
 
-/// Where a chunk's partial gradient has what, in numbers: for all heads the part by W (or, where
-/// the query is shared, D X), then that by U or V.
+/// Layout of a chunk's partial gradient, in numbers: for all heads the part by W (or, if the query
+/// is shared, D X), then that by U or V.
 struct PartialGradient {
   std::ptrdiff_t weight_row, readout_row;  // of d numbers; of d, or of a layer's p
   std::ptrdiff_t weight_head, readout_head, readout_at, size;

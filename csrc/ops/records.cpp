@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "evaluate.hpp"
-#include "factors.hpp"
 
 namespace mhfast {
 namespace {
@@ -20,7 +19,7 @@ struct View {
   Model<const real*> model;
 
   View(const TrainingTask<real>& of, std::ptrdiff_t r)
-      : task(of), run(r), data(at_run(of.data, r, 1)), model{{}, of.rank} {
+      : task(of), run(r), data(at_run(of.given, r, 1)), model{{}, of.rank} {
     const Tensors<real*> tensors = of.model.of(r);
     std::copy(tensors.begin(), tensors.end(), model.at.begin());
   }
@@ -42,19 +41,11 @@ double parameter_norm(const View<real>& view, const Tensors<const real*>& origin
   return sum.norm();
 }
 
-/// Cosine of theta and a direction over the tensors that the direction has; 0 where either is zero.
-/// A direction of W is compared with the product of the factors where W is factored.
+/// Cosine of theta and a direction over the tensors that the direction has, each one of theta; 0
+/// where either is zero.
 template <class real>
 double cosine(const View<real>& view, const Tensors<const real*>& direction) {
-  const Shape& s = view.shape();
-  std::vector<real> dense;
-  Tensors<const real*> theta = view.model.at;
-  if (direction[kW] && view.model.is_factored()) {
-    dense.resize(extent(kW, s, 0).all());
-    for (int h = 0; h < s.H; ++h)
-      compose(active_kernels<real>(), s, view.model.rank, theta[kQ], theta[kK], h, 1, dense.data());
-    theta[kW] = dense.data();
-  }
+  const Tensors<const real*>& theta = view.model.at;
   PowerSum of_theta, of_direction;
   const auto for_common = [&](const auto& body) {
     for (int name = 0; name < kTensors; ++name)
@@ -88,21 +79,35 @@ void for_attention(const View<real>& view, const Body& body) {
   }
 }
 
-/// (H): mean over samples and query rows of the row's largest weight.
+/// What a query row counts in a mean over attention: the weight that the loss gives it, nothing
+/// where it sees no key.
+template <class real>
+double row_weight(const View<real>& view, std::ptrdiff_t sample, int row) {
+  return view.data.limit(sample, 0, row) == 0 ? 0.0 : view.data.weight_of(0, sample, row);
+}
+
+/// (H): mean of the rows' largest weights over the query rows of all samples, each with its weight.
 template <class real>
 void attention_max(const View<real>& view, double* out) {
   const Shape& s = view.shape();
   std::fill_n(out, s.H, 0.0);
-  for_attention(view, [&](std::ptrdiff_t, const real* weights) {
-    for (int h = 0; h < s.H; ++h)
-      for (int t = 0; t < s.q; ++t, weights += s.T)
-        out[h] += double(*std::max_element(weights, weights + s.T));
+  double total = 0;
+  for_attention(view, [&](std::ptrdiff_t i, const real* weights) {
+    for (int t = 0; t < s.q; ++t) {
+      const double w = row_weight(view, i, t);
+      if (w == 0) continue;
+      total += w;
+      for (int h = 0; h < s.H; ++h) {
+        const real* row = weights + (std::ptrdiff_t(h) * s.q + t) * s.T;
+        out[h] += w * double(*std::max_element(row, row + s.T));
+      }
+    }
   });
-  for (int h = 0; h < s.H; ++h) out[h] /= double(s.n) * s.q;
+  for (int h = 0; h < s.H && total > 0; ++h) out[h] /= total;
 }
 
-/// (H, sample groups, token groups): mean over the group's samples and query rows of the weight
-/// that falls on the token group; 0 for a group without samples.
+/// (H, sample groups, token groups): mean over the query rows of the group's samples, each with its
+/// weight, of the attention that falls on the token group; 0 for a group without rows.
 template <class real>
 void attention_groups(const View<real>& view, const Record& record, std::ptrdiff_t run,
                       double* out) {
@@ -113,15 +118,20 @@ void attention_groups(const View<real>& view, const Record& record, std::ptrdiff
   for_attention(view, [&](std::ptrdiff_t i, const real* weights) {
     const std::int64_t a = record.sample_groups[run * record.sample_run + i];
     const std::int64_t* tokens = record.token_groups + run * record.token_run + i * s.T;
-    members[a] += 1;
-    for (int h = 0; h < s.H; ++h)
-      for (int t = 0; t < s.q; ++t)
-        for (int k = 0; k < s.T; ++k) out[(h * A + a) * B + tokens[k]] += double(*weights++);
+    for (int t = 0; t < s.q; ++t) {
+      const double w = row_weight(view, i, t);
+      if (w == 0) continue;
+      members[a] += w;
+      for (int h = 0; h < s.H; ++h) {
+        const real* row = weights + (std::ptrdiff_t(h) * s.q + t) * s.T;
+        for (int k = 0; k < s.T; ++k) out[(h * A + a) * B + tokens[k]] += w * double(row[k]);
+      }
+    }
   });
   for (int h = 0; h < s.H; ++h)
     for (int a = 0; a < A; ++a)
       for (int b = 0; b < B; ++b)
-        if (members[a] > 0) out[(h * A + a) * B + b] /= members[a] * s.q;
+        if (members[a] > 0) out[(h * A + a) * B + b] /= members[a];
 }
 
 }  // namespace

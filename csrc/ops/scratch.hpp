@@ -1,4 +1,4 @@
-// Scratch memory: cut from one aligned allocation, kept by the calling thread between calls.
+// Workspace memory: an arena of one aligned allocation, kept by the calling thread between calls.
 #pragma once
 
 #include <cstddef>

@@ -22,7 +22,7 @@ NearestInSimplex::NearestInSimplex(int corners, int support)
       best_(corners),
       slope_(corners) {}
 
-/// Adds the corner of steepest descent; false if there is none.
+/// Adds the corner of steepest descent; returns false if there is none.
 bool NearestInSimplex::enter(const double* gram, std::ptrdiff_t stride, const double* inner,
                              const double* p) {
   double along_p = 0, magnitude = 0;
@@ -67,7 +67,7 @@ void NearestInSimplex::minimize(const double* gram, std::ptrdiff_t stride, const
       pivot -= factor[k] * factor[k];
       right -= factor[k] * forward_[k];
     }
-    // A corner on top of others gets no weight.
+    // A corner that coincides with others gets no weight.
     factor[i] = pivot > kPivot * square ? 1 / std::sqrt(pivot) : 0;
     forward_[i] = right * factor[i];
   }
@@ -92,7 +92,8 @@ void NearestInSimplex::solve(const double* gram, std::ptrdiff_t stride, const do
   active_[0] = nearest;
   size_ = 1;
   factored_ = 0;
-  // Each entry lowers the error, so no active set comes twice; the bound is for rounding.
+  // Each entering corner lowers the error, so no active set repeats; the bound guards against
+  // rounding.
   for (int entries = 4 * corners_; entries > 0 && size_ < support_; --entries) {
     if (!enter(gram, stride, inner, p)) return;
     for (;;) {

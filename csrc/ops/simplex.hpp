@@ -1,4 +1,4 @@
-// The point of a simplex that is nearest to a target, with few corners taking part.
+// The point of a simplex that is nearest to a target, with few nonzero weights.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,10 @@
 namespace mhfast {
 
 /// Solves  min |y - sum_b p_b g_b|  over  p >= 0, sum_b p_b = 1, at most `support` of them
-/// positive, by an active set: from the best corner on, the corner along which the error falls
-/// fastest enters and the ones whose weight would turn negative leave. With all corners allowed
-/// that is the exact minimum; with fewer the corners are a greedy choice, and their weights are
-/// exact.
+/// positive, by an active set: starting from the best corner, the corner along which the error
+/// decreases fastest enters, and corners whose weight would become negative leave. With all corners
+/// allowed that is the exact minimum; with fewer the corners are a greedy choice, and their weights
+/// are exact.
 class NearestInSimplex {
  public:
   NearestInSimplex(int corners, int support);

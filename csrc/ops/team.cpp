@@ -24,20 +24,20 @@
 namespace mhfast {
 namespace {
 
-// A thread earns its wake-up (about 5 us) and two barriers with this much work.
+// The least work per thread that is worth its wake-up (about 5 us) and two barriers.
 constexpr double kFlopsPerThread = 4e5;
 
 // Checks of the generation before a waiting thread sleeps: 5 to 20 us. Longer spinning gains
-// nothing when cores are free and costs whole time slices when they are not.
+// nothing if cores are idle and costs whole time slices if they are busy.
 constexpr int kSpins = 500;
 
-// A short job that took this much longer than leisurely work was held up; then one thread works
-// alone for a first spell that doubles up to the longest.
+// If a short job took this much longer than its expected upper time, a thread was preempted; then
+// one thread works alone for a first back-off period, which doubles up to the longest.
 constexpr double kHeldUp = 0.002;
 constexpr std::int64_t kFirstSpell = 50, kLongestSpell = 1600;  // ms
 
-// Long loops: windows that are compared, how many of them the faster way is kept, and steps so long
-// that time slices do not matter.
+// Long loops: length of the windows that are compared, for how many windows the faster way is kept,
+// and the duration of a step beyond which time slices do not matter.
 constexpr double kWindow = 0.004, kLongStep = 0.05;
 constexpr int kFirstPatience = 8, kLongestPatience = 64;
 
@@ -56,7 +56,7 @@ int positive_from_environment(const char* name) {
   return text ? std::max(0, std::atoi(text)) : 0;  // "4,2" of nested OpenMP levels reads as 4
 }
 
-/// Processors that the container's quota amounts to, rounded up; 0 where there is none.
+/// The container's quota in processors, rounded up; 0 if there is none.
 int quota_processors() {
   double quota = 0, period = 0;
   if (std::FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
@@ -87,13 +87,19 @@ int usable_processors() {
   return quota > 0 ? std::min(processors, quota) : processors;
 }
 
-int threads_of_environment() {
+/// Without a word of the user's to mhfast. What bounds OpenMP in this thread at run time, as
+/// threadpoolctl does by omp_set_num_threads, bounds mhfast too.
+int threads_of_openmp() {
   static const int threads = [] {
-    if (const int ours = positive_from_environment("MHFAST_NUM_THREADS")) return ours;
-    if (const int openmp = positive_from_environment("OMP_NUM_THREADS")) return openmp;
-    return usable_processors();
+    const int openmp = positive_from_environment("OMP_NUM_THREADS");
+    return openmp > 0 ? openmp : usable_processors();
   }();
-  return threads;
+  return std::min(threads, omp_get_max_threads());
+}
+
+int threads_of_environment() {
+  static const int ours = positive_from_environment("MHFAST_NUM_THREADS");
+  return ours > 0 ? ours : threads_of_openmp();
 }
 
 inline void pause() {
@@ -159,12 +165,12 @@ void TeamOrAlone::report(double seconds) {
   const bool was_a_trial = trial_;
   trial_ = false;
   if (other_is_unknown || (!was_a_trial && !other_is_faster)) {
-    alone_ = !alone_;  // see how the other way does now
+    alone_ = !alone_;  // measure the other way now
     trial_ = true;
     windows_left_ = 1;
     return;
   }
-  // After a trial: stay with the winner, the longer the more often it has won.
+  // After a trial: keep the faster way, for longer the more often it has been faster.
   patience_ = other_is_faster ? std::min(2 * patience_, kLongestPatience) : kFirstPatience;
   if (other_is_faster) alone_ = !alone_;
   windows_left_ = patience_;
@@ -186,7 +192,7 @@ void run_team(int threads, const std::function<void(const Member&)>& body) {
   alignas(Barrier) unsigned char room[sizeof(Barrier)];
 #pragma omp parallel num_threads(threads)
   {
-    // OpenMP may give fewer threads than asked for; the barrier counts those that came.
+    // OpenMP may start fewer threads than requested; the barrier counts those that exist.
 #pragma omp single
     everyone = new (room) Barrier(omp_get_num_threads());
     body(Member{omp_get_thread_num(), omp_get_num_threads(), everyone});

@@ -8,20 +8,21 @@
 namespace mhfast {
 
 /// Threads to use when a call does not say: what set_default_threads set, else the environment's
-/// MHFAST_NUM_THREADS, else OMP_NUM_THREADS, else the processors that affinity and the container's
-/// quota leave to this process. In a forked child always 1: the parent's OpenMP threads do not
-/// exist there and a parallel region would wait for them for ever.
+/// MHFAST_NUM_THREADS, else OMP_NUM_THREADS or the processors that affinity and the container's
+/// quota leave to this process, at most as many as OpenMP is bound to in the calling thread. In a
+/// forked child always 1: the parent's OpenMP threads do not exist there and a parallel region
+/// would wait for them for ever.
 int default_threads();
 void set_default_threads(int threads);
 
-/// As many threads as asked for (0: the default), but no more than `units` of work, nor so many
-/// that one gets less than a few microseconds of work: `flops` is the size of the whole.
+/// The requested number of threads (0: the default), but no more than `units` of work, nor so many
+/// that one has less than a few microseconds of work: `flops` is the total.
 int useful_threads(int asked, std::int64_t units, double flops);
 
-/// Whether the steps of a long loop are better done by the whole team or by one thread alone. A
-/// team waits for its slowest member several times a step, and where other processes want the
-/// processors that can take a time slice each time. So both ways are timed, on windows of a few ms,
-/// the faster is kept, and the other is tried again now and then. Results do not depend on the
+/// Whether the steps of a long loop are faster with all threads or with one thread. A team waits
+/// for its slowest member several times per step, which can take a time slice each time if other
+/// processes use the processors. Both ways are therefore timed, in windows of a few ms, the faster
+/// one is kept, and the other is tried again from time to time. Results do not depend on the
 /// choice.
 class TeamOrAlone {
  public:
@@ -37,7 +38,7 @@ class TeamOrAlone {
   int windows_left_ = 1, patience_ = 4;
 };
 
-/// Where all members of a team wait for each other: a short spin, then sleep.
+/// A barrier for the members of a team: a short spin, then sleep.
 class Barrier {
  public:
   explicit Barrier(int members) : members_(members) {}
@@ -61,9 +62,10 @@ struct Member {
 /// Runs `body` on each member of a team of at most `threads`. The body must not throw.
 void run_team(int threads, const std::function<void(const Member&)>& body);
 
-/// The same for a short job, which one slow thread would do in `leisurely_seconds`. A team seen to
-/// take far longer than that was held up by other processes; then one thread does such jobs for a
-/// while, longer each time in a row, before a team is tried again. Shared by the whole process.
+/// The same for a short job, whose expected upper time with one thread is `leisurely_seconds`. If a
+/// team takes far longer, other processes have preempted it; then one thread does such jobs for a
+/// back-off period, which grows each time in a row, before a team is tried again. The back-off is
+/// shared by the whole process.
 void run_short_team(int threads, double leisurely_seconds,
                     const std::function<void(const Member&)>& body);
 

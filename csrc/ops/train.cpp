@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 
+#include "clean.hpp"
 #include "loop.hpp"
 
 namespace mhfast {
@@ -158,6 +159,14 @@ TrainingEnd Training<real>::run() {
 
 template <class real>
 TrainingEnd train(TrainingTask<real>& task) {
+  const CleanData<real> clean(task.data, task.runs);
+  std::vector<std::unique_ptr<CleanData<real>>> tests;
+  task.given = task.data;
+  task.data = *clean;
+  for (Data<real>& test : task.tests) {
+    tests.push_back(std::make_unique<CleanData<real>>(test, task.runs));
+    test = **tests.back();
+  }
   return Training<real>(task).run();
 }
 

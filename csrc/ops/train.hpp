@@ -76,7 +76,8 @@ struct OfRuns {
 template <class real>
 struct TrainingTask {
   std::ptrdiff_t runs;  // at least 1
-  Data<real> data;      // of the first run
+  Data<real> data;      // of the first run, clean (see CleanData), like the test sets
+  Data<real> given;     // the same as it came: what attention is recorded of
   std::vector<Data<real>> tests;
   OfRuns<real*> model;          // trained tensors are stepped in place
   OfRuns<const real*> starts;   // where distance is measured from

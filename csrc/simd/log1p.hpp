@@ -3,9 +3,9 @@
 //   log(1 + t) = k log 2 + log(1 + f),   k = 0, f = t up to sqrt(2) - 1,   k = 1, f = (t - 1) / 2
 //   log(1 + f) = f - (f^2/2 - s (f^2/2 + s^2 p(s^2))),   s = f / (2 + f)
 //
-// Numeric method: f is exact in both cases, and the leading terms are never divided; p a
-// near-minimax polynomial of (log((1 + s)/(1 - s)) / s - 2) / s^2, relative error 5e-18 of the
-// result before rounding. NaN stays NaN.
+// Numeric method: f is exact in both cases, and no leading term is divided; p a near-minimax
+// polynomial of (log((1 + s)/(1 - s)) / s - 2) / s^2, relative error 5e-18 of the result before
+// rounding. NaN stays NaN.
 #pragma once
 
 #include "vec.hpp"

@@ -3,9 +3,9 @@
 //   Vec<real>   kLanes<real> numbers, all of + - * / and comparisons lane by lane
 //   IntVec      the signed integers of the same lane width; a comparison yields one (0 or -1)
 //
-// Built on the vector extension of GCC and Clang, so the same text serves SSE2, AVX2, AVX-512 and
-// NEON. Width comes from MHFAST_VECTOR_BYTES, which the build sets once per instruction set. Wider
-// than native is correct but several times slower.
+// Based on the vector extension of GCC and Clang, so the same source is used for SSE2, AVX2,
+// AVX-512 and NEON. Width comes from MHFAST_VECTOR_BYTES, which the build sets once per instruction
+// set. Wider than native is correct but several times slower.
 //
 // Everything lives in the namespace MHFAST_ISA and in an anonymous one inside it: the linker may
 // never merge the copies made for two instruction sets.
@@ -95,8 +95,8 @@ inline Vec<real> absolute(Vec<real> x) {
   return (Vec<real>)((IntVec<real>)x & std::numeric_limits<typename Lane<real>::Int>::max());
 }
 
-/// The same value, which compilers may not take apart: a product is rounded here, and not fused
-/// into a multiply-add where that is its only use.
+/// The same value, opaque to the compiler: a product is rounded here instead of being fused into a
+/// multiply-add.
 template <class real>
 inline Vec<real> rounded(Vec<real> x) {
 #if defined(__x86_64__) || defined(__i386__)

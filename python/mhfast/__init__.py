@@ -22,6 +22,8 @@ from .optimizers import (
     NormalizedGradientDescent,
     PolyakStep,
 )
+from .sweeps.sweep import SweepInterrupted, sweep
+from .sweeps.table import Sweep
 from .training.run import Interrupted, Run
 from .training.train import train
 
@@ -41,6 +43,8 @@ __all__ = [
     "NormalizedGradientDescent",
     "PolyakStep",
     "Run",
+    "Sweep",
+    "SweepInterrupted",
     "__version__",
     "as_dataset",
     "backward",
@@ -57,7 +61,12 @@ __all__ = [
     "set_num_threads",
     "show_config",
     "stack",
+    "sweep",
     "theory",
     "train",
     "value_and_grad",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,4 +1,4 @@
-"""How mhfast runs here: threads, instruction set, build."""
+"""Configuration: threads, instruction set, build."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from . import _core
-from ._arguments import checks as _checks
+from ._arguments import checks
 
-_MOST_THREADS = 2**31 - 1  # what a C int holds; work is never split among as many
+_MAX_THREADS = 2**31 - 1  # what a C int holds; work is never split among as many
 
 _wanted = os.environ.get("MHFAST_NUM_THREADS", "").strip()
 if _wanted and not (_wanted.isdecimal() and int(_wanted) >= 1):
@@ -30,12 +30,21 @@ def set_num_threads(k: int) -> None:
     """Use `k` threads in this process wherever no argument or `num_threads` block says otherwise.
 
     Without this call the number is, in this order: the environment variable MHFAST_NUM_THREADS,
-    OMP_NUM_THREADS, the processors that the container and the affinity mask allow.
+    OMP_NUM_THREADS, the processors that the container and the affinity mask allow. The last two are
+    bounded by `threadpoolctl.threadpool_limits`, and whatever else sets the number of threads of
+    OpenMP; a number that was given to mhfast itself is not.
+
+    Parameters
+    ----------
+    k : int
+        At least 1.
 
     Raises
     ------
-    TypeError, ValueError
-        If `k` is not an integer of at least 1.
+    TypeError
+        If `k` is not an integer.
+    ValueError
+        If `k` is below 1.
     """
     _core.set_num_threads(_count(k, "k"))
 
@@ -44,10 +53,21 @@ def set_num_threads(k: int) -> None:
 def num_threads(k: int) -> Iterator[None]:
     """Use `k` threads within a `with` block, in the Python thread that entered it.
 
+    Parameters
+    ----------
+    k : int
+        At least 1.
+
+    Yields
+    ------
+    None
+
     Raises
     ------
-    TypeError, ValueError
-        If `k` is not an integer of at least 1.
+    TypeError
+        If `k` is not an integer.
+    ValueError
+        If `k` is below 1.
     """
     token = _threads.set(_count(k, "k"))
     try:
@@ -64,7 +84,7 @@ def threads(num_threads: int | None) -> int:
 
 
 def _count(threads: object, name: str) -> int:
-    return min(_checks.count(threads, name), _MOST_THREADS)
+    return min(checks.count(threads, name), _MAX_THREADS)
 
 
 @overload
@@ -72,12 +92,17 @@ def show_config(mode: Literal["text"] = "text") -> None: ...
 @overload
 def show_config(mode: Literal["dict"]) -> dict[str, Any]: ...
 def show_config(mode: str = "text") -> dict[str, Any] | None:
-    """Tell version, compiler, instruction sets, threads and OpenMP runtime.
+    """Show version, compiler, instruction sets, threads and OpenMP runtime.
 
     Parameters
     ----------
     mode : "text" or "dict"
         "text" prints a table; "dict" returns the same as a dict.
+
+    Returns
+    -------
+    dict or None
+        With "dict", the values by name; None otherwise.
 
     Raises
     ------

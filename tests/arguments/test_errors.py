@@ -70,22 +70,22 @@ CLASSIFIER = [
     (
         lambda: mh.Classifier(W, U.astype(np.float32)),
         TypeError,
-        "U: expected dtype float64, that of W, got float32",
+        "U: expected dtype float64, that of W, got float32; U.astype(np.float64) converts it",
     ),
     (
         lambda: mh.Classifier(W.astype(int), U),
         TypeError,
-        "W: expected dtype float32 or float64, got int64",
+        "W: expected dtype float32 or float64, got int64; W.astype(np.float64) converts it",
     ),
     (
         lambda: mh.Classifier(W.astype(np.float16), U),
         TypeError,
-        "W: expected dtype float32 or float64, got float16",
+        "W: expected dtype float32 or float64, got float16; W.astype(np.float64) converts it",
     ),
     (
         lambda: mh.Classifier(W + 1j, U),
         TypeError,
-        "W: expected dtype float32 or float64, got complex128",
+        "W: expected dtype float32 or float64, got complex128; W.real has the real parts",
     ),
     (lambda: mh.Classifier(None, U), TypeError, "W: expected an array of numbers, got NoneType"),
     (
@@ -121,7 +121,8 @@ CLASSIFIER = [
     (
         lambda: mh.Classifier(W, U, query=Z.astype(np.float32)),
         TypeError,
-        "query: expected dtype float64, that of W, got float32",
+        "query: expected dtype float64, that of W, got float32; "
+        "query.astype(np.float64) converts it",
     ),
     (
         lambda: mh.Classifier(W, U, scale=np.inf),
@@ -194,7 +195,7 @@ LAYER = [
     (
         lambda: mh.Layer(W, W.astype(np.float32)),
         TypeError,
-        "V: expected dtype float64, that of W, got float32",
+        "V: expected dtype float64, that of W, got float32; V.astype(np.float64) converts it",
     ),
     (
         lambda: mh.Layer(W, W[..., :0]),
@@ -219,7 +220,8 @@ LAYER = [
     (
         lambda: mh.Layer(W, W, prompt=Z[0].astype(np.float32)),
         TypeError,
-        "prompt: expected dtype float64, that of W, got float32",
+        "prompt: expected dtype float64, that of W, got float32; "
+        "prompt.astype(np.float64) converts it",
     ),
     (
         lambda: mh.Layer(W, W, prompt=Z[0], causal=True),
@@ -265,7 +267,7 @@ LAYER = [
     (
         lambda: mh.LowRank(W, W.astype(np.float32)),
         TypeError,
-        "K: expected dtype float64, that of Q, got float32",
+        "K: expected dtype float64, that of Q, got float32; K.astype(np.float64) converts it",
     ),
     (
         lambda: mh.LowRank(W[..., :0]),
@@ -290,16 +292,21 @@ CALL = [
         ValueError,
         "X: expected shape (n, T, d) = (n, 3, 5), got (2, 2, 5)",
     ),
-    (lambda: model(X[0]), ValueError, "X: expected shape (n, T, d) = (n, 3, 5), got (3, 5)"),
+    (
+        lambda: model(X[0]),
+        ValueError,
+        "X: expected shape (n, T, d) = (n, 3, 5), got (3, 5); X[None] is one sample",
+    ),
     (
         lambda: model(X.astype(np.float32)),
         TypeError,
-        "X: expected dtype float64, that of the model, got float32",
+        "X: expected dtype float64, that of the model, got float32; "
+        "X.astype(np.float64) converts it",
     ),
     (
         lambda: model(X.astype(int)),
         TypeError,
-        "X: expected dtype float64, that of the model, got int64",
+        "X: expected dtype float64, that of the model, got int64; X.astype(np.float64) converts it",
     ),
     (lambda: model(None), TypeError, "X: expected an array of numbers, got NoneType"),
     (
@@ -337,7 +344,8 @@ CALL = [
     (
         lambda: external(X, query=Z.astype(np.float32)),
         TypeError,
-        "query: expected dtype float64, that of the model, got float32",
+        "query: expected dtype float64, that of the model, got float32; "
+        "query.astype(np.float64) converts it",
     ),
     (
         lambda: model(X, query=0),
@@ -385,7 +393,7 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(y=np.ones((n, 1))),
         ValueError,
-        "y: expected shape (R, n) = (R, 2), got (2, 1)",
+        "y: expected shape (n,) = (2,), got (2, 1); y[..., 0] has them",
     ),
     (
         lambda: value_and_grad(y=np.array([1.0, 0.5])),
@@ -395,7 +403,7 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(y=np.array([1, 0])),
         ValueError,
-        "y: expected labels +1 or -1, got 0.0 at index 1",
+        "y: expected labels +1 or -1, got 0.0 at index 1; 2 * y - 1 makes them of 0 and 1",
     ),
     (
         lambda: value_and_grad(y=np.array([1.0, np.nan])),
@@ -410,7 +418,7 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(y=np.array([True, False])),
         TypeError,
-        "y: expected a real or integer dtype, got bool",
+        "y: expected a real or integer dtype, got bool; np.where(y, 1, -1) has labels",
     ),
     (
         lambda: value_and_grad(y=["yes", "no"]),
@@ -420,7 +428,7 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(loss="squared", y=y.astype(np.float32)),
         TypeError,
-        "y: expected dtype float64, that of X, got float32",
+        "y: expected dtype float64, that of X, got float32; y.astype(np.float64) converts it",
     ),
     (
         lambda: value_and_grad(loss="hinge"),
@@ -451,7 +459,8 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(loss="cross_entropy"),
         ValueError,
-        "loss: expected one of logistic, exponential, linear, squared, got 'cross_entropy'",
+        "loss: expected one of logistic, exponential, linear, squared, got "
+        "'cross_entropy', a loss of layers; of two classes labelled -1 and 1 it is 'logistic'",
     ),
     (
         lambda: value_and_grad(model=layer, loss="hinge"),
@@ -466,7 +475,7 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(model=layer, y=np.ones((n, T)), loss="cross_entropy"),
         TypeError,
-        "y: expected integer classes, got dtype float64",
+        "y: expected integer classes, got dtype float64; y.astype(int) makes them integers",
     ),
     (
         lambda: value_and_grad(model=layer, y=np.full((n, T), p), loss="cross_entropy"),
@@ -486,7 +495,8 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(model=layer, y=np.ones((n, T, p), int), loss="cross_entropy"),
         ValueError,
-        "y: expected shape (R, n, q) = (R, 2, 3), got (2, 3, 6)",
+        "y: expected shape (n, q) = (2, 3), got (2, 3, 6); y.argmax(axis=-1) "
+        "has the class numbers of one-hot targets",
     ),
     (
         lambda: value_and_grad(model=layer, y=np.ones((n, T, p)), weight=np.ones((n, T, p))),
@@ -579,18 +589,143 @@ def test_a_label_does_not_become_valid_by_rounding():
         mh.value_and_grad(single, X.astype(np.float32), np.array([1 + 1e-9, -1.0]))
 
 
+SINGLE = mh.Classifier.zeros(H, T, d, dtype=np.float32)
+ODD = 2**24 + 1  # float32 has no such number
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (
+            lambda: mh.LowRank([[[1.0], [2j]]]),
+            TypeError,
+            "Q: expected dtype float32 or float64, got complex128; Q.real has the real parts",
+        ),
+        (
+            lambda: mh.LowRank([[[1.0], [True]]]),
+            TypeError,
+            "Q: expected numbers, got a list with a bool",
+        ),
+        (
+            lambda: mh.LowRank(np.ones((1, 1, 2), "f4"), [[[1.0, np.float64(0.1)]]]),
+            TypeError,
+            "K: expected dtype float32, that of Q, got float64; K.astype(np.float32) converts it",
+        ),
+        (
+            lambda: mh.LowRank(np.ones((1, 1, 2), "f4"), [[[1.0, 1e300]]]),
+            ValueError,
+            "K: expected numbers in the range of float32, got 1e+300 at index 0, 0, 1",
+        ),
+        (
+            lambda: mh.LowRank(np.ones((1, 1, 2), "f4"), [[[1, ODD]]]),
+            ValueError,
+            "K: expected numbers that float32 holds exactly, got 16777217 at index 0, 0, 1; "
+            "K.astype(np.float32) rounds them",
+        ),
+        (
+            lambda: mh.LowRank([[[1, 2**53 + 1]]]),
+            ValueError,
+            "Q: expected numbers that float64 holds exactly, got 9007199254740993 at index "
+            "0, 0, 1; Q.astype(np.float64) rounds them",
+        ),
+        (
+            lambda: mh.value_and_grad(SINGLE, X.astype("f4"), np.array([1, ODD]), loss="squared"),
+            ValueError,
+            "y: expected numbers that float32 holds exactly, got 16777217 at index 1; "
+            "y.astype(np.float32) rounds them",
+        ),
+        (
+            lambda: mh.value_and_grad(SINGLE, X.astype("f4"), y, weight=np.array([0.5, 0.1])),
+            ValueError,
+            "weight: expected numbers that float32 holds exactly, got 0.1 at index 1; "
+            "weight.astype(np.float32) rounds them",
+        ),
+        (
+            lambda: mh.Dataset(X.astype("f4"), y, weight=np.array([1, 1e300])),
+            ValueError,
+            "weight: expected numbers that float32 holds exactly, got 1e+300 at index 1; "
+            "weight.astype(np.float32) rounds them",
+        ),
+        (
+            lambda: mh.Classifier(SINGLE.W, SINGLE.U, scale=1e300),
+            ValueError,
+            "scale: expected 0 or a number between 1.4e-45 and 3.4e+38, the range of float32, "
+            "got 1e+300",
+        ),
+        (
+            lambda: mh.Layer.zeros(1, 2, 2, dtype="f4", scale=-1e-60),
+            ValueError,
+            "scale: expected 0 or a number between 1.4e-45 and 3.4e+38, the range of float32, "
+            "got -1e-60",
+        ),
+    ],
+)
+def test_nothing_is_converted_silently(call, kind, message):
+    with pytest.raises(kind) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+def test_python_numbers_and_exact_weights_adapt():
+    K = mh.LowRank(np.ones((1, 1, 2), "f4"), [[[0.1, 3]]]).K
+    assert K.tolist() == [[[np.float32(0.1), 3.0]]]
+    single = X.astype("f4")
+    value, _ = mh.value_and_grad(SINGLE, single, y, weight=[0.1, 0.3])
+    assert value == mh.value_and_grad(SINGLE, single, y, weight=np.array([0.1, 0.3], "f4"))[0]
+    value, _ = mh.value_and_grad(SINGLE, single, y, weight=np.array([0.5, 2.0]))
+    assert value == mh.value_and_grad(SINGLE, single, y, weight=np.array([0.5, 2.0], "f4"))[0]
+    assert mh.Classifier(SINGLE.W, SINGLE.U, scale=0.0).scale == 0.0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ("adam", "optimizer: expected a made one, such as mhfast.Adam(lr), got 'adam'"),
+        ("sgd", "optimizer: expected a made one, such as mhfast.GradientDescent(lr), got 'sgd'"),
+        (
+            "Mirror-Descent",
+            "optimizer: expected a made one, such as mhfast.MirrorDescent(lr, p), got "
+            "'Mirror-Descent'",
+        ),
+        (
+            "lion",
+            "optimizer: expected one of GradientDescent, NormalizedGradientDescent, PolyakStep, "
+            "Momentum, Adam, MirrorDescent, such as GradientDescent(lr), got 'lion'",
+        ),
+    ],
+)
+def test_another_optimizer_is_told_what_there_is(optimizer, message):
+    with pytest.raises(TypeError) as caught:
+        mh.train(model, X, y, steps=1, optimizer=optimizer)
+    assert str(caught.value) == message
+
+
+def test_a_misspelt_record_is_told_what_there_is():
+    options = {"steps": 1, "optimizer": mh.Adam(0.1)}
+    with pytest.raises(ValueError, match=r"; got 'los', did you mean 'loss'\?$"):
+        mh.train(model, X, y, record="los", **options)
+    run = mh.train(model, X, y, record=("loss", "grad_norm"), **options)
+    for rows in (run.history, run.steps):
+        with pytest.raises(KeyError, match=r"'gradnorm' is not .* which has loss, grad_norm, did"):
+            rows["gradnorm"]
+        assert rows.get("gradnorm") is None
+
+
+@pytest.mark.peers
 def test_a_tensor_that_tracks_gradients_is_refused():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=r"^X: cannot read Tensor as an array: Can't call numpy"):
         model(torch.zeros((n, T, d), dtype=torch.float64, requires_grad=True))
 
 
+@pytest.mark.peers
 def test_a_tensor_of_another_format_is_refused():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=r"^X: cannot read Tensor as an array: .*BFloat16"):
         model(torch.zeros((n, T, d), dtype=torch.bfloat16))
 
 
+@pytest.mark.peers
 def test_a_jax_array_of_another_format_is_refused():
     jax = pytest.importorskip("jax")
     with pytest.raises(TypeError, match=r"^X: expected .* float64.*, got .*bfloat16$"):
@@ -606,5 +741,5 @@ def test_a_sparse_matrix_is_refused():
 def test_a_dataset_of_another_dtype_is_refused():
     single = mh.Dataset(X.astype(np.float32), y)
     for call in (model, model.attention, lambda data: mh.value_and_grad(model, data)):
-        with pytest.raises(TypeError, match=r"^X: expected dtype float64, .* got float32$"):
+        with pytest.raises(TypeError, match=r"^X: expected dtype float64, .* got float32; "):
             call(single)

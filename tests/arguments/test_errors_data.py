@@ -29,7 +29,8 @@ DATASET = [
     (
         lambda: dataset(X=X[0]),
         ValueError,
-        "X: expected shape (n, T, d), got (3, 5)",
+        "X: expected shape (n, T, d), got (3, 5); X.reshape(n, T, d) has the "
+        "tokens of rows of length T d",
     ),
     (
         lambda: dataset(X=X[:, :0]),
@@ -39,7 +40,7 @@ DATASET = [
     (
         lambda: dataset(X=X.astype(int)),
         TypeError,
-        "X: expected dtype float32 or float64, got int64",
+        "X: expected dtype float32 or float64, got int64; X.astype(np.float64) converts it",
     ),
     (
         lambda: dataset(X=[[1.0, 2.0], [3.0]]),
@@ -87,7 +88,8 @@ DATASET = [
     (
         lambda: dataset(query=Z.astype(np.float32)),
         TypeError,
-        "query: expected dtype float64, that of X, got float32",
+        "query: expected dtype float64, that of X, got float32; "
+        "query.astype(np.float64) converts it",
     ),
     (
         lambda: dataset(weight=[1.0, np.inf]),
@@ -112,7 +114,7 @@ DATASET = [
     (
         lambda: dataset(token_groups=([0, 1], [2, 3])),
         TypeError,
-        "token_groups: expected integers or a pair (integers, names), got another tuple",
+        "token_groups: expected integers or a pair (integers, names), got ([0, 1], [2, 3])",
     ),
     (
         lambda: dataset(token_groups=[0, 1]),

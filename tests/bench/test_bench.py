@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from mhfast._bench import shapes
-from mhfast._bench.contender import Local
+from mhfast._bench import implementation, measure, shapes
+from mhfast._bench.implementation import Local, Prepared, Work
 from mhfast._bench.measure import QUICK, Bench
-from mhfast._bench.peers import PEERS, Peer
+from mhfast._bench.peers import PEERS, Formulation, Peer
 from mhfast._bench.problem import Answer, DisagreementError, check_agreement, draw
 from mhfast._bench.results import Comparison, Timing, geometric_mean
 from mhfast._bench.shapes import ODD_SIZES, Loop, Shape, parse_loop, parse_shape
@@ -87,11 +89,15 @@ def test_quick_run_writes_json_and_markdown(tmp_path, isolate):
 
 @pytest.mark.parametrize(
     "key",
-    ["numpy", "torch", "sdpa", *(pytest.param(k, marks=pytest.mark.slow) for k in COMPILING)],
+    [
+        "numpy",
+        *(pytest.param(k, marks=pytest.mark.peers) for k in ("torch", "sdpa")),
+        *(pytest.param(k, marks=pytest.mark.slow) for k in COMPILING),
+    ],
 )
 def test_every_formulation_agrees_with_mhfast(key):
     if find_spec(PEERS[key].package) is None:
-        pytest.skip(f"{PEERS[key].package} is not installed")
+        pytest.skip(f"could not import '{PEERS[key].package}'")
     names = python("-c", AGREEMENT, key).splitlines()
     assert names
 
@@ -164,6 +170,86 @@ def test_odd_shapes_cover_the_sizes():
     for letter, sizes in ODD_SIZES.items():
         assert {getattr(shape, letter) for shape in odd} == set(sizes)
     assert Shape(33, 13, 17, 3).even() == Shape(33, 12, 16, 3)
+
+
+class Clock:
+    """A clock that stands still but for what is computed."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        fake = SimpleNamespace(perf_counter=lambda: self.now)
+        monkeypatch.setattr(implementation, "time", fake)
+
+    def formulation(self, name, *seconds):
+        """One whose calls take so long; the last number for all further ones."""
+        left = list(seconds)
+
+        def run():
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+            return name
+
+        return Formulation(name, run, lambda result: result)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_fastest_formulation_of_a_peer_is_timed(monkeypatch, order):
+    """Fastest by its later calls: compilation, in the first, is not held against it."""
+    clock = Clock(monkeypatch)
+    found = [
+        clock.formulation("slow", 0.01, 0.02),
+        clock.formulation("fast", 1.0, 0.004, 0.001, 0.003),
+        clock.formulation("middle", 0.01),
+    ]
+    monkeypatch.setattr(implementation, "formulations", lambda *_: [found[k] for k in order])
+    local = Local("numpy")
+    work = Work(SMALL, "float64", 1)
+    ready = local.prepare(work)
+    assert (ready.formulation, ready.answer) == ("fast", "fast")
+    assert (ready.first, ready.later) == pytest.approx((1.0, 0.001))
+    assert local.block(0.01) == pytest.approx([0.003] * 4)  # the first was not timed
+
+
+def test_a_formulation_whose_first_call_is_hopeless_is_not_repeated(monkeypatch):
+    clock = Clock(monkeypatch)
+    found = [clock.formulation("good", 0.5), clock.formulation("hopeless", 3.5, 0.01)]
+    monkeypatch.setattr(implementation, "formulations", lambda *_: found)
+    assert Local("numpy").prepare(Work(SMALL, "float64", 1)).formulation == "good"
+
+
+def test_timings_are_medians_and_quartiles():
+    timing = Timing.of("a way", 9.0, [4.0, 1.0, 100.0, 3.0, 2.0, 5.0, 6.0], 1e-9)
+    assert timing == Timing("a way", 9.0, 4.0, (2.0, 6.0), 7, 1e-9)
+    assert Timing.of("", 9.0, [3.0], 0.0).quartiles == (3.0, 3.0)
+
+
+class Scripted:
+    """A contender whose calls take the times that are written here."""
+
+    def __init__(self, key):
+        self.times = {"mhfast": [2.0, 3.0, 10.0], "numpy": [40.0, 7.0, 8.0]}[key]
+
+    def prepare(self, _work):
+        return Prepared("only", 20.0, min(self.times), Answer(0.5, np.ones(1), np.ones(1)))
+
+    def block(self, _seconds):
+        return self.times
+
+    def close(self):
+        pass
+
+
+def test_what_is_reported_are_medians_of_all_rounds(monkeypatch):
+    monkeypatch.setattr(measure, "PAUSE", 0.0)
+    budget = dataclasses.replace(QUICK, rounds=3, least_rounds=3)
+    bench = Bench(Scripted, ["numpy"], threads=2, budget=budget)
+    comparison = bench.gradient("given", SMALL, "float64")
+    medians = {name: timing.median for name, timing in comparison.timings.items()}
+    assert medians == {"mhfast": 3.0, "numpy": 8.0}
+    assert comparison.own.calls == 9
+    assert comparison.own.first == 20.0
+    assert comparison.ratio("numpy") == pytest.approx(8 / 3)
+    scaling = Bench(Scripted, [], threads=2, budget=budget).scaling(SMALL, "float64")
+    assert scaling.medians == {1: 3.0, 2: 3.0}
 
 
 def test_ratios_follow_from_the_medians():

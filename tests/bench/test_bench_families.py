@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from mhfast._bench import families
-from mhfast._bench.contender import Local
 from mhfast._bench.families import FAMILIES, Training
+from mhfast._bench.implementation import Local
 from mhfast._bench.measure import QUICK, Bench
 from mhfast._bench.peers import PEERS
 from mhfast._bench.shapes import Shape
@@ -70,11 +70,17 @@ def python(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "key", ["mhfast", "numpy", "torch", pytest.param("jax", marks=pytest.mark.slow)]
+    "key",
+    [
+        "mhfast",
+        "numpy",
+        pytest.param("torch", marks=pytest.mark.peers),
+        pytest.param("jax", marks=pytest.mark.slow),
+    ],
 )
 def test_every_formulation_agrees_with_the_reference(key):
     if find_spec(PEERS[key].package) is None:
-        pytest.skip(f"{PEERS[key].package} is not installed")
+        pytest.skip(f"could not import '{PEERS[key].package}'")
     assert python("-c", AGREEMENT, key)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from mhfast import _core, reference
 
 PLANS = ("samples", "hybrid", "rows", "tiles")  # of a single run
+LAYER_PLANS = ("samples", "rows")
 
 # Relative errors (max|a-b| / max|b|) allowed against the float64 reference: about a hundred
 # roundings of the type. Most come from C[s] - C[m] with two or three keys, where readouts nearly

@@ -1,53 +1,96 @@
 """Every parallel pass, on more threads than are good for it: for a build with the thread sanitizer.
 
-Not a test by itself: what is looked for are the sanitizer's reports (docs/development.md).
+Not a test by itself: what is looked for are the sanitizer's reports (docs/development.md). Kinds of
+training are drawn from the lists of `trainings.py`: every model, kind of parameters, optimizer and
+plan with each other, the rest from cycles of their own, whose lengths have no common factor.
 """
 
 import os
+from dataclasses import replace
+from itertools import cycle, product
 
 import numpy as np
+from trainings import MODELS, OPTIMIZERS, PARAMETERS, PLANS, PROJECTIONS, draw
 
 import mhfast as mh
 from mhfast import _core
 
 THREADS = 3
-PLANS = ("samples", "hybrid", "rows", "tiles", "auto")
+n, T, d, H = 90, 7, 9, 6
+LAYER_PLANS = ("samples", "rows", "auto")
+RECORDS = (
+    ("loss",),
+    ("accuracy", "margin", "grad_norm", "distance", "param_norm", "cosine"),
+    ("attention_max", "attention_groups", "parameters"),
+    (),
+    ("test_loss", "loss"),
+    ("test_accuracy", "other_margin", "attention"),
+    ("parameters", "test_margin", "other_loss", "grad_norm"),
+)
+STOPS = (None, {"loss": 1e-9, "grad_norm": 1e-9}, {"margin": 1e9}, None, None)
+REST = zip(
+    cycle(PROJECTIONS), cycle(RECORDS), cycle(STOPS),
+    # Types, sizes (the large one so that gradients must be scaled), and whether Python is asked.
+    cycle(product((np.float32, np.float64), (0.3, 0.3, 40.0), (False, False, True))),
+)  # fmt: skip
 
 
-def classifier(dtype: type, n: int, T: int, d: int, H: int, size: float) -> None:
-    """Outputs, attention, gradients of parameters and inputs, curvature, training."""
-    model = mh.Classifier.gaussian(H, T, d, std=size, seed=0, dtype=dtype)
-    data = mh.data.planted_attention(n, T, d, 2, seed=1, dtype=dtype)
+def train(model, data, rule, projection, record, stop, calls):
+    """A training of few steps with all that may go on beside it."""
+    names = [
+        name for key in record for name in (model.parameters if key == "parameters" else [key])
+    ]
+    tests = {"test": data, "other": replace(data, token_groups=None)}
+    used = [name for name in tests if any(key.startswith(name) for key in record)]
+    mh.train(
+        model, data, steps=3, optimizer=rule(**projection), loss="squared", record=names,
+        test={name: tests[name] for name in used} or None, stop=stop,
+        directions=model if "cosine" in record else None,
+        callback=(lambda *_: None) if calls else None,
+    )  # fmt: skip
+
+
+def passes(model, data):
+    """Outputs, attention, gradients of parameters and inputs, curvature."""
     model(data)
     model.attention(data)
-    mh.value_and_grad(model, data)
-    mh.value_and_grad(model, data, wrt=("W", "X"))
-    mh.hvp(model, data, tangent=model)
-    for optimizer in (mh.GradientDescent(0.1), mh.NormalizedGradientDescent(0.1)):
-        record = ("loss", "accuracy", "margin", "grad_norm", "distance")
-        mh.train(model, data, test=data, steps=4, optimizer=optimizer, record=record)
-
-
-def layer(dtype: type, n: int, T: int, d: int, H: int, size: float) -> None:
-    model = mh.Layer.gaussian(H, d, 4, std=size, seed=0, dtype=dtype)
-    rng = np.random.default_rng(1)
-    X, Y = rng.standard_normal((n, T, d)).astype(dtype), rng.standard_normal((n, T, 4))
-    data = mh.Dataset(X, Y.astype(dtype))
-    model(data)
-    mh.value_and_grad(model, data, loss="squared")
-    mh.value_and_grad(model, data, loss="squared", wrt=("V", "X"))
+    wrt = (*model.parameters, "X", *(("query",) if data.query is not None else ()))
+    mh.value_and_grad(model, data, loss="squared", wrt=wrt)
     mh.hvp(model, data, tangent=model, loss="squared")
-    mh.train(model, data, loss="squared", steps=4, optimizer=mh.Adam(0.01))
 
 
-def runs(dtype: type) -> None:
+def with_groups(data):
+    """The same with groups of tokens and of samples."""
+    return replace(
+        data,
+        token_groups=np.broadcast_to(np.arange(T) % 2, (len(data.X), T)),
+        sample_groups=np.arange(len(data.X)) % 3,
+    )
+
+
+def trainings(plan):
+    """All kinds with one plan; layers and prompts have not every plan."""
+    for kind, parameter in product(MODELS, PARAMETERS):
+        if kind is mh.Layer and plan not in LAYER_PLANS:
+            continue
+        samples = n if parameter != "token" else 4 * n  # else too little work for a team
+        for dtype in (np.float32, np.float64):
+            passes(*draw(kind, parameter, dtype, samples, T, d, H))
+        for rule in OPTIMIZERS.values():
+            projection, record, stop, (dtype, size, calls) = next(REST)
+            model, data = draw(kind, parameter, dtype, samples, T, d, H, size=size)
+            train(model, with_groups(data), rule, projection, record, stop, calls)
+
+
+def side_by_side():
     """Blocks of runs on threads of their own, and runs whose own passes are shared."""
-    for n, count in ((12, 17), (600, 2)):
-        models = [mh.Classifier.gaussian(4, 8, 10, std=0.3, seed=i, dtype=dtype) for i in range(3)]
-        data = mh.data.planted_attention(n, 8, 10, 2, seed=1, dtype=dtype)
-        stack = mh.stack([models[i % 3] for i in range(count)])
-        mh.value_and_grad(stack, data)
-        mh.train(stack, data, steps=4, optimizer=mh.NormalizedGradientDescent(0.1))
+    for kind, parameter in product(MODELS, PARAMETERS):
+        for rule in OPTIMIZERS.values():
+            projection, record, stop, (dtype, size, calls) = next(REST)
+            for samples, runs in ((12, 17), (n, 2)):
+                model, data = draw(kind, parameter, dtype, samples, T, d, H, runs=runs, size=size)
+                few = tuple(name for name in record if "groups" not in name)
+                train(model, data, rule, projection, few, stop, calls)
 
 
 def learner() -> None:
@@ -59,15 +102,11 @@ def main() -> None:
     mh.set_num_threads(THREADS)
     for plan in PLANS:
         _core.force_plan(plan)
-        for dtype in (np.float32, np.float64):
-            for size in (0.3, 60.0):  # the large ones so that gradients must be scaled
-                classifier(dtype, 150, 12, 11, 6, size)
-            if plan == "tiles":  # heads enough for several slabs
-                classifier(dtype, 13, 12, 21, 601, 0.3)
-            layer(dtype, 150, 12, 11, 6, 0.3)
+        trainings(plan)
+        if plan == "tiles":  # heads enough for several slabs
+            passes(*draw(mh.Classifier, "dense", np.float64, 13, 12, 21, 601))
         print(plan, "done", flush=True)
-    for dtype in (np.float32, np.float64):
-        runs(dtype)
+    side_by_side()
     learner()
 
 

@@ -57,6 +57,45 @@ def test_the_affinity_mask_counts():
     assert shown("threads", before=f"import os; os.sched_setaffinity(0, [{one}])") == "1"
 
 
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({"OMP_NUM_THREADS": "3"}, [3, 1, 3]), ({"MHFAST_NUM_THREADS": "3"}, [3, 3, 3])],
+)
+def test_limits_of_threadpoolctl_bound_the_default(environment, expected):
+    pytest.importorskip("threadpoolctl")
+    code = """
+import mhfast as mh, threadpoolctl
+threads = lambda: mh.show_config("dict")["threads"]
+counts = [threads()]
+with threadpoolctl.threadpool_limits(1):
+    counts.append(threads())
+    with mh.num_threads(2):
+        assert threads() == 2
+print([*counts, threads()])
+"""
+    result = python(code, **environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == str(expected)
+
+
+def test_a_sub_interpreter_is_refused_at_once():
+    """On Python 3.11 the import would wait for ever."""
+    name = "_xxsubinterpreters" if sys.version_info < (3, 13) else "_interpreters"
+    pytest.importorskip(name)
+    inside = """
+try:
+    import mhfast
+except ImportError as error:
+    print(error)
+"""
+    result = python(f"import {name} as i; i.run_string(i.create(), {inside!r})")
+    assert result.returncode == 0, result.stderr
+    if sys.version_info < (3, 12):  # later ones may refuse NumPy first, in their own words
+        assert "mhfast works in the main interpreter of a process only" in result.stdout
+    else:
+        assert result.stdout.strip()
+
+
 def test_each_source_of_the_thread_count_overrides_the_next():
     both = {"OMP_NUM_THREADS": "3", "MHFAST_NUM_THREADS": "5"}
     process = "mh.set_num_threads(6)"

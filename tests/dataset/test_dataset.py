@@ -178,11 +178,26 @@ def test_as_dataset_passes_a_dataset_through():
     assert mh.as_dataset(data.X, data.y, **options) == mh.Dataset(data.X, data.y, **options)
 
 
+def test_length_and_slices_are_those_of_the_samples():
+    data = full()
+    assert len(data) == data.n
+    assert data[1:3] == data.subset(slice(1, 3))
+    assert data[[2, 0]] == data.subset([2, 0])
+    with pytest.raises(IndexError, match=r"index: cannot select from 4 samples"):
+        data[1]
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(data)
+    with pytest.raises(TypeError):
+        np.asarray(data)
+
+
 def test_repr_tells_shapes():
     data = mh.Dataset(np.zeros((n, T, d), np.float32), np.ones(n, int), weight=np.ones(n))
+    assert "generator" not in repr(full())  # it holds the arrays of the population
     assert repr(data) == ("Dataset(X=<float32 (4, 3, 5)>, y=<int64 (4,)>, weight=<float32 (4,)>)")
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_torch_tensors_are_held_in_place(dtype):
     torch = pytest.importorskip("torch")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mhfast as mh
 from mhfast import _demo as demo
 from mhfast import cli
 from mhfast._demo.experiments import (
@@ -121,6 +122,16 @@ def test_missing_packages_are_named(
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["info"]) == 0
     assert capsys.readouterr().out.startswith("mhfast ")
+
+
+def test_the_package_is_a_command_with_a_version() -> None:
+    command = [sys.executable, "-m", "mhfast", "--version"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert shown.stdout == f"mhfast {mh.__version__}\n"
+
+
+def test_the_package_lists_what_it_offers() -> None:
+    assert dir(mh) == sorted(mh.__all__)
 
 
 def test_bench_gets_its_own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,28 @@ def test_gradients_follow_the_reference(dtype, kind, query, lengths):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seen", ["all", "causal", "lengths", "external"])
+def test_gradients_of_long_samples_are_put_together_from_tiles_of_query_rows(kind, seen):
+    """T and q so that A and D of all rows exceed the cache; the last tile is a partial one."""
+    n, T, d, H, p, rows = 2, 330, 5, 2, 3, 190
+    rng = np.random.default_rng(1)
+    q = rows if seen == "external" else T
+    readout = (H, d, p) if kind is mh.Layer else (H, q, d)
+    model = kind(
+        rng.standard_normal((H, d, d)), rng.standard_normal(readout), causal=seen == "causal"
+    )
+    given = {"query": rng.standard_normal((n, q, d))} if seen == "external" else {}
+    given |= {"lengths": [T, 101]} if seen == "lengths" else {}
+    X = rng.standard_normal((n, T, d))
+    cotangent = rng.standard_normal((n, q, p) if kind is mh.Layer else (n,))
+    wrt = ("X", "query") if seen == "external" else ("X",)
+    g = mh.backward(model, X, cotangent, wrt=wrt, **given)
+    expected = mh.reference.backward(model, X, cotangent, wrt=wrt, **given)
+    for name in wrt:
+        assert relative(getattr(g, name), expected[name]) < TOLERANCE[X.dtype], name
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_derivative_of_a_loss_gives_the_gradient_of_the_loss(kind):
     the = case(kind, loss="squared")
     residual = 2 * (the.model(the.X) - the.y) / SAMPLES
@@ -65,6 +87,7 @@ def test_gradients_are_linear_in_the_cotangent(kind):
     assert mh.norm(zero) == 0.0
 
 
+@pytest.mark.peers
 def test_gradients_agree_with_torch():
     torch = pytest.importorskip("torch")
     the = case(mh.Layer)
@@ -138,7 +161,8 @@ def test_the_cotangent_is_named_in_errors():
         ),
         (
             the.model, the.X, np.ones(SAMPLES, np.float32), TypeError,
-            "cotangent: expected dtype float64, that of X, got float32",
+            "cotangent: expected dtype float64, that of X, got float32; "
+            "cotangent.astype(np.float64) converts it",
         ),
         (
             the.model, the.X, None, TypeError,

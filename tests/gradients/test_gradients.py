@@ -79,9 +79,9 @@ def test_gradients_are_derivatives_of_the_value(loss, query):
         v = Gradients(**{name: direction / np.linalg.norm(direction)})
         up, _ = mh.value_and_grad(model + step * v, X, y, loss=loss, wrt=())
         down, _ = mh.value_and_grad(model - step * v, X, y, loss=loss, wrt=())
-        slope = mh.dot(Gradients(**{name: getattr(g, name)}), v)
+        loss_derivative = mh.dot(Gradients(**{name: getattr(g, name)}), v)
         # Central differences: step² times third derivatives of order 1, and rounding 1e-16 / step.
-        assert abs((up - down) / (2 * step) - slope) < 1e-9
+        assert abs((up - down) / (2 * step) - loss_derivative) < 1e-9
 
 
 def test_closed_form_at_zero():
@@ -103,6 +103,7 @@ def framework_loss(xp, softmax, softplus, W, U, X, Z, y):
     return softplus(-y * outputs).mean()
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("query", [None, "external"])
 def test_gradients_agree_with_torch(query):
     torch = pytest.importorskip("torch")
@@ -122,6 +123,7 @@ def test_gradients_agree_with_torch(query):
     assert relative_error(g.U, U.grad.numpy()) < 1e-12
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("query", [None, "external"])
 def test_gradients_agree_with_jax(query):
     jax = pytest.importorskip("jax")
@@ -223,6 +225,15 @@ def test_arithmetic_is_that_of_the_arrays_and_keeps_the_dtype(dtype):
     for result, expected in cases:
         assert result.W.dtype == result.U.dtype == dtype
         np.testing.assert_array_equal(result.W, expected)
+
+
+def test_gradients_can_be_summed():
+    g, h = arrays(np.float32), arrays(np.float32, 1)
+    assert sum([g, h, g]) == g + h + g
+    assert sum([g]) == g
+    for start in (0.0, 1, True, None):
+        with pytest.raises(TypeError, match=r"expected a model to move by Gradients, got"):
+            start + g
 
 
 def test_what_is_not_given_stays_so():

@@ -1,5 +1,6 @@
 """Products of the Hessian: against the reference's exact formula, jax and finite differences."""
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -90,6 +91,54 @@ def test_lengths_and_causal(kind, causal):
     compared(model, data, tangent, "squared", product, 1e-12)
 
 
+@pytest.mark.parametrize("loss", LAYER_LOSSES)
+def test_weights_of_rows(loss):
+    """Each row's share of the loss is its own weight's, and so is its share of the product."""
+    model, data, tangent = instance("layer", loss, "external", 0)
+    weight = np.random.default_rng(4).uniform(0.5, 2.0, (N, ROWS))
+    weight[1, 3] = weight[4] = 0.0
+    data["weight"] = weight
+    product = mh.hvp(model, data["X"], data["y"], tangent, loss=loss, **rest(data))
+    compared(model, data, tangent, loss, product, 1e-12)
+    # By hand: the product of a sum of losses is the sum of the products of row after row.
+    summed = dict.fromkeys(model.parameters, 0.0)
+    for row in range(ROWS):
+        y, share = data["y"][:, [row]], weight[:, row].sum() / weight.sum()
+        alone = mh.hvp(
+            model, data["X"], y, tangent, loss=loss,
+            query=data["query"][:, [row]], weight=weight[:, row],
+        )  # fmt: skip
+        for name in summed:
+            summed[name] = summed[name] + share * getattr(alone, name)
+    for name, expected in summed.items():
+        # The same terms in another order.
+        error = np.abs(getattr(product, name) - expected).max() / np.abs(expected).max()
+        assert error < 1e-13
+
+
+@pytest.mark.parametrize("gap", [0, 5, 40, 300])
+def test_curvature_of_cross_entropy_in_saturation(gap):
+    """P (v - ⟨P, v⟩), whose own class is a difference of nearly equal numbers if not centred.
+
+    With one token of size one and W = 0 the outputs are V; the classes but one lie `gap` below.
+    """
+    V = np.array([0.3, 0.0, -0.2, 0.7])
+    V[2] += gap
+    v = np.array([0.5, -0.9, 0.4, 1.3])
+    with mpmath.workdps(300):
+        P = [mpmath.exp(mpmath.mpf(value)) for value in V]
+        P = [part / sum(P) for part in P]
+        mean = sum(part * mpmath.mpf(move) for part, move in zip(P, v, strict=True))
+        exact = [float(part * (mpmath.mpf(move) - mean)) for part, move in zip(P, v, strict=True)]
+    model = mh.Layer(np.zeros((1, 1, 1)), V[None, None])
+    arguments = (model, np.ones((1, 1, 1)), [[2]], mh.Gradients(V=v[None, None]))
+    for hvp in (mh.hvp, mh.reference.hvp):
+        product = hvp(*arguments, loss="cross_entropy", wrt="V")
+        found = (product["V"] if isinstance(product, dict) else product.V)[0, 0]
+        # The exponent rounds to gap · 1e-16.
+        assert np.abs(found / exact - 1).max() < 2e-16 * (gap + 30)
+
+
 @pytest.mark.parametrize("kind", ["classifier", "layer"])
 def test_float32(kind):
     model, data, tangent = instance(kind, "logistic", "self", 1, dtype=np.float32)
@@ -124,11 +173,12 @@ def test_finite_differences_of_the_gradient():
         for s in (step, -step)
     )
     for name in ("W", "U"):
-        slope = (getattr(ahead, name) - getattr(behind, name)) / (2 * step)
+        loss_derivative = (getattr(ahead, name) - getattr(behind, name)) / (2 * step)
         # Truncation step^2 and rounding 1e-16 / step both are about 1e-10 here.
-        assert np.abs(getattr(product, name) - slope).max() < 1e-8
+        assert np.abs(getattr(product, name) - loss_derivative).max() < 1e-8
 
 
+@pytest.mark.peers
 def test_jax():
     jax = pytest.importorskip("jax")
     jax.config.update("jax_enable_x64", True)

@@ -35,9 +35,11 @@ def test_error_at_any_margin(isa, loss, use_isa):
         label = rng.choice([-1.0, 1.0])
         model, data = outputs_themselves(np.array([m]), np.array([label]))
         value, gradient = mh.value_and_grad(model, data, loss=loss, wrt="U")
-        exact, slope = (float(e) for e in EXACT[loss](np.longdouble(m)))
+        exact, loss_derivative = (float(e) for e in EXACT[loss](np.longdouble(m)))
         assert abs(value - exact) <= BOUND * abs(exact), m
-        assert abs(abs(gradient.U[0, 0, 0]) - slope * abs(m)) <= BOUND * slope * abs(m), m
+        assert abs(
+            abs(gradient.U[0, 0, 0]) - loss_derivative * abs(m)
+        ) <= BOUND * loss_derivative * abs(m), m
 
 
 @pytest.mark.parametrize("isa", _core.available_isas())

@@ -253,6 +253,42 @@ def test_normalized_steps_where_every_loss_derivative_underflows(dtype, margin, 
     assert relative(dW.ravel(), -together[: gW.size]) < tolerance
 
 
+@extended
+@pytest.mark.parametrize(
+    ("dtype", "margin", "tolerance"), [(np.float64, 1500, 1e-12), (np.float32, 200, 1e-4)]
+)
+def test_a_normalized_step_of_the_readout_alone(dtype, margin, tolerance):
+    """Where no gradient of W asks for the second pass, that of the readout does."""
+    model, X, _ = with_gap(3, dtype, -2)
+    phi = model(X)
+    larger = dtype(margin / np.abs(phi).min())
+    model, y = mh.Classifier(model.W, larger * model.U, -2), np.sign(phi)
+    _, gU = exact_gradients(X, y, model.W, model.U, X[:, [-2]])
+    for by, parts in (("tensor", [...]), ("head", [0, 1])):
+        optimizer = mh.NormalizedGradientDescent(1.0, by=by)
+        dW, dU = moved(model, X, y, optimizer=optimizer, wrt="U")
+        assert not dW.any()
+        for part in parts:
+            assert relative(dU[part], -normalized(gU[part])) < tolerance
+
+
+@extended
+@pytest.mark.parametrize("by", ["tensor", "head", "all"])
+def test_eps_is_compared_with_the_norm_itself(by):
+    """Also where the gradient is stored without its largest factors: here W's is about 1e-27."""
+    model, X, y = with_gap(60, np.float32, -2)
+    gW, _ = exact_gradients(X, y, model.W, model.U, X[:, [-2]])
+    sizes = [np.sqrt((part**2).sum()) for part in (gW if by == "head" else [gW, gW])]
+    whole, _ = moved(model, X, y, optimizer=mh.NormalizedGradientDescent(1.0, by=by), wrt="W")
+    for eps in (1e-3, float(sizes[0]), float(sizes[0]) / 7):
+        optimizer = mh.NormalizedGradientDescent(1.0, eps, by)
+        part, _ = moved(model, X, y, optimizer=optimizer, wrt="W")
+        for h in range(2):
+            kept = float(sizes[h] / (sizes[h] + eps))
+            # Of the step, a number of float32 is rounded at the size of W.
+            assert np.abs(part[h] - kept * whole[h]).max() < 2e-5 * np.abs(whole[h]).max()
+
+
 def smallest_gap(W, X, query):
     """The least difference of a row's largest logit and its second."""
     logits = np.einsum("ak,hkl,asl->ahs", X[:, query], W, X, dtype=np.float64)
@@ -334,8 +370,8 @@ def test_gradients_and_products_of_the_hessian_have_closed_forms(kind, dtype, ga
         tangent = mh.Gradients(W=direction)
         Hv = mh.hvp(model, X, y, tangent, loss="linear", wrt="W")
         z = X[0, 1].astype(float)
-        slope = 1 / (2 + 2 * np.cosh(float(gap)))  # σ'(s); σ''(s) = -σ'(s) tanh(s / 2)
-        exact = -np.outer(z, apart) * (readout.ravel().astype(float) @ apart) * slope
+        loss_derivative = 1 / (2 + 2 * np.cosh(float(gap)))  # σ'(s); σ''(s) = -σ'(s) tanh(s / 2)
+        exact = -np.outer(z, apart) * (readout.ravel().astype(float) @ apart) * loss_derivative
         assert relative(g.W[0], exact) < tolerance, gap
         moved = z @ direction[0].astype(float) @ apart
         assert relative(Hv.W[0], -exact * np.tanh(gap / 2) * moved) < tolerance, gap

@@ -12,6 +12,7 @@ from instances import DIM, HEADS, RUNS, SAMPLES, TOKENS, TOLERANCE, case, relati
 import mhfast as mh
 
 jax = pytest.importorskip("jax")
+pytestmark = pytest.mark.peers
 jnp = jax.numpy
 
 from mhfast.interop import jax as interop  # noqa: E402  (needs jax)
@@ -267,7 +268,11 @@ X, W, U = np.zeros((SAMPLES, TOKENS, DIM)), np.zeros((HEADS, DIM, DIM)), np.zero
 @pytest.mark.parametrize(
     ("changes", "kind", "message"),
     [
-        ({"X": X[0]}, ValueError, "X: expected shape (n, T, d), got (3, 8)"),
+        (
+            {"X": X[0]}, ValueError,
+            "X: expected shape (n, T, d), got (3, 8); "
+            "X.reshape(n, T, d) has the tokens of rows of length T d",
+        ),
         ({"W": W[None]}, ValueError, "W: expected shape (H, d, d), got (1, 7, 8, 8)"),
         ({"X": X[:, :2]}, ValueError, "X: expected shape (n, T, d) = (n, 3, 8), got (6, 2, 8)"),
         ({"U": U[1:]}, ValueError, "U: expected shape (H, q, d) = (7, q, 8), got (6, 3, 8)"),
@@ -285,10 +290,13 @@ X, W, U = np.zeros((SAMPLES, TOKENS, DIM)), np.zeros((HEADS, DIM, DIM)), np.zero
         ({"lengths": X[:, 0, 0]}, TypeError, "lengths: expected integers, got dtype float64"),
         ({"scale": np.inf}, ValueError, "scale: expected a finite number, got inf"),
         ({"num_threads": 0}, ValueError, "num_threads: expected an integer of at least 1, got 0"),
-        ({"W": W.astype(int)}, TypeError, "W: expected dtype float32 or float64, got int64"),
+        (
+            {"W": W.astype(int)}, TypeError,
+            "W: expected dtype float32 or float64, got int64; W.astype(np.float64) converts it",
+        ),
         (
             {"U": U.astype(np.float32)}, TypeError,
-            "U: expected dtype float64, that of W, got float32",
+            "U: expected dtype float64, that of W, got float32; U.astype(np.float64) converts it",
         ),
         (
             {"X": jnp.zeros(X.shape, jnp.bfloat16)}, TypeError,

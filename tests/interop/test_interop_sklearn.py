@@ -316,7 +316,7 @@ ERRORS = [
     (
         lambda: fit(optimizer=0.1),
         TypeError,
-        "optimizer: expected one such as GradientDescent(lr), got 0.1",
+        "MirrorDescent, such as GradientDescent(lr), got 0.1",
     ),
     (lambda: fit(random_state="a"), ValueError, "'a' cannot be used to seed"),
     (

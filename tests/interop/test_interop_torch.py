@@ -15,6 +15,7 @@ from instances import DIM, HEADS, OUTPUTS, ROWS, RUNS, SAMPLES, TOKENS, TOLERANC
 import mhfast as mh
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.peers
 
 from mhfast.interop import torch as mht  # noqa: E402  (after the test for torch)
 
@@ -266,8 +267,15 @@ def test_wrong_arguments_are_named():
         ({"W": W.to("meta")}, TypeError, "W: expected a tensor on the CPU, got one on meta"),
         ({"W": W.to_sparse()}, TypeError, "W: expected a dense tensor, got layout sparse_coo"),
         ({"X": X.bfloat16()}, TypeError, "X: expected dtype float32 or float64, got bfloat16"),
-        ({"X": X.float()}, TypeError, "X: expected dtype float64, that of the model, got float32"),
-        ({"W": W.float()}, TypeError, "U: expected dtype float32, that of W, got float64"),
+        (
+            {"X": X.float()}, TypeError,
+            "X: expected dtype float64, that of the model, got float32; "
+            "X.astype(np.float64) converts it",
+        ),
+        (
+            {"W": W.float()}, TypeError,
+            "U: expected dtype float32, that of W, got float64; U.astype(np.float32) converts it",
+        ),
         ({"prompt": the.X}, TypeError, "prompt: expected a torch tensor, got ndarray"),
         (
             {"query": the.X}, TypeError,

@@ -7,7 +7,7 @@ from learner_instances import data, distance, examples_of, stretches, true_sum
 import mhfast as mh
 from mhfast.learner import as_examples, certify, crude_sum, one_hot_sum, refine_sum, solve_values
 from mhfast.learner import examples as examples_module
-from mhfast.learner.values import relative_residual
+from mhfast.learner.certificates import judge
 
 
 @pytest.fixture(scope="module")
@@ -138,14 +138,46 @@ def test_examples_are_told_in_their_own_terms():
     assert sizes == (7, 3, 5, 2, 21)
     assert examples.basis is None
     assert examples.scale == pytest.approx(np.sqrt((Y**2).sum() / 21))
-    first, last = examples.split(3)
-    assert np.array_equal(first.X, X[:4])
-    assert np.array_equal(last.Y, Y[4:])
-    assert first.scale == last.scale == examples.scale
     assert np.shares_memory(examples.first(5).X, X)
     x, y = examples.part(np.array([6, 0]))
     assert np.array_equal(x, X[[6, 0]])
     assert np.array_equal(y, Y[[6, 0]])
+
+
+def test_examples_are_held_out_at_random():
+    rng = np.random.default_rng(0)
+    X, Y = rng.standard_normal((40, 3, 5)), rng.standard_normal((40, 3, 4))
+    Y[:, :, 3] = Y[:, :, 1]
+    examples = as_examples(X, Y)
+    drawn = []
+    for seed in (0, 0, 1):
+        rest, held_out = examples.split(9, seed)
+        assert (rest.n, held_out.n) == (31, 9)
+        assert sorted([*rest.index, *held_out.index]) == list(range(40))
+        drawn.append(tuple(held_out.index))
+        for part in (rest, held_out):
+            # Each part is described by its own outputs, and reads its own samples.
+            assert part.scale == pytest.approx(np.sqrt((Y[part.index] ** 2).sum() / (3 * part.n)))
+            assert part.out_dim == 3
+            ((_, x, y),) = part.portions(whole=True)
+            assert np.array_equal(x, X[part.index])
+            assert np.array_equal(y, Y[part.index])
+            assert np.array_equal(part.part(np.array([4, 1]))[0], X[part.index[[4, 1]]])
+            assert np.array_equal(part.first(2).part(slice(None))[0], X[part.index[:2]])
+            assert np.array_equal(part.gather(np.array([7]))[0], X[part.index[[2]]])
+    assert drawn[0] == drawn[1] != drawn[2]
+    # By chance the nine are none of a kind: neither the first nor the last.
+    assert max(drawn[0]) - min(drawn[0]) > 20
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [(np.float32, 3e-7), (np.float64, 1e-16)])
+def test_directions_of_rounding_are_no_outputs(dtype, rounding):
+    """Outputs that follow from others up to rounding do not count, ten times as large ones do."""
+    rng = np.random.default_rng(0)
+    X, Y = rng.standard_normal((2, 500, 3, 4)).astype(dtype)
+    for size, kept in ((rounding, 3), (max(30.0 * rounding, 1e-6), 4)):
+        Y[:, :, 3] = Y[:, :, 1] + size * rng.standard_normal((500, 3))
+        assert as_examples(X, Y).out_dim == kept
 
 
 def test_outputs_that_follow_from_others_are_left_out():
@@ -160,7 +192,7 @@ def test_outputs_that_follow_from_others_are_left_out():
     np.testing.assert_allclose(y @ examples.basis.T, Y, atol=1e-12)
     found = examples.whole_layer(solve_values(examples, layer.W).layer(layer.W))
     assert found.out_dim == 4
-    assert relative_residual(examples, found) < 1e-12
+    assert judge(examples, found).residual < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -200,3 +232,18 @@ def test_phases_do_not_see_the_portions(three_tokens, monkeypatch):
         assert distance(in_portions[name], value) < 1e-9, name
     for name in ("X", "rows", "first", "second", "value", "tolerance", "background"):
         assert np.array_equal(getattr(same, name), getattr(facts, name)), name
+
+
+def test_rows_explained_to_rounding_are_ordered_by_their_weights_alone():
+    """One head: every row is explained, and what rounding leaves of it says nothing."""
+    source = data(400, 3, 5, 1, inputs="gaussian")
+    examples = examples_of(source)
+    facts = certify(examples, true_sum(examples, source.truth["layer"], support=3), count=60)
+    x, T = examples.X, 3
+    weights = source.truth["layer"].attention(x)[:, 0].reshape(-1, T)
+    sizes = 1.0 / weights.max(axis=1, keepdims=True) + 1.0 / weights
+    sizes[np.arange(len(sizes)), weights.argmax(axis=1)] = np.inf
+    # The weights are those of the layer to 1e-12 or so, and the residual counts as 1e-12.
+    np.testing.assert_allclose(facts.tolerance[0], 1e-12 * sizes.min(), rtol=1e-9)
+    assert (np.diff(facts.tolerance) >= 0.0).all()
+    assert facts.tolerance[-1] < 1e-12 * np.median(sizes[np.isfinite(sizes)])

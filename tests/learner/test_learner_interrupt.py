@@ -34,7 +34,7 @@ def interrupt(*_args, **_settings):
         ("with_support", 3),
         ("search_net", 4),
         ("solve_values", 5),
-        ("refine", 6),
+        ("without_surplus", 6),
     ],
 )
 def test_finished_phases_are_kept(monkeypatch, whole, function, finished):

@@ -28,8 +28,9 @@ from mhfast.learner import (
     solve_values,
     with_support,
 )
+from mhfast.learner.certificates import judge
+from mhfast.learner.net import _points
 from mhfast.learner.sums import default_support
-from mhfast.learner.values import relative_residual
 
 EXACT = 1e-12  # least squares of well-conditioned problems, in float64
 
@@ -111,8 +112,17 @@ def test_the_number_of_heads_is_read_off_the_spectrum(heads):
 
 def test_a_proposal_is_as_sure_as_its_step_stands_out():
     assert propose_heads(np.array([1.0, 2.0, 8.0, 12.0, 15.0])) == (2, 4.0 / 1.5)
-    heads, sureness = propose_heads(np.array([1.0, 1.5, 2.0, 2.8, 3.6]))
-    assert sureness < 2.0, heads
+    # The sixth step stands out most; it is only proposed if it is twice as large as later ones.
+    for step, heads, sureness in ((1.8, 1, 1.0), (2.3, 6, 2.3 / 1.1)):
+        steps = np.array([1.3] + [1.1] * 4 + [step] + [1.1] * 5)
+        found = propose_heads(np.cumprod([1.0, *steps]))
+        assert found == (heads, pytest.approx(sureness if heads == 6 else 1.3 / step))
+
+
+def test_the_net_of_many_heads_is_bounded():
+    points = _points(np.array([[-1.0, 1.0]] * 7), 8, np.random.default_rng(0))
+    assert len(points) == 1000  # 40 · 7² = 1960
+    assert len(_points(np.array([[-1.0, 1.0]] * 3), 4, np.random.default_rng(0))) == 360
 
 
 def test_uncertain_facts_count_for_little():
@@ -273,7 +283,7 @@ def test_values_of_the_true_heads(heads):
     assert 1e-3 < found.condition <= 1.0
     again = found.layer(layer.W)
     assert np.array_equal(again.V, found.V)
-    assert relative_residual(examples, again) < 1e-11
+    assert judge(examples, again).residual < 1e-11
 
 
 def test_values_of_heads_that_attend_alike():
@@ -282,6 +292,16 @@ def test_values_of_heads_that_attend_alike():
     found = solve_values(examples, layer.W[[0, 1, 1]])
     assert found.condition < 1e-14
     assert distance(found.V[1] + found.V[2], layer.V[1]) < 1e-11
+
+
+def test_values_of_heads_that_attend_nearly_alike():
+    source = data(500, 3, 6, 2)
+    W = source.truth["layer"].W[[0, 0]]
+    W[1] *= 1.0 + 1e-3
+    layer = mh.Layer(W, source.truth["layer"].V)
+    found = solve_values(as_examples(source.X, layer(source.X)), W)
+    assert 1e-10 < found.condition < 1e-5
+    assert distance(found.V, layer.V) < 1e-15 / found.condition * 100
 
 
 def test_noise_is_averaged_over_all_samples():
@@ -293,9 +313,9 @@ def test_noise_is_averaged_over_all_samples():
     assert distance(every.V, layer.V[:1]) < 0.7 * distance(few.V, layer.V[:1])
 
 
-def test_relative_residual(two):
+def test_residual_of_a_layer(two):
     examples, layer = two
-    assert relative_residual(examples, layer) < 1e-14
-    nothing = relative_residual(examples, mh.Layer(layer.W, 0.0 * layer.V))
+    assert judge(examples, layer).residual < 1e-14
+    nothing = judge(examples, mh.Layer(layer.W, 0.0 * layer.V)).residual
     assert nothing == pytest.approx(1.0, rel=1e-13)  # sums of 2e5 squares, in another order
-    assert abs(relative_residual(examples, mh.Layer(layer.W, 1.25 * layer.V)) - 0.25) < 1e-14
+    assert abs(judge(examples, mh.Layer(layer.W, 1.25 * layer.V)).residual - 0.25) < 1e-14

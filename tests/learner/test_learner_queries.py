@@ -300,7 +300,7 @@ def rows_of(A, C, count, seed=0):
 def jacobian(rows, A, C):
     """Derivatives of all outputs by A and C, dense."""
     tau = np.tanh(0.5 * (rows.Q @ A.T + rows.b[:, None]))
-    by_A = np.einsum("nh,nd,hp->nphd", 0.5 * (1.0 - tau**2), rows.Q, C)
+    by_A = np.einsum("nh,ni,hp->nphi", 0.5 * (1.0 - tau**2), rows.Q, C)
     by_C = np.einsum("ng,pq->npgq", tau, np.eye(C.shape[1]))
     n = rows.Y.size
     return by_A.reshape(n, -1), by_C.reshape(n, -1)

@@ -5,6 +5,7 @@ import pytest
 from learner_instances import data, distance
 
 import mhfast as mh
+from mhfast.learner import as_examples
 
 SMALL = (4000, 2, 8, 2)
 
@@ -75,10 +76,22 @@ def test_equal_tokens_say_that_facts_are_missing(tokens):
     assert str(result).startswith(result.verdict)
 
 
-def test_constant_tokens_and_labels():
-    result = mh.learn_layer(np.ones((300, 3, 4)), np.ones((300, 3, 2)), 1)
-    assert not result.learnt
-    assert "facts" in result.verdict
+@pytest.mark.parametrize("tokens", ["constant", "normal"])
+def test_constant_labels(tokens):
+    X = np.ones((300, 3, 4))
+    if tokens == "normal":
+        X = np.random.default_rng(0).standard_normal(X.shape)
+    result = mh.learn_layer(X, np.ones((300, 3, 2)), 1)
+    assert result.verdict == "not learnt: the training outputs are the same for every query"
+    assert result.layer is result.held_out is None
+    assert result.phases == result.certificates == ()
+
+
+def test_labels_that_vanish_where_they_are_held_out():
+    X, Y = np.random.default_rng(0).standard_normal((2, 300, 3, 4))
+    Y[as_examples(X, Y).split(30, 5)[1].index] = 0.0
+    result = mh.learn_layer(X, Y, 1, seed=5)
+    assert result.verdict == "not learnt: the held-out outputs are all zero"
 
 
 def honest(source, heads, **settings):
@@ -116,17 +129,6 @@ def test_facts_within_their_tolerance_hold():
     result = mh.learn_layer(data(20_000, 2, 5, 2), heads=2)
     (certificate,) = [c for c in result.certificates if c.name == "facts at the heads"]
     assert certificate.holds or certificate.value > 1.0, str(certificate)
-
-
-@pytest.mark.parametrize("heads", [1, None])
-def test_a_layer_of_means(heads):
-    """W = 0 is a layer like others."""
-    rng = np.random.default_rng(0)
-    X = rng.standard_normal((1000, 3, 4))
-    layer = mh.Layer(np.zeros((1, 4, 4)), rng.standard_normal((1, 4, 5)))
-    result = mh.learn_layer(X, layer(X), heads)
-    assert result.learnt, result.verdict
-    assert np.abs(result.layer.W).max() < 1e-12
 
 
 # Errors.

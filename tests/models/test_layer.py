@@ -63,6 +63,7 @@ def test_value_and_gradients_follow_the_reference(dtype, loss, weight):
         assert relative(getattr(g, name), gradients[name]) < TOLERANCE[the.model.dtype]
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("loss", ["squared", "cross_entropy"])
 def test_gradients_agree_with_torch(loss):
     torch = pytest.importorskip("torch")
@@ -101,8 +102,8 @@ def test_closed_form_at_zero():
     model = mh.Layer.zeros(HEADS, DIM, OUTPUTS)
     value, g = mh.value_and_grad(model, the.X, the.y, loss="cross_entropy")
     # Uniform attention, all classes alike: ∂L/∂V_h = mean_it x̄_i (1/p - onehot(y_it))ᵀ.
-    slope = 1 / OUTPUTS - np.eye(OUTPUTS)[the.y]
-    expected = np.einsum("ne,nqp->ep", the.X.mean(axis=1), slope) / (SAMPLES * TOKENS)
+    loss_derivative = 1 / OUTPUTS - np.eye(OUTPUTS)[the.y]
+    expected = np.einsum("ne,nqp->ep", the.X.mean(axis=1), loss_derivative) / (SAMPLES * TOKENS)
     assert value == pytest.approx(np.log(OUTPUTS), rel=1e-14)
     assert not g.W.any()
     # Sums of 18 terms of order 1 that may cancel.

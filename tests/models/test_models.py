@@ -34,6 +34,15 @@ def gaussian(dtype=np.float64, query=None, scale=1.0):
     return mh.Classifier.gaussian(H, T, d, std=0.5, seed=3, dtype=dtype, query=query, scale=scale)
 
 
+def test_replace_checks_as_the_constructor_does():
+    model = mh.Classifier.zeros(2, 3, 5)
+    moved = model.replace(U=np.ones((2, 3, 5)), scale=2.0)
+    assert moved == mh.Classifier(model.W, np.ones((2, 3, 5)), scale=2.0)
+    assert model.scale == 1.0
+    with pytest.raises(ValueError, match=r"U: expected shape \(H, q, d\)"):
+        model.replace(U=np.ones((3, 3, 5)))
+
+
 @pytest.mark.parametrize("scale", [1.0, -0.25])
 @pytest.mark.parametrize("kind", QUERIES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -199,26 +208,28 @@ def test_lists_of_python_numbers_adapt():
     np.testing.assert_array_equal(gaussian(np.float32)(X.tolist()), gaussian(np.float32)(X))
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_torch_tensors_are_read_in_place(dtype):
     torch = pytest.importorskip("torch")
-    from mhfast._arguments import checks as _checks
+    from mhfast._arguments import checks
 
     X, model = tokens(dtype), gaussian(dtype)
     tensor = torch.from_numpy(X.copy())
-    assert _checks.real(tensor, "X", model.dtype).ctypes.data == tensor.data_ptr()
+    assert checks.real(tensor, "X", model.dtype).ctypes.data == tensor.data_ptr()
     np.testing.assert_array_equal(model(tensor), model(X))
     strided = tensor.transpose(0, 1).contiguous().transpose(0, 1)
     np.testing.assert_array_equal(model(strided), model(X))
 
 
+@pytest.mark.peers
 def test_jax_arrays_are_read_in_place():
     jax = pytest.importorskip("jax")
-    from mhfast._arguments import checks as _checks
+    from mhfast._arguments import checks
 
     X, model = tokens(np.float32), gaussian(np.float32)
     array = jax.numpy.asarray(X)
-    read = _checks.real(array, "X", model.dtype)
+    read = checks.real(array, "X", model.dtype)
     assert read.ctypes.data == array.unsafe_buffer_pointer()
     np.testing.assert_array_equal(model(array), model(X))
 
@@ -234,8 +245,19 @@ def test_objects_with_dlpack_alone_are_read_in_place():
         def __dlpack_device__(self):
             return self.array.__dlpack_device__()
 
-    from mhfast._arguments import checks as _checks
+    from mhfast._arguments import checks
 
     X, model = tokens(), gaussian()
-    assert np.shares_memory(_checks.real(Exporter(X), "X", model.dtype), X)
+    assert np.shares_memory(checks.real(Exporter(X), "X", model.dtype), X)
     np.testing.assert_array_equal(model(Exporter(X)), model(X))
+
+
+@pytest.mark.parametrize("scale", [1e300, -1e39, 1e-60])
+def test_a_scale_beyond_the_dtype_is_refused(scale):
+    W, U, V = np.ones((2, 3, 3)), np.ones((2, 4, 3)), np.ones((2, 3, 1))
+    w, u, v = (array.astype(np.float32) for array in (W, U, V))
+    for make in (lambda: mh.Classifier(w, u, scale=scale), lambda: mh.Layer(w, v, scale=scale)):
+        with pytest.raises(ValueError, match=r"scale: expected 0 or a number between .* float32"):
+            make()
+    assert mh.Classifier(W, U, scale=scale).scale == scale
+    assert mh.Classifier(w, u, scale=0.0).scale == 0.0

@@ -59,7 +59,8 @@ def adam(o, at, theta, g):
         at.memory[name] = m, v
         m, v = m / (1 - o.beta1 ** (at.k + 1)), v / (1 - o.beta2 ** (at.k + 1))
         theta[name] *= 1 - at.lr * o.weight_decay
-        theta[name] -= at.lr * m / (np.sqrt(v) + o.eps)
+        size = np.sqrt(v) + o.eps
+        theta[name] -= np.where(size == 0, 0.0, at.lr * m / np.where(size == 0, 1.0, size))
 
 
 def mirror(o, at, theta, g):

@@ -1,5 +1,6 @@
 """Optimizers are values that refuse what makes no sense."""
 
+import dataclasses
 import math
 import pickle
 
@@ -28,6 +29,27 @@ def test_fields_become_plain_numbers_and_compare():
     assert a.schedule == (1.0, 2.0)
     assert type(a.lr) is float
     assert a != mh.NormalizedGradientDescent(0.5, schedule=[1.0, 2.0], clip=3.0)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_every_number_is_kept_as_a_plain_one(kind):
+    """Whatever type it came with; so are truth values."""
+    bools = {"nesterov", "normalized"}
+    others = {"name", "schedule", "by", "project", "project_by", *bools}
+    numbers = {field.name for field in dataclasses.fields(kind)} - others
+    values = {name: np.float32(1.5) for name in numbers} | {"project": "ball"}
+    values |= {name: np.float32(0.25) for name in numbers if name.startswith("beta")}
+    flags = dict.fromkeys(bools & set(kind.__dataclass_fields__), np.True_)
+    optimizer = kind(**values, **flags)
+    assert {name: type(getattr(optimizer, name)) for name in numbers} == dict.fromkeys(
+        numbers, float
+    )
+    assert all(getattr(optimizer, name) is True for name in flags)
+
+
+def test_no_memory_of_gradients_is_allowed():
+    assert mh.Momentum(1.0, 0.0).beta == 0.0
+    assert mh.Adam(1.0, beta1=0.0, beta2=0.0).beta1 == 0.0
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -79,23 +101,38 @@ def test_repr_is_the_shortest_call(optimizer, text):
     assert eval(text, vars(mh)) == optimizer
 
 
+def test_repr_of_many_numbers_is_short():
+    optimizer = mh.GradientDescent(np.linspace(0.25, 1.0, 10_000), schedule=np.ones(9))
+    assert repr(optimizer) == (
+        "GradientDescent(lr=<10000 numbers, 0.25 to 1.0>, schedule=<9 numbers, 1.0 to 1.0>)"
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
         ({"l2": np.nan}, ValueError, "l2: .*nan"),
         ({"l2": "much"}, TypeError, "l2: .*'much'"),
         ({"l2": np.inf}, ValueError, "l2: .*finite.*inf"),
-        ({"clip": 0}, ValueError, "clip: .*above 0"),
+        ({"clip": 0}, ValueError, r"clip: expected a number above 0, got 0\.0"),
         ({"clip": None}, TypeError, "clip: .*None"),
         ({"schedule": 0.5}, ValueError, r"schedule: .*\(steps,\).*\(\)"),
         ({"schedule": "cosine"}, TypeError, "schedule: .*cosine"),
         ({"schedule": [1.0, -2.0]}, ValueError, "schedule: .*-2.0 at index 1"),
         ({"project": "cube", "radius": 1.0}, ValueError, "project: .*'ball' or 'sphere'.*'cube'"),
         ({"project": "ball"}, TypeError, "radius: .*project='ball', got None"),
-        ({"project": "ball", "radius": 0}, ValueError, "radius: .*above 0"),
+        (
+            {"project": "ball", "radius": 0},
+            ValueError,
+            r"radius: expected a finite number above 0, got 0\.0",
+        ),
         ({"project": "ball", "radius": np.inf}, ValueError, "radius: .*finite"),
         ({"radius": 1.0}, ValueError, r"radius: expected None without project=, got 1\.0"),
-        ({"project_by": "row"}, ValueError, "project_by: .*'head' or 'all', got 'row'"),
+        (
+            {"project_by": "row"},
+            ValueError,
+            "project_by: expected 'tensor', 'head' or 'all', got 'row'",
+        ),
     ],
 )
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -130,6 +167,9 @@ def test_wrong_step_sizes(kind, lr, error, message):
         (mh.NormalizedGradientDescent, {"eps": -1}, ValueError, "eps: .*-1"),
         (mh.PolyakStep, {"max_lr": 0}, ValueError, "max_lr: .*above 0"),
         (mh.PolyakStep, {"target": np.inf}, ValueError, "target: .*finite"),
+        (mh.PolyakStep, {"target": "low"}, TypeError, "target: .*'low'"),
+        (mh.Momentum, {"beta": "much"}, TypeError, "beta: .*'much'"),
+        (mh.MirrorDescent, {"p": "two"}, TypeError, "p: .*'two'"),
         (mh.PolyakStep, {"factor": np.inf}, ValueError, "factor: .*finite"),
         (mh.Momentum, {"beta": 1.0}, ValueError, r"beta: .*\[0, 1\), got 1\.0"),
         (mh.Momentum, {"nesterov": 1}, TypeError, "nesterov: expected a bool, got 1"),

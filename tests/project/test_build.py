@@ -11,7 +11,9 @@ from mhfast import _core
 
 LIBRARY = Path(_core.__file__)
 ROOT = Path(__file__).parents[2]
-needs_nm = pytest.mark.skipif(shutil.which("nm") is None, reason="needs binutils")
+needs_nm = pytest.mark.skipif(
+    shutil.which("nm") is None, reason="needs nm: apt-get install binutils"
+)
 
 
 @needs_nm
@@ -24,7 +26,7 @@ def test_the_module_exports_only_its_entry():
 
 
 @needs_nm
-@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a compiler")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs c++: apt-get install g++")
 @pytest.mark.skipif("avx2" not in _core.compiled_isas(), reason="flags are for x86-64")
 @pytest.mark.parametrize(
     ("isa", "size", "registers", "flags"),
@@ -71,7 +73,7 @@ def test_an_instruction_set_exports_only_its_table(tmp_path, isa, size, register
     assert names == [f"mhfast::{isa}::kTables"]
 
 
-@pytest.mark.skipif(shutil.which("ldd") is None, reason="needs ldd")
+@pytest.mark.skipif(shutil.which("ldd") is None, reason="needs ldd, a command of Linux")
 def test_the_openmp_runtime_is_the_shared_system_one():
     """A private copy beside the one of another library would make both slow."""
     listing = subprocess.run(["ldd", LIBRARY], capture_output=True, text=True, check=True).stdout
@@ -85,3 +87,16 @@ def test_no_relaxed_arithmetic_in_the_build():
         pytest.skip("needs the source tree")
     for flag in ("fast-math", "Ofast", "march=native", "funsafe"):
         assert flag not in build.read_text()
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="needs binutils")
+def test_little_thread_local_storage():
+    """A module loaded late gets it from a reserve that all libraries of a process share."""
+    listing = subprocess.run(
+        ["readelf", "-lW", LIBRARY], capture_output=True, text=True, check=True
+    ).stdout
+    sizes = [
+        int(line.split()[5], 16) for line in listing.splitlines() if line.split()[:1] == ["TLS"]
+    ]
+    assert len(sizes) <= 1
+    assert sum(sizes) < 64

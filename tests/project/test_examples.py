@@ -16,7 +16,8 @@ import pytest
 import mhfast as mh
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
 SMALL = {
     "benign_overfitting.py": "--dim 30 --signals 5 2 --steps 5 --output figure.png",
     "implicit_bias.py": "--instances 3 --steps 30 --output figure.png",
@@ -116,6 +117,11 @@ def test_the_commands_of_the_readme():
     lines = [line for block in blocks(PAGES[0], "sh") for line in block.splitlines()]
     for command in COMMANDS:
         assert command in lines
+
+
+def test_the_output_in_the_readme_is_that_of_its_first_example(tmp_path):
+    (tmp_path / "page.py").write_text(blocks(PAGES[0], "python")[0], "utf-8")
+    assert run(["page.py"], tmp_path) == blocks(PAGES[0], "text")[0]
 
 
 def anchors(page: Path) -> set[str]:

@@ -231,6 +231,7 @@ def torch_loss(torch: Any, the: Case, F: Any) -> Any:
     return (of_rows * terms).sum() / (of_rows if mean else weight).sum()
 
 
+@pytest.mark.peers
 @every_case
 def test_everything_matches_torch(name: str) -> None:
     torch = pytest.importorskip("torch")
@@ -284,17 +285,20 @@ def test_padding_has_no_influence() -> None:
 def test_losses_at_large_margins() -> None:
     y = np.array([1.0, 1.0, -1.0, -1.0])
     phi = np.array([1e3, -1e3, 700.0, -700.0])
-    value, slope, log_slope = reference.loss_terms(phi, y)
+    value, loss_derivative, log_slope = reference.loss_terms(phi, y)
     assert value.tolist() == [0.0, 1000.0, 700.0, math.exp(-700.0)]
-    assert slope.tolist() == [-0.0, -1.0, 1.0, math.exp(-700.0)]
+    assert loss_derivative.tolist() == [-0.0, -1.0, 1.0, math.exp(-700.0)]
     assert log_slope.tolist() == [-1000.0, 0.0, -math.exp(-700.0), -700.0]
-    assert math.copysign(1.0, slope[0]) == -1.0  # the sign outlives the underflow
+    assert math.copysign(1.0, loss_derivative[0]) == -1.0  # the sign outlives the underflow
 
     F = np.array([[700.0, 0.0, -50.0], [0.0, 1e3, 0.0]])
-    value, slope, log_slope = reference.loss_terms(F, [0, 2], "cross_entropy")
+    value, loss_derivative, log_slope = reference.loss_terms(F, [0, 2], "cross_entropy")
     assert value.tolist() == [[math.exp(-700.0)], [1000.0]]
     tail = math.exp(-700.0)
-    assert slope.tolist() == [[-tail, tail, math.exp(-750.0)], [math.exp(-1e3), 1.0, -1.0]]
+    assert loss_derivative.tolist() == [
+        [-tail, tail, math.exp(-750.0)],
+        [math.exp(-1e3), 1.0, -1.0],
+    ]
     assert log_slope[0].tolist() == [-700.0, -700.0, -750.0]
 
 
@@ -303,16 +307,16 @@ def test_loss_derivatives(loss: str) -> None:
     rng = np.random.default_rng(0)
     F, direction = rng.standard_normal((2, 5, 3))
     y = np.array([2, 0, 1, 1, 0]) if loss == "cross_entropy" else np.sign(direction)
-    _, slope, log_slope = reference.loss_terms(F, y, loss)
+    _, loss_derivative, log_slope = reference.loss_terms(F, y, loss)
     (above, slope_above, _), (below, slope_below, _) = (
         reference.loss_terms(F + h * direction, y, loss) for h in (1e-6, -1e-6)
     )
     # Central differences: truncation 1e-12, rounding 1e-10.
-    change = (slope * direction).sum()
+    change = (loss_derivative * direction).sum()
     assert math.isclose((above - below).sum() / 2e-6, change, rel_tol=1e-8, abs_tol=1e-9)
-    np.testing.assert_allclose(np.exp(log_slope), np.abs(slope), rtol=1e-14)
+    np.testing.assert_allclose(np.exp(log_slope), np.abs(loss_derivative), rtol=1e-14)
     np.testing.assert_allclose(
-        reference.losses.slope_tangent(F, y, direction, loss),
+        reference.losses.derivative_tangent(F, y, direction, loss),
         (slope_above - slope_below) / 2e-6,
         rtol=1e-8,
         atol=1e-9,
@@ -347,11 +351,13 @@ def test_two_tokens_give_the_sigmoid() -> None:
     z = x[1]
     gap = z @ w @ (x[0] - x[1])
     sigmoid = 1 / (1 + math.exp(-gap))
-    slope = sigmoid * (1 - sigmoid) * (np.array(u) @ (x[0] - x[1]))
+    loss_derivative = sigmoid * (1 - sigmoid) * (np.array(u) @ (x[0] - x[1]))
     model = Model(W=w[None], U=np.array([[u]]), query=-1)
     _, gradient = reference.value_and_grad(model, x[None], [1.0], loss="linear")
     # Three products; only the order of rounding differs.
-    np.testing.assert_allclose(gradient["W"][0], -slope * np.outer(z, x[0] - x[1]), rtol=1e-14)
+    np.testing.assert_allclose(
+        gradient["W"][0], -loss_derivative * np.outer(z, x[0] - x[1]), rtol=1e-14
+    )
     expected = -(sigmoid * x[0] + (1 - sigmoid) * x[1])
     np.testing.assert_allclose(gradient["U"][0, 0], expected, rtol=1e-14)
 

@@ -180,6 +180,9 @@ def test_errors() -> None:
     model = instances.classifier(rng, 7, 5, 3, 1.0)
     with pytest.raises(TypeError, match="model: expected a Classifier, got ndarray"):
         theory.curvature_bounds(X, X)  # type: ignore[arg-type]
+    factors = mh.Classifier(mh.LowRank(rng.standard_normal((7, 5, 2))), model.U)
+    with pytest.raises(TypeError, match=r"W: expected an array \(H, d, d\), got LowRank"):
+        theory.curvature_bounds(factors, X)
     with pytest.raises(ValueError, match=r"within: expected a number of at least 0, got -1"):
         theory.curvature_bounds(model, X, within=-1)
     with pytest.raises(ValueError, match="constants: expected one of proved, recalled, got 'mine'"):

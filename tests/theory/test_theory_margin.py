@@ -46,6 +46,7 @@ def test_kernel_is_the_jacobian_times_itself(q: int | None, keywords: dict[str, 
     np.testing.assert_allclose(K2, J @ J2.T, rtol=0, atol=1e-12 * np.abs(K2).max())
 
 
+@pytest.mark.peers
 def test_kernel_is_that_of_torch() -> None:
     torch = pytest.importorskip("torch")
     model, data = problem(2)
@@ -212,6 +213,7 @@ def test_margin_certifies_itself() -> None:
     assert 0 < only_U.margin < found.margin
 
 
+@pytest.mark.verdict
 def test_features_that_are_not_separable() -> None:
     model, data = problem(8)
     twice = mh.Dataset(np.concatenate([data.X, data.X[:1]]), np.append(data.y, -data.y[0]))
@@ -235,6 +237,82 @@ def test_margin_with_lengths_certifies_itself() -> None:
     np.testing.assert_allclose(J @ direction, found.margins, rtol=1e-10)  # as above
     assert found.margin < theory.ntk_margin(model, data).margin
     assert abs(found.gap) < 1e-10 * found.margin
+
+
+@pytest.mark.parametrize("query", [None, "external"])
+def test_a_sample_of_weight_0_is_no_constraint(query: Any) -> None:
+    model, data = problem(9)
+    if query:
+        model = mh.Classifier(model.W, model.U, query=np.array(data.X))
+    X = np.array(data.X)
+    X[[1, 4]] = np.nan
+    if query:
+        model = mh.Classifier(model.W, model.U, query=np.where(np.isnan(X), np.inf, X))
+    weighted = mh.Dataset(X, data.y, weight=[1.0, 0.0, 5.0, 0.25, 0.0, 1.0])
+    rest = data.subset([0, 2, 3, 5])
+    own = mh.Classifier(model.W, model.U)
+    found, expected = theory.ntk_margin(model, weighted), theory.ntk_margin(own, rest)
+    assert found.margin == pytest.approx(expected.margin, rel=1e-12)
+    assert found.weights[[1, 4]].tolist() == [0, 0]
+    np.testing.assert_allclose(found.weights[[0, 2, 3, 5]], expected.weights, atol=1e-10)
+    assert np.isnan(found.margins).tolist() == [False, True, False, False, True, False]
+    report = theory.good_initialization(model, weighted)
+    assert report.output == np.abs(own(rest)).max()
+    curve = theory.realizability(model, weighted, epsilon=[0.3])
+    plain = theory.realizability(own, rest, epsilon=[0.3])
+    assert curve.distance[0] == pytest.approx(plain.distance[0], rel=1e-10)
+    # The loss measured is the weighted one.
+    moved = own + float(curve.distance[0] / math.sqrt(2)) * curve.start.tangent.direction
+    each = np.logaddexp(0, -rest.y * moved(rest))
+    assert curve.loss[0] == pytest.approx(each @ [1, 5, 0.25, 1] / 7.25, rel=1e-10)
+
+
+@pytest.mark.parametrize("what", ["X", "W", "U", "query"])
+def test_numbers_that_are_not_finite_are_named(what: str) -> None:
+    rng = np.random.default_rng(0)
+    shapes = {"X": (4, 3, 5), "W": (2, 5, 5), "U": (2, 3, 5), "query": (4, 3, 5)}
+    arrays = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    arrays[what][1, 2, 4] = np.nan
+    model = mh.Classifier(arrays["W"], arrays["U"])
+    data = mh.Dataset(arrays["X"], [1, -1, 1, -1.0], query=arrays["query"])
+    functions: list[Any] = [
+        theory.ntk, theory.ntk_margin, theory.good_initialization, theory.hessian_extremes,
+        theory.curvature_bounds, lambda m, d: theory.realizability(m, d, epsilon=[0.1]),
+        lambda m, d: theory.training_bound(m, d, comparator=m, lr=1.0, steps=1),
+    ]  # fmt: skip
+    for function in functions:
+        with pytest.raises(
+            ValueError, match=f"{what}: expected finite numbers, got nan at index 1, 2"
+        ):
+            function(model, data)
+    layer = mh.Layer(arrays["W"], rng.standard_normal((2, 5, 4)))
+    if what in ("X", "W"):
+        with pytest.raises(
+            ValueError, match=f"{what}: expected finite numbers, got nan at index 1"
+        ):
+            theory.hessian_extremes(layer, arrays["X"], np.zeros((4, 3), int), loss="cross_entropy")
+    Y = rng.standard_normal((4, 3, 4))
+    Y[3, 2, 1] = np.inf
+    if what == "query":
+        with pytest.raises(
+            ValueError, match="y: expected finite numbers, got inf at index 3, 2, 1"
+        ):
+            theory.hessian_extremes(layer, arrays["X"], Y, loss="squared")
+        with pytest.raises(ValueError, match="G: expected finite inner products"):
+            theory.nearest_point(Y[3, :3, :3])
+        with pytest.raises(ValueError, match=r"G: expected an array \(n, n\), got shape \(3, 4\)"):
+            theory.nearest_point(Y[0])
+
+
+def test_kernel_beyond_the_range_of_its_products() -> None:
+    """One head saturated by a gap of 400, whose features are about e^-400: squares underflow."""
+    X = np.array([[[1.0, 0.0], [1.0, 1.0]]])
+    W = np.array([[[0.0, 400.0], [0.0, 0.0]]])
+    model = mh.Classifier(W, np.array([[[0.0, 1.0]]]), query=0)
+    found = theory.ntk_margin(model, mh.Dataset(X, [1.0]), wrt="W")
+    # ∂Φ/∂W = z (x_1 - x_0)ᵀ c A(1-A): its norm is e^-400 / (1 + e^-400)².
+    assert found.margin == pytest.approx(math.sqrt(2) * math.exp(-400), rel=1e-10)
+    assert found.separable
 
 
 def test_margin_in_float32() -> None:
@@ -303,6 +381,43 @@ def test_realizability_holds_where_its_condition_is_met() -> None:
     heads = np.sqrt((tangent.direction.U**2).sum((1, 2)) + (tangent.direction.W**2).sum((1, 2)))
     np.testing.assert_allclose(curve.head_distance, step * heads.max(), rtol=1e-12)
     assert (np.diff(curve.distance) > 0).all()
+
+
+@pytest.mark.parametrize(("H", "epsilon"), [(1, 0.1), (37, 0.2), (300, 0.5), (2000, 0.05)])
+def test_the_condition_of_realizability_is_the_formula(H: int, epsilon: float) -> None:
+    """sqrt(H) ≥ s² ‖θ*‖² b3 / (2B), ‖θ*‖² = 2, b3 that of the far end; B by a finer search."""
+    data = mh.data.tokenized_mixture(12, 10, 7, relevant_fraction=0.5, norm=0.1, seed=0)
+    model = mh.Classifier.random_step(data, H, seed=0)
+    curve = theory.realizability(model, data, epsilon=[epsilon])
+    gamma, U = curve.start.margin, curve.start.tangent.direction.U
+    B = max(np.abs(model(data)).max(), 1e-3) * np.geomspace(1, 1e6, 200_001)
+    s = (2 * B + math.log(1 / epsilon)) / gamma
+    R = np.linalg.norm(data.X, axis=2).max()
+    u = np.linalg.norm(model.U.reshape(H, -1), axis=1).max()
+    u = u + s * np.linalg.norm(U.reshape(H, -1), axis=1).max()
+    b3 = math.sqrt(10) * R**3 * (2 * R**2 * u + 1)
+    root = s**2 * 2 * b3 / (2 * B)
+    # 601 candidates for B, two percent apart, at a flat minimum; the smallest that is good enough.
+    assert curve.heads_needed[0] == pytest.approx(max(root.min() ** 2, 1), rel=0.01, abs=1)
+    met = root <= math.sqrt(H)
+    assert curve.met[0] == met.any()
+    if met.any():
+        assert curve.distance[0] == pytest.approx(math.sqrt(2) * s[met][0], rel=0.05)
+        assert 1 <= curve.heads_factor[0] == pytest.approx(1, rel=0.05) or met[0]
+    else:
+        assert curve.heads_factor[0] == pytest.approx(math.sqrt(H) / root.min(), rel=0.01)
+        assert f"needs H >= {curve.heads_needed[0]:.0f}" in str(curve)
+
+
+def test_realizability_of_runs_as_a_table() -> None:
+    model, data = small_tokens(3)
+    both = mh.stack([model, mh.Classifier(2 * model.W, 2 * model.U)])
+    curve = theory.realizability(both, data, epsilon=[0.3, 0.1])
+    assert curve.heads_needed.shape == (2, 2)
+    lines = str(curve).splitlines()
+    assert len(lines) == 5
+    own = theory.realizability(both[1], data, epsilon=[0.3, 0.1])
+    assert lines[3:] == str(own).splitlines()[1:]
 
 
 def test_realizability_says_where_it_promises_nothing() -> None:

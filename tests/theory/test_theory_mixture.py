@@ -101,6 +101,40 @@ def test_bounded_noise_lowers_the_linear_margin_by_no_more_than_stated(
     assert least > 0
 
 
+def test_noise_enters_twice_and_by_the_context_tokens_only() -> None:
+    # S sqrt(T) (ζ - 2 (1-ζ) Zμ/S²) / sqrt(2) with T = 8, S = 2, ζ = 1/4: 4 (1/4 - 3/2 Zμ/4).
+    assert closed(8, 0.25, 2.0, 3, noise=0.4).linear == pytest.approx(0.4, rel=1e-14)
+    assert closed(8, 1.0, 2.0, 3, noise=0.4).linear == pytest.approx(4.0, rel=1e-14)
+    assert closed(8, 0.25, 2.0, 3, noise=0.4).attention == closed(8, 0.25, 2.0, 3).attention
+
+
+def test_the_worst_noise_attains_the_linear_margin() -> None:
+    """All noise against the label: z = -y (Zμ/S²) u* has ⟨z, μ_y⟩ = -Zμ and ⟨z, μ_-y⟩ = Zμ."""
+    data = mixture(10, 0.3, 2.0, 4)
+    u, S, Z = data.truth["mu_plus"] - data.truth["mu_minus"], 2.0, 0.6
+    mean = data.truth["mu_plus"] if data.y[0] > 0 else data.truth["mu_minus"]
+    X = data.X[:1].copy()
+    X[:, ~(np.abs(X[0] - mean).max(axis=1) < 1e-12)] -= data.y[0] * Z / S**2 * u
+    model = mh.Classifier.zeros(2, 10, 7)
+    direction = theory.separating_direction(data, [1.0, -1.0])
+    _, g = mh.value_and_grad(model, mh.Dataset(X, data.y[:1]), loss="linear")
+    assert -np.vdot(g.U, direction.U) == pytest.approx(closed(10, 0.3, 2.0, 4, Z).linear, rel=1e-12)
+
+
+def test_mixtures_of_any_norm() -> None:
+    for S in (1e-200, 1e-80, 1e80):
+        found, one = closed(10, 0.2, S, 3, 0.05 * S * S), closed(10, 0.2, 1.0, 3, 0.05)
+        assert found.saturated == pytest.approx(one.saturated * S, rel=1e-14)
+        if S > 1e-150:  # else the noise is no number
+            assert found.linear == pytest.approx(one.linear * S, rel=1e-14)
+    for S in (1e-110, 1e110):
+        direction, one = (
+            theory.separating_direction(mixture(10, 0.2, of, 3), [1.0, -1.0]) for of in (S, 1.0)
+        )
+        np.testing.assert_allclose(direction.W, one.W, atol=1e-14)
+        np.testing.assert_allclose(direction.U, one.U, atol=1e-14)
+
+
 def test_no_noise_no_heads_no_matter() -> None:
     data = mixture(10, 0.2, 1.0, 3)
     single = theory.population_first_step(data, [1.0])
@@ -122,5 +156,14 @@ def test_errors() -> None:
         closed(10, 0.2, 0, 3)
     with pytest.raises(ValueError, match="noise: expected a number of at least 0, got -1"):
         closed(10, 0.2, 1.0, 3, noise=-1)
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"norm: expected a finite number, got {bad}"):
+            closed(10, 0.2, bad, 3)
+        with pytest.raises(ValueError, match=f"noise: expected a finite number, got {bad}"):
+            closed(10, 0.2, 1.0, 3, noise=bad)
+        with pytest.raises(
+            ValueError, match=f"relevant_fraction: expected a finite number, got {bad}"
+        ):
+            closed(10, bad, 1.0, 3)
     with pytest.raises(ValueError, match="contexts: expected an integer of at least 1, got 0"):
         closed(10, 0.2, 1.0, 0)

@@ -1,5 +1,7 @@
 """Every record equals its definition, at the steps it is due, and fits in the room it may take."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ def data_set(dtype, n, seed):
         X,
         y,
         query=rng.standard_normal((n, 4, 5)).astype(dtype),
-        weight=0.5 + rng.random(n),
+        weight=(0.5 + rng.random(n)).astype(dtype),
         # The last sample group stays empty.
         sample_groups=(rng.integers(0, 2, n), ("common", "rare", "none")),
         token_groups=(rng.integers(0, 4, (n, 3)), ("a", "b", "c", "d")),
@@ -61,14 +63,16 @@ def expected_of(name, data, W, U):
     if name == "attention":
         return A
     if name == "attention_max":
-        return A.max(axis=3).mean(axis=(0, 2))
+        return np.einsum("nht,n->h", A.max(axis=3), share) / A.shape[2]
     if name == "attention_groups":
         rows = np.zeros((2, 3, 4))
         for a in range(2):
             members = data.sample_groups.index == a
             for b in range(4):
                 inside = A * (data.token_groups.index == b)[:, None, None, :]
-                rows[:, a, b] = inside[members].sum(axis=3).mean(axis=(0, 2))
+                of_rows = inside.sum(axis=3).mean(axis=2)
+                counts = share * members / max(share[members].sum(), 1e-300)
+                rows[:, a, b] = counts @ of_rows
         return rows
     return {
         "loss": (share * np.log1p(np.exp(-margins))).sum(),
@@ -158,6 +162,15 @@ def test_one_direction_or_several():
         assert cosines({"a": one, "b": model})["cosine_a"].tolist() == history["cosine"].tolist()
         assert cosines([model, one])["cosine_1"].tolist() == history["cosine"].tolist()
     assert cosines(model)["cosine"][0] == pytest.approx(1.0, abs=1e-15)
+
+
+def test_the_cosine_of_zero_parameters_is_zero():
+    model = mh.Classifier.zeros(2, 4, 5)
+    run = mh.train(
+        model, data_set(np.float64, 7, 1), steps=0, optimizer=mh.GradientDescent(0.3),
+        record="cosine", directions={"U": np.ones((2, 4, 5))},
+    )  # fmt: skip
+    assert run.history["cosine"].tolist() == [0.0]
 
 
 def test_grad_norm_is_that_of_what_is_trained():
@@ -305,7 +318,7 @@ def test_missing_ingredients():
         mh.train(model, X, y, record="cosine", **options)
     with pytest.raises(ValueError, match=r"'attention_groups': expected a Dataset with token"):
         mh.train(model, X, y, record="attention_groups", **options)
-    with pytest.raises(ValueError, match=r"with test= also names behind 'test_'"):
+    with pytest.raises(ValueError, match=r"record: expected test= beside 'test_loss', got no test"):
         mh.train(model, X, y, record="test_loss", **options)
 
 
@@ -347,3 +360,45 @@ def test_records_that_take_too_much_room():
 
     with pytest.raises(ValueError, match=r"'many' takes 7.45e\+06 GiB"):
         mh.train(model, X, y, record=many, **options)
+
+
+def test_means_over_attention_by_hand():
+    """W = 0 spreads evenly over the keys seen: 1 for a single key, 1/2 for two."""
+    data = mh.Dataset(
+        np.ones((2, 2, 3)), [1, -1], lengths=[1, 2], weight=[3.0, 1.0],
+        token_groups=[[0, 1], [0, 1]], sample_groups=[0, 0],
+    )  # fmt: skip
+    options = {"steps": 0, "optimizer": mh.GradientDescent(0.0)}
+    options["record"] = ("attention_max", "attention_groups")
+
+    def means(model, data):
+        history = mh.train(model, data, **options).history
+        return history["attention_max"][0].tolist(), history["attention_groups"][0].tolist()
+
+    # Rows: (1, 0) with weight 3, and twice (1/2, 1/2) with weight 1; the fourth is padding.
+    model = mh.Classifier.zeros(1, 2, 3)
+    assert means(model, data) == ([0.8], [[[0.8, 0.2]]])
+    each = replace(data, sample_groups=[0, 1], weight=[1.0, 0.0])
+    assert means(model, each) == ([1.0], [[[1.0, 0.0], [0.0, 0.0]]])
+    # A causal layer with weights of rows: (1, 0), padding; (1, 0), (1/2, 1/2).
+    layer = mh.Layer(np.zeros((1, 3, 3)), np.ones((1, 3, 1)), causal=True)
+    rows = replace(data, y=np.ones((2, 2, 1)), weight=np.array([[2.0, 9.0], [1.0, 5.0]]))
+    assert means(layer, rows) == ([0.6875], [[[0.6875, 0.3125]]])  # (2 + 1 + 5/2) / 8
+    # Rows of an external query see the keys of their sample, and none where it has length 0.
+    query = replace(data, query=np.ones((2, 1, 3)), lengths=[0, 2], weight=None)
+    assert means(mh.Classifier(np.zeros((1, 3, 3)), np.zeros((1, 1, 3))), query) == (
+        [0.5], [[[0.5, 0.5]]],
+    )  # fmt: skip
+
+
+def test_a_direction_is_compared_with_the_parameters_that_there_are():
+    """With factors these are Q and K, each on its own; a direction of W is refused."""
+    rng = np.random.default_rng(0)
+    Q, K, U = rng.standard_normal((2, 5, 3)), rng.standard_normal((2, 5, 3)), np.ones((2, 4, 5))
+    model, data = mh.Classifier(mh.LowRank(Q, K), U), data_set(np.float64, 7, 1)
+    options = {"steps": 0, "optimizer": mh.GradientDescent(0.0), "record": "cosine"}
+    with pytest.raises(ValueError, match="expected parts among Q, K, U, got 'W'"):
+        mh.train(model, data, directions={"W": np.ones((2, 5, 5))}, **options)
+    run = mh.train(model, data, directions={"Q": 2 * Q, "K": K}, **options)
+    want = (2 * (Q**2).sum() + (K**2).sum()) / (length(2 * Q, K) * length(Q, K))
+    assert run.history["cosine"][0] == pytest.approx(want, rel=1e-14)

@@ -253,6 +253,78 @@ def test_what_is_not_a_run(tmp_path):
         mh.Run.load(tmp_path / "missing")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": "3"}, {"since": -1}, {"loss": "hinge"}, {"wrt": ["V"]}, {"names": ["loss"]},
+        {"stop": ["value", 3]}, {"stop": ["value", {"loss": "x"}]}, {"reason": 5}, {"stopped": [1]},
+        {"record": [["value", "loss", 0]]}, {"optimizer": ["adam", {}]}, {"model": "layer"},
+        {"optimizer": ["momentum", {"lr": "fast"}]}, {"arrays": []}, {"scale": "x"}, {"query": [0]},
+        {"reason": ["steps"]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_file_whose_parts_do_not_fit(changes, tmp_path):
+    path = tmp_path / "run"
+    model = mh.Classifier.zeros(2, 3, 5, runs=2 if changes == {"reason": ["steps"]} else None)
+    start(model, setting()[1], 3, optimizer=mh.Momentum(0.1)).save(path)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    about = json.loads(str(arrays["about"]))
+    about = np.array(json.dumps(about | changes))
+    with open(path, "wb") as file:
+        np.savez(file, **arrays | {"about": about})
+    with pytest.raises(ValueError, match=r"path: expected a file of Run.save, got .*run, which"):
+        mh.Run.load(path)
+
+
+def damaged(content, rng):
+    """Flip bits, cut the end off, overwrite the directory at the end, or leave a part out."""
+    result = bytearray(content)
+    match rng.integers(4):
+        case 0:
+            for place in rng.integers(len(result), size=rng.integers(1, 4)):
+                result[place] ^= 1 << rng.integers(8)
+        case 1:
+            del result[rng.integers(len(result)) :]
+        case 2:
+            place = len(result) - 2 - rng.integers(900)
+            result[place : place + 2] = rng.bytes(2)
+        case 3:
+            first, last = sorted(rng.integers(len(result), size=2))
+            del result[first:last]
+    return bytes(result)
+
+
+def test_a_damaged_file_is_named_or_gives_the_run(tmp_path):
+    """Some bytes, such as times of entries, do not matter."""
+    rng = np.random.default_rng(0)
+    factors = rng.standard_normal((2, 1, 2, 1))
+    model = mh.Classifier(mh.LowRank(*factors), rng.standard_normal((1, 3, 2)))
+    X, y = rng.standard_normal((4, 3, 2)), [-1, 1, 1, -1]
+    run = mh.train(model, X, y, steps=3, optimizer=mh.Momentum(0.1, schedule=np.ones(9)))
+    path = tmp_path / "run.npz"
+    run.save(path)
+    content = path.read_bytes()
+    refused = []
+    for _ in range(1000):
+        path.write_bytes(damaged(content, rng))
+        try:
+            assert mh.Run.load(path) == run
+        except ValueError as error:
+            refused.append(str(error))
+    assert len(refused) > 800
+    assert all("run.npz" in message for message in refused)
+
+
+def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path):
+    model, inputs = setting()
+    path = tmp_path / ("r" * 255)
+    run = start(model, inputs, 2, checkpoint=(path, 1))
+    assert mh.Run.load(path) == run
+    assert os.listdir(tmp_path) == [path.name]
+
+
 def test_another_process_goes_on(tmp_path):
     model, inputs = setting()
     path = tmp_path / "run.npz"
@@ -287,6 +359,21 @@ def test_pickle_and_copies():
     assert twice == restored
     going_on = {"steps": 3, "record": run.record}
     assert mh.train(restored, **inputs, **going_on) == mh.train(run, **inputs, **going_on)
+
+
+def test_what_holds_nan_equals_its_copies(tmp_path):
+    model, inputs = setting()
+    X = np.array(inputs["X"].X)
+    X[0, 0, 0] = np.nan
+    with pytest.warns(RuntimeWarning, match="nan"):
+        run = mh.train(model, X, inputs["X"].y, steps=3, optimizer=mh.GradientDescent(1.0))
+    assert np.isnan(run.history["loss"]).any()
+    assert copy.deepcopy(run) == run == pickle.loads(pickle.dumps(run))
+    run.save(tmp_path / "run")
+    assert mh.Run.load(tmp_path / "run") == run
+    other = copy.deepcopy(run)
+    other.history["loss"][-1] = 0.0
+    assert other != run
 
 
 def test_interrupted_pickles():
@@ -335,10 +422,7 @@ def test_dataframe():
 
 
 def test_plot():
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pytest.importorskip("matplotlib")
     model, inputs = setting()
     run = start(model, inputs, 8)
     figure = run.plot()
@@ -350,13 +434,71 @@ def test_plot():
     assert test.get_xdata().tolist() == [0, 4, 8]
     assert np.array_equal(test.get_ydata(), run.history["test_loss"])
     figure.canvas.draw()
-    pyplot.close(figure)
-    with pytest.raises(ValueError, match=r"plot: expected a run with a scalar record"):
+    with pytest.raises(ValueError, match=r"plot: expected a run with a scalar record, .* with W"):
         start(model, inputs, 3, record="W").plot()
 
 
+def test_a_figure_is_shown_once():
+    """Known to pyplot, a notebook would show it once more at the end of a cell."""
+    pytest.importorskip("matplotlib")
+    from matplotlib import pyplot
+
+    before = pyplot.get_fignums()
+    figure = start(*setting(), 8).plot()
+    assert pyplot.get_fignums() == before
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_plot_on_given_axes():
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    run = start(*setting(), 8, record=("loss", "test_loss", "distance"))
+    figure = Figure()
+    upper, lower = figure.subplots(2)
+    assert run.plot([upper, lower]) is figure
+    assert [len(ax.get_lines()) for ax in (upper, lower)] == [2, 1]
+    with pytest.raises(ValueError, match=r"ax: expected 2 Axes, one for each of loss, distance"):
+        run.plot(upper)
+    with pytest.raises(TypeError, match=r"ax: expected matplotlib Axes, got str"):
+        run.plot(["upper", "lower"])
+    assert start(*setting(), 8, record="loss").plot(ax=upper) is figure
+
+
+def visible(ax):
+    """Return the values of the lines that lie within the limits of the axes."""
+    ax.figure.canvas.draw()
+    low, high = ax.get_ylim()
+    values = np.concatenate([line.get_ydata() for line in ax.get_lines()])
+    return values[(values >= low) & (values <= high)]
+
+
+def test_a_negative_loss_is_visible():
+    pytest.importorskip("matplotlib")
+    run = start(*setting(), 8, loss="linear", record="loss")
+    assert (run.history["loss"] < 0).any()
+    (ax,) = run.plot().axes
+    assert np.array_equal(visible(ax), run.history["loss"])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("loss", ["squared", "linear"])
+def test_runs_beside_one_that_diverged_are_visible(loss):
+    pytest.importorskip("matplotlib")
+    model, inputs = setting()
+    optimizer = mh.GradientDescent([1e-3, 1e200, 2e-3], l2=1.0)
+    run = start(model, inputs, 8, optimizer=optimizer, record="loss", loss=loss)
+    assert [reason == "nonfinite" for reason in run.reason] == [False, True, False]
+    (ax,) = run.plot().axes
+    expected = run.history["loss"][[0, 2]].mean(axis=0)
+    assert visible(ax) == pytest.approx(expected, rel=1e-14)
+    assert ax.get_legend().get_texts()[0].get_text() == "loss of 2 runs; 1 diverged"
+    alone = run[1].plot().axes[0]
+    assert len(visible(alone)) >= 1
+
+
 @pytest.mark.parametrize(
-    ("module", "method"), [("pandas", "to_dataframe"), ("matplotlib.pyplot", "plot")]
+    ("module", "method"), [("pandas", "to_dataframe"), ("matplotlib.figure", "plot")]
 )
 def test_missing_extras(module, method, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)

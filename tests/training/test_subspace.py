@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mhfast as mh
+from mhfast.training import quantities
 from mhfast.training import subspace as _subspace
 
 # Rounding of the basis and of both ways, times ten for the steps; float32 as the kernels promise.
@@ -162,7 +163,7 @@ def test_records(monkeypatch, start):
     tests = {"seen": samples(5, seed=11), "other": samples(4, seed=12)}
     named = {
         name: every + 1
-        for every, name in enumerate(mh.recording.names(("W", "U")))
+        for every, name in enumerate(quantities.names(("W", "U")))
         if name not in ("attention_groups",)
     }
     record = named | {"seen_loss": 1, "seen_margin": 3, "other_accuracy": 4, mean_of_w: 2}
@@ -176,7 +177,7 @@ def test_records(monkeypatch, start):
 
 @pytest.mark.usefixtures("small")
 def test_room_is_known_before_the_start(monkeypatch):
-    monkeypatch.setattr(mh.recording, "LIMIT", 10_000)
+    monkeypatch.setattr(quantities, "LIMIT", 10_000)
     with pytest.raises(ValueError, match=r"record: the limit is .* 'W' takes"):
         mh.train(
             classifier(), samples(), steps=9, optimizer=MOMENTUM, record="W",
@@ -340,7 +341,8 @@ def test_another_rule_begins_anew_inside(monkeypatch):
 def test_numbers_that_are_not_finite_stay_outside():
     W = np.array(classifier().W)
     W[0, 1, 2] = np.nan
-    run = mh.train(mh.Classifier(W, classifier().U), samples(), steps=3, optimizer=MOMENTUM)
+    with pytest.warns(RuntimeWarning, match=r"W holds nan at index 0, 1, 2$"):
+        run = mh.train(mh.Classifier(W, classifier().U), samples(), steps=3, optimizer=MOMENTUM)
     assert run.subspace is None
     assert run.reason == "nonfinite"
 

@@ -1,5 +1,9 @@
 """Training takes the steps of the reference, ends where it should, and calls back as promised."""
 
+import dataclasses
+import io
+import sys
+
 import numpy as np
 import pytest
 
@@ -16,7 +20,7 @@ def problem(dtype=np.float64, *, n=7, tokens=3, dim=5, heads=2, query=None, std=
     X = rng.standard_normal((n, tokens, dim)).astype(dtype)
     y = np.where(rng.random(n) < 0.5, -1, 1)
     y[:2] = [-1, 1]
-    weight = 0.5 + rng.random(n)
+    weight = (0.5 + rng.random(n)).astype(dtype)
     rows = 4 if query == "external" else None
     external = rng.standard_normal((n, 4, dim)).astype(dtype) if rows else None
     model = mh.Classifier.gaussian(
@@ -248,10 +252,47 @@ def test_data_that_are_not_finite_take_no_step():
     model, data = problem()
     X = data.X.copy()
     X[3, 1, 2] = np.nan
-    run = mh.train(model, X, data.y, steps=5, optimizer=mh.GradientDescent(0.3))
+    with pytest.warns(RuntimeWarning, match=r"at step 0; X holds nan at index 3, 1, 2$") as w:
+        run = mh.train(model, X, data.y, steps=5, optimizer=mh.GradientDescent(0.3))
+    assert len(w) == 1
+    assert w[0].filename == __file__
     assert (run.step, run.reason) == (0, "nonfinite")
     assert run.model == model
     assert np.isnan(run.history["loss"]).tolist() == [True]
+
+
+def test_a_polyak_step_has_its_loss_whether_or_not_it_is_recorded():
+    model, data = problem()
+    recorded, silent = (
+        mh.train(model, data, steps=5, optimizer=mh.PolyakStep(10.0), record=record).model
+        for record in ("loss", ())
+    )
+    assert silent == recorded != model
+
+
+@pytest.mark.parametrize("runs", [None, 9])  # alone, and as lanes side by side
+def test_a_gradient_that_is_not_finite_ends_a_run_whose_loss_is(runs):
+    """The output is 5e153: its square 2.5e307 is a number, and 2 · 5e153 · 1e156 is not."""
+    X = np.full((1, 1, 1), 1e156)
+    model = mh.Classifier(np.zeros((1, 1, 1)), np.full((1, 1, 1), 5e-3))
+    start = model if runs is None else mh.stack([model] * runs)
+    options = {"steps": 5, "loss": "squared", "wrt": "U"}
+    with pytest.warns(RuntimeWarning, match="the loss or its gradient is not finite at step 0"):
+        run = mh.train(start, X, np.ones(1), optimizer=mh.GradientDescent(0.1), **options)
+    assert np.all(np.asarray(run.reason) == "nonfinite")
+    assert np.all(np.asarray(run.stopped) == 0)
+    assert run.model == start
+    assert run.history["loss"] == pytest.approx(2.5e307, rel=1e-14)
+
+
+def test_a_loss_too_large_at_the_start_is_told():
+    model, data = problem()
+    with pytest.warns(RuntimeWarning, match=r"data and parameters are finite, so it is too large"):
+        run = mh.train(
+            dataclasses.replace(model, U=1e300 * model.U), data, steps=2, loss="squared",
+            optimizer=mh.GradientDescent(0.3),
+        )  # fmt: skip
+    assert run.reason == "nonfinite"
 
 
 def test_a_test_set_that_is_not_finite_disturbs_nothing():
@@ -274,10 +315,34 @@ def test_progress_with_tqdm(capsys):
 
 
 def test_progress_without_tqdm(capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "tqdm.auto", None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     model, data = problem()
     mh.train(model, data, steps=30, optimizer=mh.GradientDescent(0.3), progress=True)
     assert capsys.readouterr().err.endswith("training: step 30 of 30\n")
+
+
+class BrokenPipe(io.StringIO):
+    def write(self, _):
+        raise BrokenPipeError
+
+
+@pytest.mark.parametrize("with_tqdm", [True, False])
+@pytest.mark.parametrize("state", ["none", "closed", "closed on the way", "broken"])
+def test_progress_without_a_stream_to_show_it(state, with_tqdm, monkeypatch):
+    if with_tqdm:
+        pytest.importorskip("tqdm")
+    else:
+        monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    stream = {"none": None, "broken": BrokenPipe()}.get(state, io.StringIO())
+    if state == "closed":
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    callback = (lambda k, _: k == 3 and stream.close()) if "way" in state else None
+    model, data = problem()
+    run = mh.train(
+        model, data, steps=5, optimizer=mh.GradientDescent(0.3), progress=True, callback=callback
+    )
+    assert run.step == 5
 
 
 def test_no_progress_is_silent(capsys):

@@ -2,7 +2,20 @@
 
 import numpy as np
 import pytest
-from side_by_side import TOLERANCE, H, R, T, d, draw, n, one_data_set, same_run, samples, starts
+from side_by_side import (
+    TOLERANCE,
+    H,
+    R,
+    T,
+    close,
+    d,
+    draw,
+    n,
+    one_data_set,
+    same_run,
+    samples,
+    starts,
+)  # fmt: skip
 
 import mhfast as mh
 
@@ -213,6 +226,55 @@ def test_each_run_stops_at_its_own_threshold_and_is_frozen(name):
         assert run[r].step == k
 
 
+@pytest.mark.parametrize("plan", ["runs", "samples"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        mh.Momentum((0.5, 0.1, 0.02), l2=0.1),
+        mh.Momentum((0.5, 0.1, 0.02), 0.6, nesterov=True, clip=0.2),
+        mh.Adam((0.2, 0.02, 0.01), weight_decay=0.1),
+        mh.Adam((0.2, 0.02, 0.01), project="sphere", radius=2.0),
+    ],
+)
+def test_every_number_of_a_frozen_run_stays(optimizer, plan, use_plan):
+    """Also what the optimizer keeps; let go again, the run goes on as it would have alone."""
+    use_plan(plan)
+    model, data = starts(), samples()
+    losses = mh.train(model, data, steps=4, optimizer=optimizer).history["loss"][0]
+    end = int(losses.argmin())
+    assert end > 0
+    stop = {"loss": losses[end]}
+    there = mh.train(model, data, steps=end, optimizer=optimizer)
+    run = mh.train(model, data, steps=25, optimizer=optimizer, stop=stop)
+    assert (run.stopped[0], run.step) == (end, 25)
+    for name, slots in run.state.items():
+        assert np.array_equal(run.model.parameters[name][0], there.model.parameters[name][0])
+        for slot, before in zip(slots, there.state[name], strict=True):
+            assert np.array_equal(slot[0], before[0])
+            assert before[0].any()
+            assert not np.array_equal(slot[1], before[1])
+    released, alone = (mh.train(r, data, steps=5, stop={}) for r in (run, run[0]))
+    close(released.model.W[0], alone.model.W, 1e-12)
+    close(released.model.U[0], alone.model.U, 1e-12)
+    assert alone.model != run[0].model
+    # Twice frozen: the steps that others took are counted once.
+    again = mh.train(mh.train(run, data, steps=3), data, steps=5, stop={})
+    close(again.model.W[0], alone.model.W, 1e-12)
+
+
+def test_a_changed_optimizer_counts_from_where_each_run_stands(tmp_path):
+    model, data = starts(), samples()
+    plain = mh.GradientDescent((0.5, 0.1, 0.02))
+    run = mh.train(model, data, steps=20, optimizer=plain, stop={"loss": 0.5})
+    assert run.stopped[0] > 0
+    adam = mh.Adam(0.05)
+    waiting = mh.train(run, data, steps=4, optimizer=adam)
+    waiting.save(tmp_path / "run.npz")
+    released = mh.train(mh.Run.load(tmp_path / "run.npz"), data, steps=5, stop={})
+    alone = mh.train(run[0], data, steps=5, optimizer=adam, stop={})
+    close(released.model.W[0], alone.model.W, 1e-12)
+
+
 def test_training_ends_when_all_runs_have_stopped():
     run = mh.train(
         starts(), samples(), steps=10**9, stop={"loss": 0.2},
@@ -245,7 +307,8 @@ def test_data_of_one_run_that_are_not_finite():
     data = samples(runs=R)
     X = data.X.copy()
     X[1, 3, 2, 0] = np.nan
-    run = mh.train(starts(), X, data.y, steps=5, optimizer=mh.GradientDescent(0.3))
+    with pytest.warns(RuntimeWarning, match=r"X holds nan at index 1, 3, 2, 0$"):
+        run = mh.train(starts(), X, data.y, steps=5, optimizer=mh.GradientDescent(0.3))
     assert run.reason == ["steps", "nonfinite", "steps"]
     assert run.stopped.tolist() == [-1, 0, -1]
     assert np.isnan(run.history["loss"]).all(axis=1).tolist() == [False, True, False]

@@ -2,8 +2,8 @@
 
 Each function takes an argument, names it in its errors, and returns it in the form the core reads:
 arrays C-contiguous, aligned, in native byte order and of one dtype, float32 or float64. An array
-that is so already passes without a copy after a few attribute look-ups, because these checks stand
-before every call of microseconds.
+that already has this form passes without a copy after a few attribute look-ups, because calls of
+microseconds go through these checks.
 """
 
 from __future__ import annotations
@@ -34,26 +34,89 @@ def real(
 ) -> Array:
     """Return `value` as an array of float32 or float64, of `dtype` (that of `like`) if given.
 
-    Lists of Python numbers adapt to the dtype. Nothing else is converted but layout and byte order.
+    Lists of Python numbers adapt to the dtype, which rounds what is not an integer. Nothing else is
+    converted but layout and byte order.
 
     Raises
     ------
     TypeError
         If `value` cannot be read as an array or has another dtype.
+    ValueError
+        If the dtype cannot hold a Python number.
     """
     if type(value) is _ndarray and value.dtype is dtype and value.flags.num & READY == READY:
         return value
     array = as_array(value, name)
-    if _holds_python_numbers(value):
-        array = array.astype(dtype or np.float64)
+    if isinstance(value, list | tuple | int | float) and not isinstance(value, np.generic):
+        array = _adapted(value, array, name, dtype or np.dtype(np.float64))
     if dtype is None:
         if array.dtype.type not in (np.float32, np.float64):
-            raise TypeError(f"{name}: expected dtype float32 or float64, got {array.dtype.name}")
+            raise TypeError(
+                f"{name}: expected dtype float32 or float64, got {array.dtype.name}"
+                f"{_conversion(name, array, 'float64')}"
+            )
     elif array.dtype.type is not dtype.type:
         raise TypeError(
             f"{name}: expected dtype {dtype.name}, that of {like}, got {array.dtype.name}"
+            f"{_conversion(name, array, dtype.name)}"
         )
     return ready(array)
+
+
+def exactly(array: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> Array:
+    """Return integers or floats in `dtype`, which must hold every one of them as it is.
+
+    Raises
+    ------
+    ValueError
+        At the first entry that would be rounded.
+    """
+    if array.dtype.type is dtype.type:
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = array.astype(dtype)
+        # Back, since a comparison of an integer with a float rounds the integer first.
+        same = result.astype(array.dtype) == array
+    if array.dtype.kind == "f":
+        same |= np.isnan(array)
+    if not same.all():
+        place = tuple(np.argwhere(~same)[0].tolist())
+        where = f" at index {', '.join(map(str, place))}" if place else ""
+        raise ValueError(
+            f"{name}: expected numbers that {dtype.name} holds exactly, got {array[place]}{where}; "
+            f"{name}.astype(np.{dtype.name}) rounds them"
+        )
+    return result
+
+
+def _adapted(
+    value: object, array: npt.NDArray[Any], name: str, dtype: np.dtype[Any]
+) -> npt.NDArray[Any]:
+    """Return the array of a list in `dtype` if all its entries are Python numbers."""
+    kinds = _kinds(value)
+    if bool in kinds:
+        raise TypeError(f"{name}: expected numbers, got a list with a bool")
+    if not kinds or not kinds <= {int, float}:
+        return array
+    if array.dtype.kind != "f":
+        return exactly(array, name, dtype)
+    with np.errstate(over="ignore"):
+        result = array.astype(dtype)
+    wrong = np.argwhere(np.isinf(result) & ~np.isinf(array))
+    if wrong.size:
+        place = tuple(wrong[0].tolist())
+        raise ValueError(
+            f"{name}: expected numbers in the range of {dtype.name}, got {array[place]} at index "
+            f"{', '.join(map(str, place))}"
+        )
+    return result
+
+
+def _conversion(name: str, array: npt.NDArray[Any], dtype: str) -> str:
+    """Return how to get the dtype, if that is one call."""
+    if array.dtype.kind == "c":
+        return f"; {name}.real has the real parts"
+    return f"; {name}.astype(np.{dtype}) converts it" if array.dtype.kind in "iufb" else ""
 
 
 def as_array(value: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
@@ -98,7 +161,7 @@ def shape(
     *,
     runs: bool = False,
 ) -> None:
-    """Raise ValueError unless `array` has the `expected` shape, where None is any length.
+    """Raise ValueError unless `array` has the `expected` shape, where None stands for any length.
 
     `letters` names the axes in the message, as "n T d". With `runs` there may be one more axis, of
     any length, before the others.
@@ -115,17 +178,28 @@ def shape(
     if any(length is not None for length in expected):
         lengths = (a if n is None else str(n) for a, n in zip(axes, expected, strict=True))
         message += f" = {_tuple(lengths)}"
-    raise ValueError(f"{message}, got {got}")
+    raise ValueError(f"{message}, got {got}{_reshaped(name, letters, expected, got)}")
+
+
+def _reshaped(
+    name: str, letters: str, expected: tuple[int | None, ...], got: tuple[int, ...]
+) -> str:
+    """Return how a table becomes tokens: one sample (T, d), or rows (n, T d) of other libraries."""
+    if letters.split()[-3:] != ["n", "T", "d"] or len(got) != 2:
+        return ""
+    if got[1] == expected[-1]:
+        return f"; {name}[None] is one sample"
+    return f"; {name}.reshape(n, T, d) has the tokens of rows of length T d"
 
 
 def token_index(query: int, tokens: int) -> None:
-    """Raise ValueError unless an integer query is a token; -1 is the last one."""
+    """Raise ValueError unless an integer query selects a token; -1 is the last one."""
     if not -tokens <= query < tokens:
         raise ValueError(f"query: expected a token in [-{tokens}, {tokens}), got {query}")
 
 
 def integer(value: object, name: str, expected: str = "an integer") -> int:
-    """Return `value` as an int; TypeError if it is not a whole number, which a bool is not."""
+    """Return `value` as an int; TypeError if it is not an integer; a bool is not."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -160,14 +234,14 @@ def generator(seed: object, name: str = "seed") -> np.random.Generator:
 
 
 def generators(seed: object, runs: int | None, name: str = "seed") -> list[np.random.Generator]:
-    """Return a generator for each run: those of a sequence of seeds, else of children of one.
+    """Return a generator for each run: from a sequence of seeds, or else from children of one seed.
 
     Child r is the same for every number of runs.
 
     Raises
     ------
     TypeError, ValueError
-        If the seeds are no seeds, or not as many as `runs`.
+        If a seed is invalid, or there are not as many as `runs`.
     """
     if is_sequence(seed):
         seeds = list(seed)  # type: ignore[call-overload]
@@ -182,7 +256,7 @@ def generators(seed: object, runs: int | None, name: str = "seed") -> list[np.ra
 
 
 def is_sequence(seed: object) -> bool:
-    """Tell whether `seed` is several seeds, which then belong to runs."""
+    """Tell whether `seed` is a sequence of seeds, one per run."""
     return isinstance(seed, list | tuple | range) or (
         isinstance(seed, np.ndarray) and seed.ndim > 0
     )
@@ -224,10 +298,11 @@ def float_dtype(value: npt.DTypeLike, name: str = "dtype") -> np.dtype[Any]:
     return dtype.newbyteorder("=")
 
 
-def _holds_python_numbers(value: object) -> bool:
-    while isinstance(value, list | tuple) and value:
-        value = value[0]
-    return type(value) in (int, float)
+def _kinds(value: object) -> set[type]:
+    """Return the types of the entries of nested lists."""
+    if not isinstance(value, list | tuple):
+        return {type(value)}
+    return set().union(*map(_kinds, value))
 
 
 def _kind(value: object, array: npt.NDArray[Any] | None = None) -> str:

@@ -8,22 +8,22 @@ import numpy as np
 import numpy.typing as npt
 
 
-class Runs(NamedTuple):
+class RunAxis(NamedTuple):
     """The common length R of all run axes met so far.
 
     Parameters
     ----------
     length : int
-        R, or 0 as long as no array has a run axis.
+        R, or 0 if no array so far has a run axis.
     origin : str
-        The argument whose run axis was met first.
+        The first argument that had a run axis.
     """
 
     length: int = 0
     origin: str = ""
 
-    def meet(self, name: str, shape: tuple[int, ...], axes: int) -> Runs:
-        """Return what is known after the argument `name`, which has `axes` axes without runs.
+    def meet(self, name: str, shape: tuple[int, ...], axes: int) -> RunAxis:
+        """Return the run axis including that of argument `name`, which has `axes` axes without it.
 
         Raises
         ------
@@ -39,14 +39,14 @@ class Runs(NamedTuple):
             )
         if shape[0] == 0:
             raise ValueError(f"{name}: expected at least one run, got shape {shape}")
-        return Runs(shape[0], name)
+        return RunAxis(shape[0], name)
 
-    def join(self, other: Runs) -> Runs:
-        """Return what is known after all that `other` has met."""
+    def join(self, other: RunAxis) -> RunAxis:
+        """Return the run axis including that of `other`."""
         return self.meet(other.origin, (other.length,), 0) if other.length else self
 
 
-NO_RUNS = Runs()
+NO_RUNS = RunAxis()
 
 
 def repeated(array: npt.NDArray[Any], axes: int, runs: int) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""What the frozen records of arrays share: read-only storage, comparison and a short repr."""
+"""Common to frozen dataclasses of arrays: read-only storage, comparison and a short repr."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
+Optional: TypeAlias = Array | Any
+"""An array, or None where there is none: callers know, and a type checker need not be told."""
+
+Value: TypeAlias = float | npt.NDArray[np.float64]  # an array (R,) where there is a run axis
 Scalar: TypeAlias = Any  # a float, or a float64 array (R,) where there is a run axis
 Entries = TypeVar("Entries", bound=np.generic)
 
@@ -22,7 +26,7 @@ def read_only(array: npt.NDArray[Entries]) -> npt.NDArray[Entries]:
 
 
 def frozen(array: npt.NDArray[Entries]) -> npt.NDArray[Entries]:
-    """Return `array` read-only, copied only if somebody could write to its memory."""
+    """Return `array` read-only, copied only if its memory is writable elsewhere."""
     owner: object = array
     while isinstance(owner, np.ndarray) and not owner.flags.writeable:
         owner = owner.base
@@ -33,16 +37,19 @@ def frozen(array: npt.NDArray[Entries]) -> npt.NDArray[Entries]:
 
 
 def same(a: object, b: object) -> bool:
-    """Tell whether two values are equal, down to dtype, shape and every entry of their arrays."""
+    """Tell whether two values are equal, down to dtype, shape and every entry of their arrays.
+
+    NaN equals NaN: a copy of what holds one is equal.
+    """
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return a.dtype == b.dtype and np.array_equal(a, b)
+        return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return False
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
         return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
+    return bool(a == b or (a != a and b != b))
 
 
 def same_fields(a: Any, b: Any) -> bool:
@@ -55,16 +62,17 @@ def same_fields(a: Any, b: Any) -> bool:
 
 
 def field_values(record: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass by name: what it pickles, without what it has cached."""
+    """Return the fields of a dataclass by name, without cached values; this is what is pickled."""
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
 def describe(record: Any) -> str:
     """Return a one-line repr of a dataclass, with the dtype and shape of its arrays.
 
-    What is None or False is left out.
+    What is None or False is left out, and fields that say so.
     """
-    given = field_values(record).items()
+    fields = dataclasses.fields(record)
+    given = [(field.name, getattr(record, field.name)) for field in fields if field.repr]
     shown = (pair for pair in given if pair[1] is not None and pair[1] is not False)
     parts = (f"{name}={_short(value)}" for name, value in shown)
     return f"{type(record).__name__}({', '.join(parts)})"

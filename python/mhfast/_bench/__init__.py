@@ -1,4 +1,4 @@
-"""`mhfast bench`: one loss and gradient, and training loops, beside NumPy, PyTorch and JAX.
+"""`mhfast bench`: one loss and gradient, and training loops, compared with NumPy, PyTorch and JAX.
 
 Imported on request only. `mhfast._bench.shapes` says what is measured, `mhfast._bench.peers`
 against what, `mhfast._bench.measure` how.
@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the comparison that the arguments ask for (None: those of the process)."""
+    """Run the comparison given by the arguments (None: those of the process)."""
     from .command import run
 
     return run(argv)

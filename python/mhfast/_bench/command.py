@@ -11,9 +11,9 @@ from pathlib import Path
 
 from .. import _core
 from . import tables
-from .contender import Contender, Local, configure
 from .environment import available_cores, environment, warnings
 from .families import FAMILIES, chosen
+from .implementation import Implementation, Local, configure
 from .isolated import Isolated
 from .measure import FULL, QUICK, Bench
 from .peers import PEERS
@@ -25,7 +25,7 @@ DTYPES = ("float32", "float64")
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Measure what the arguments ask for, print the tables and write the files.
+    """Measure as given by the arguments, print the tables and write the files.
 
     Returns
     -------
@@ -48,7 +48,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     for caution in (*cautions, *warnings(dict(report.environment))):
         _say(f"warning: {caution}")
 
-    start: Callable[[str], Contender] = Local
+    start: Callable[[str], Implementation] = Local
     if arguments.isolate:
         start = functools.partial(Isolated, threads=arguments.threads, isa=_core.active_isa())
     budget = QUICK if arguments.quick else FULL
@@ -140,5 +140,5 @@ def _loops(names: Sequence[str]) -> Iterator[Loop]:
 
 
 def _say(line: str) -> None:
-    """Tell what is going on, apart from the result."""
+    """Report progress, separately from the result."""
     print(line, file=sys.stderr, flush=True)

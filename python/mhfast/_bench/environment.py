@@ -1,4 +1,4 @@
-"""On what it was measured."""
+"""The environment of a measurement."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PREFIXES = (
     "MHFAST_", "OMP_", "GOMP_", "OPENBLAS_", "MKL_", "XLA_", "JAX_", "TORCH",
 )  # fmt: skip
 
-# Other work on the cores makes a comparison unfair from about here, in busy cores.
+# Load by other processes, in busy cores, from which on a comparison is unfair.
 BUSY = 0.5
 
 
 def environment(threads: int, *, isolated: bool) -> dict[str, object]:
-    """Describe machine, instruction set, versions, threads, date and what may disturb."""
+    """Describe machine, instruction set, versions, threads, date and possible disturbances."""
     config = _core.config()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -44,7 +44,7 @@ def environment(threads: int, *, isolated: bool) -> dict[str, object]:
 
 
 def warnings(found: dict[str, object]) -> list[str]:
-    """Say what in the environment makes a comparison doubtful."""
+    """Describe what in the environment makes a comparison unreliable."""
     said = []
     variables = found["variables"]
     assert isinstance(variables, dict)

@@ -1,4 +1,4 @@
-"""Trainings of the model family: many runs side by side, one query, layers; and their inputs."""
+"""Training problems of the model family: runs side by side, one query, layers; and their inputs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def draw(training: Training, dtype: str) -> Trainees:
     return Trainees(X, X[:, :, -q:], y, W, readout)
 
 
-# Enough steps that entering and leaving the loop does not show, at most some seconds for the peers.
+# Enough steps that entering and leaving the loop is negligible, at most some seconds for the peers.
 FAMILIES: dict[str, Training] = {
     "hundred": Training(
         Shape(6, 8, 10, 1), 2000, runs=100, last=True, normalized=True, dtypes=("float64",)
@@ -100,7 +100,7 @@ FAMILIES: dict[str, Training] = {
 
 
 def chosen(names: Sequence[str]) -> list[Training]:
-    """Return the trainings of these names; "main" stands for all, "none" for none.
+    """Return the training problems with these names; "main" stands for all, "none" for none.
 
     Raises
     ------

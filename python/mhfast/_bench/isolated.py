@@ -1,4 +1,4 @@
-"""An implementation in a process of its own, so that no other's threads or libraries touch it.
+"""An implementation in a separate process, isolated from the threads and libraries of others.
 
 The processes live as long as the comparison and take turns: all but one wait for a message.
 """
@@ -10,17 +10,17 @@ import multiprocessing
 from multiprocessing.connection import Connection
 from typing import Any
 
-from .contender import Local, Prepared, Work, configure
+from .implementation import Local, Prepared, Work, configure
 from .peers import UnavailableError
 
 
 class Isolated:
-    """The face of `mhfast._bench.contender.Local` in another process."""
+    """The interface to a `mhfast._bench.implementation.Local` in another process."""
 
     def __init__(self, peer: str, threads: int, isa: str | None) -> None:
         context = multiprocessing.get_context("spawn")
         self.ours, theirs = context.Pipe()
-        # A daemon: it ends with this process whatever happens here.
+        # A daemon: it ends with this process in any case.
         self.process = context.Process(
             target=_serve, args=(theirs, peer, threads, isa), daemon=True
         )
@@ -57,7 +57,7 @@ class Isolated:
 
 def _serve(pipe: Connection, peer: str, threads: int, isa: str | None) -> None:
     configure(threads, isa)
-    contender = Local(peer)
+    implementation = Local(peer)
     while True:
         try:
             request = pipe.recv()
@@ -67,8 +67,8 @@ def _serve(pipe: Connection, peer: str, threads: int, isa: str | None) -> None:
             return
         try:
             if isinstance(request, Work):
-                pipe.send(contender.prepare(request))
+                pipe.send(implementation.prepare(request))
             else:
-                pipe.send(contender.block(request))
+                pipe.send(implementation.block(request))
         except UnavailableError as reason:
             pipe.send(UnavailableError(str(reason)))

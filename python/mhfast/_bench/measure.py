@@ -1,10 +1,11 @@
-"""How it is timed: in rounds, every implementation once a round, in one process or in several.
+"""Timing: in rounds, every implementation once per round, in one process or in several.
 
 A round gives each implementation a block of calls. Between blocks nothing runs for a moment, so
-that the threads of the one before, which spin for some milliseconds after a call, have gone to
-sleep; short calls then get an untimed one that wakes its own. The order turns from round to round.
-The peak of fused multiply-adds is measured in the same rounds, so that a change of clock meets
-everything alike. Medians are over all calls of all rounds; the first call is kept apart.
+that the threads of the implementation before, which spin for some milliseconds after a call, are
+asleep; before short calls an untimed one wakes the threads. The order rotates from round to round.
+The peak of fused multiply-adds is measured in the same rounds, so that a change of clock frequency
+affects everything equally. Medians are over all calls of all rounds; the first call is reported
+separately.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import _core
-from .contender import Contender, Prepared, Work
 from .families import Training
+from .implementation import Implementation, Prepared, Work
 from .peers import PEERS, Peer, UnavailableError
 from .problem import Answer, check_agreement, difference
 from .results import OWN, Comparison, Scaling, Timing
@@ -27,20 +28,21 @@ from .shapes import Loop, Shape
 
 # OpenBLAS threads spin for 2^26 clock ticks after a call, OpenMP's for less: 30 ms at 2 GHz.
 PAUSE = 0.04
-# Long enough for the clock to settle, short beside a block.
+# Long enough for the clock to settle, short compared with a block.
 PEAK_TIME = 0.02
-# Normalized steps amplify rounding from step to step, so that agreement is asked of the first few.
+# Normalized steps amplify rounding from step to step, so agreement is checked for the first few
+# only.
 CHECKED = 3
 
-Start = Callable[[str], Contender]
+Start = Callable[[str], Implementation]
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Seconds for each implementation on one shape, spent in at most so many rounds.
+    """Seconds for each implementation on one shape, spent in at most a number of rounds.
 
     Where single calls are long, the rounds become fewer, down to the least number, and the time
-    longer. Training loops take at most so many steps.
+    longer. Training loops have a largest number of steps.
     """
 
     seconds: float
@@ -71,7 +73,7 @@ class Bench:
         self.peers = peers
         self.threads = threads
         self.budget = budget
-        self.contenders: dict[str, Contender] = {}
+        self.contenders: dict[str, Implementation] = {}
 
     def work(self, shape: Shape, dtype: str, loop: Loop | Training | None = None) -> Work:
         """Return the work on a shape, on the threads of this comparison."""
@@ -91,7 +93,7 @@ class Bench:
         return self._compare("loops", self.work(loop.shape, dtype, loop), None)
 
     def family(self, training: Training, dtype: str) -> Comparison:
-        """Compare a training of the model family; the first steps of it must agree."""
+        """Compare training of the model family; its first steps must agree."""
         steps = min(training.steps, self.budget.steps)
         whole, short = (
             self.work(training.shape, dtype, dataclasses.replace(training, steps=k))
@@ -103,7 +105,7 @@ class Bench:
         """Time mhfast on 1, 2, 4, ... and all threads."""
         counts = sorted({1 << k for k in range(self.threads.bit_length())} | {self.threads})
         works = {count: Work(shape, dtype, count) for count in counts}
-        contenders = {str(count): self._contender(f"on {count}", "mhfast") for count in works}
+        contenders = {str(count): self._implementation(f"on {count}", "mhfast") for count in works}
         prepared = {
             str(count): contenders[str(count)].prepare(work) for count, work in works.items()
         }
@@ -119,15 +121,15 @@ class Bench:
         return Scaling(works[self.threads], medians, identical)
 
     def close(self) -> None:
-        """End the processes of the contenders, if they have any."""
-        for contender in self.contenders.values():
-            contender.close()
+        """End the processes of the implementations, if there are any."""
+        for implementation in self.contenders.values():
+            implementation.close()
 
     def _compare(
         self, group: str, work: Work, even: Work | None, checked: Work | None = None
     ) -> Comparison:
-        """Time `work` where the answers to `checked`, by default itself, agree."""
-        contenders: dict[str, Contender] = {}
+        """Time `work` if the answers to `checked`, by default itself, agree."""
+        contenders: dict[str, Implementation] = {}
         prepared: dict[str, Prepared] = {}
         answers: dict[str, Answer] = {}
         missing: dict[str, str] = {}
@@ -135,12 +137,12 @@ class Bench:
             peer = PEERS[key]
             if not _takes_part(peer, work):
                 continue
-            contender = self._contender(peer.name, key)
+            implementation = self._implementation(peer.name, key)
             try:
                 if checked is not None:
-                    answers[peer.name] = contender.prepare(checked).answer
-                prepared[peer.name] = contender.prepare(work)
-                contenders[peer.name] = contender
+                    answers[peer.name] = implementation.prepare(checked).answer
+                prepared[peer.name] = implementation.prepare(work)
+                contenders[peer.name] = implementation
             except UnavailableError as reason:
                 missing[peer.name] = str(reason)
         if checked is None:
@@ -149,7 +151,7 @@ class Bench:
             check_agreement(name, answers[name], answers[OWN], work.dtype)
         differences = {name: difference(answers[name], answers[OWN]) for name in prepared}
         if even is not None:
-            contenders["even"] = self._contender("even", "mhfast")
+            contenders["even"] = self._implementation("even", "mhfast")
             prepared["even"] = contenders["even"].prepare(even)
             differences["even"] = 0.0
         times, peak = self._rounds(contenders, prepared, work)
@@ -160,14 +162,14 @@ class Bench:
         beside = timings.pop("even", None)
         return Comparison(group, work, timings, missing, peak, beside)
 
-    def _contender(self, label: str, key: str) -> Contender:
+    def _implementation(self, label: str, key: str) -> Implementation:
         if label not in self.contenders:
             self.contenders[label] = self.start(key)
         return self.contenders[label]
 
     def _rounds(
         self,
-        contenders: Mapping[str, Contender],
+        contenders: Mapping[str, Implementation],
         prepared: Mapping[str, Prepared],
         peak_of: Work | None,
     ) -> tuple[dict[str, list[float]], float | None]:

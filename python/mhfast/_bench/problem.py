@@ -22,7 +22,7 @@ class DisagreementError(Exception):
 
 
 @dataclass(frozen=True)
-class Problem:
+class BenchProblem:
     """Tokens X (n,T,d), labels y (n,) of -1 and 1, weights W (H,d,d), U (H,T,d), of one dtype."""
 
     shape: Shape
@@ -44,7 +44,7 @@ class Answer:
     U: Array
 
 
-def draw(shape: Shape, dtype: str) -> Problem:
+def draw(shape: Shape, dtype: str) -> BenchProblem:
     """Draw a problem whose logits and outputs are of order one, the same on every call."""
     random = np.random.default_rng(20240801)
     n, T, d, H = shape.n, shape.T, shape.d, shape.H
@@ -52,7 +52,7 @@ def draw(shape: Shape, dtype: str) -> Problem:
     y = random.choice((-1.0, 1.0), n)
     W = random.standard_normal((H, d, d)) / d
     U = random.standard_normal((H, T, d)) / np.sqrt(d)
-    return Problem(shape, *(array.astype(dtype) for array in (X, y, W, U)))
+    return BenchProblem(shape, *(array.astype(dtype) for array in (X, y, W, U)))
 
 
 def difference(answer: Answer, truth: Answer) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .contender import Work
+from .implementation import Work
 
 OWN = "mhfast"
 

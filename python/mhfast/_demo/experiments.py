@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeAlias
@@ -168,7 +168,7 @@ def run_heads(settings: Heads, advance: Advance) -> HeadsResult:
     )
 
 
-def _curves(runs: list[Run], name: str) -> Array:
+def _curves(runs: Sequence[Run], name: str) -> Array:
     """One record of several runs, (runs, K)."""
     return np.array([run.history[name] for run in runs])
 

@@ -7,9 +7,9 @@ from importlib import import_module
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset, Seed, Seeds
-from ..dataset.seeds import FIRST, permutations, settled, stream
+from ..dataset.seeds import FIRST, integer_seed, permutations, stream
 from .runs import over_seeds
 
 
@@ -61,16 +61,16 @@ def digits(
             "pip install scikit-learn"
         ) from error
     first, second = _two_digits(classes)
-    dtype = _checks.float_dtype(dtype)
+    dtype = checks.float_dtype(dtype)
     images, labels = load_digits(return_X_y=True)
     index = np.flatnonzero((labels == first) | (labels == second))
-    n_train = _checks.count(n_train, "n_train")
+    n_train = checks.count(n_train, "n_train")
     if n_train >= len(index):
         raise ValueError(
             f"n_train: expected fewer than the {len(index)} images of {first} and {second}, "
             f"got {n_train}"
         )
-    index = index[permutations(stream(settled(seed), FIRST), 1, len(index))[0]]
+    index = index[permutations(stream(integer_seed(seed), FIRST), 1, len(index))[0]]
     tokens = images[index].reshape(-1, 8, 8) / 16.0
     if position:
         places = np.broadcast_to(np.eye(8), tokens.shape)
@@ -87,7 +87,7 @@ def digits(
 
 def _two_digits(classes: tuple[int, int]) -> tuple[int, int]:
     try:
-        first, second = (_checks.integer(c, "classes") for c in classes)
+        first, second = (checks.integer(c, "classes") for c in classes)
     except (TypeError, ValueError):
         raise ValueError(f"classes: expected two digits, got {classes!r}") from None
     if first == second or not (0 <= first <= 9 and 0 <= second <= 9):

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset, Seed, Seeds
-from ..dataset.seeds import FIRST, POPULATION, permutations, settled, signs, stream
+from ..dataset.seeds import FIRST, POPULATION, integer_seed, permutations, signs, stream
 from ..models import Layer
 from .population import Population
 from .runs import over_seeds
+from .teachers import outputs
 
 INPUTS = ("boolean", "gaussian")
 
@@ -32,11 +33,11 @@ def boolean_layer(
     seed: Seed | Seeds,
     dtype: DTypeLike = np.float64,
 ) -> Dataset:
-    """Draw tokens and what a random multi-head attention layer makes of them.
+    """Draw tokens and the outputs of a random multi-head attention layer.
 
-    Entries of X are independent fair signs, or N(0, 1).  The layer has Gaussian parameters: W_h of
-    entries N(0, score_std²/d²), so that the logit x_a W_h x_bᵀ of two different tokens has standard
-    deviation `score_std`, and V_h of entries N(0, 1/d).
+    Entries of X are independent fair signs, or N(0, 1).  The layer has Gaussian parameters: W_h
+    with entries N(0, score_std²/d²), so that the logit x_a W_h x_bᵀ of two different tokens has
+    standard deviation `score_std`, and V_h with entries N(0, 1/d).
 
     Parameters
     ----------
@@ -45,7 +46,7 @@ def boolean_layer(
     out_dim : int, optional
         Outputs p; None means d.
     score_std : float
-        How sharply the layer attends, at least 0.
+        Standard deviation of the logits, at least 0: the larger, the sharper the attention.
     inputs : {"boolean", "gaussian"}
     noise : float
         Standard deviation of independent Gaussian noise on every target, at least 0.
@@ -71,18 +72,17 @@ def boolean_layer(
     Notes
     -----
     The learning problem of Chen, Li, "Provably learning a multi-head attention layer"; the law of
-    the layer is our choice.  X and the layer are the same on every platform to the last bit, y up
-    to the rounding of the exponential and of sums.
+    the layer is our choice.
     """
-    dim, heads = _checks.count(dim, "dim"), _checks.count(heads, "heads")
-    outputs = dim if out_dim is None else _checks.count(out_dim, "out_dim")
-    if _checks.finite(score_std, "score_std") < 0.0:
+    dim, heads = checks.count(dim, "dim"), checks.count(heads, "heads")
+    out = dim if out_dim is None else checks.count(out_dim, "out_dim")
+    if checks.finite(score_std, "score_std") < 0.0:
         raise ValueError(f"score_std: expected a number of at least 0, got {score_std}")
-    dtype = _checks.float_dtype(dtype)
-    seed = settled(seed)
+    dtype = checks.float_dtype(dtype)
+    seed = integer_seed(seed)
     rng = stream(seed, POPULATION)
     W = rng.standard_normal((heads, dim, dim)) * (score_std / dim)
-    V = rng.standard_normal((heads, dim, outputs)) / math.sqrt(dim)
+    V = rng.standard_normal((heads, dim, out)) / math.sqrt(dim)
     settings: dict[str, Any] = {"tokens": tokens, "inputs": inputs, "noise": noise}
     return _draw(n, seed=seed, role=FIRST, layer=_layer(W, V, dtype), **settings)
 
@@ -97,7 +97,7 @@ def parity_layer(
     seed: Seed | Seeds,
     dtype: DTypeLike = np.float64,
 ) -> Dataset:
-    """Draw pairs of Boolean tokens and a layer that computes a parity: an instance hard to learn.
+    """Draw pairs of Boolean tokens and a layer that computes a parity, a hard instance to learn.
 
     S is a random set of H coordinates without the first, u its indicator, e the first unit vector,
     t_j = H - 1 - 2j.  The layer has
@@ -133,16 +133,16 @@ def parity_layer(
 
     Notes
     -----
-    There are C(d-1, H) such functions, pairwise orthogonal, so that no learner by correlations can
-    be fast.  The construction is ours; it behaves like the lower bound of Chen, Li, "Provably
+    There are C(d-1, H) such functions, pairwise orthogonal, so no learner that uses correlations
+    can be fast.  The construction is ours; it behaves like the lower bound of Chen, Li, "Provably
     learning a multi-head attention layer".
     """
-    dim, heads = _checks.count(dim, "dim"), _checks.count(heads, "heads")
+    dim, heads = checks.count(dim, "dim"), checks.count(heads, "heads")
     if heads >= dim:
         raise ValueError(f"heads: expected at most dim - 1 = {dim - 1}, got {heads}")
-    beta = _checks.finite(beta, "beta")
-    dtype = _checks.float_dtype(dtype)
-    seed = settled(seed)
+    beta = checks.finite(beta, "beta")
+    dtype = checks.float_dtype(dtype)
+    seed = integer_seed(seed)
     support = np.sort(1 + permutations(stream(seed, POPULATION), 1, dim - 1)[0, :heads])
     j = np.arange(heads)
     W, V = np.zeros((2, heads, dim, dim))
@@ -176,17 +176,16 @@ def _draw(
     noise: float,
     support: NDArray[np.int64] | None = None,
 ) -> Dataset:
-    """Draw inputs of a layer; with a `support`, which is told in `truth`, nothing may change."""
-    n, tokens = _checks.count(n, "n"), _checks.count(tokens, "tokens")
+    """Draw inputs of a layer; with a `support`, stored in `truth`, no setting may change."""
+    n, tokens = checks.count(n, "n"), checks.count(tokens, "tokens")
     if inputs not in INPUTS:
         raise ValueError(f"inputs: expected one of {INPUTS}, got {inputs!r}")
-    if _checks.finite(noise, "noise") < 0.0:
+    if checks.finite(noise, "noise") < 0.0:
         raise ValueError(f"noise: expected a number of at least 0, got {noise}")
     rng, shape = stream(seed, role, 0), (n, tokens, layer.dim)
     X = signs(rng, shape) if inputs == "boolean" else rng.standard_normal(shape)
     X = X.astype(layer.dtype, copy=False)
-    exact = Layer(np.asarray(layer.W, dtype=np.float64), layer.V.astype(np.float64))
-    y = exact(X.astype(np.float64))
+    y = outputs(layer, X.astype(np.float64))
     if noise > 0.0:
         y = y + noise * stream(seed, role, 1).standard_normal(y.shape)
     settings = {"tokens": tokens, "inputs": inputs, "noise": noise}

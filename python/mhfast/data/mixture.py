@@ -7,16 +7,16 @@ import math
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset, Seed, Seeds
 from ..dataset.seeds import (
     FIRST,
     POPULATION,
     choices,
     dot,
+    integer_seed,
     orthonormal_frame,
     permutations,
-    settled,
     stream,
 )
 from .population import Population
@@ -63,10 +63,10 @@ def tokenized_mixture(
         "gaussian": z ~ N(0, noise²/d · I).  "bounded": z uniform on the sphere of radius `noise`,
         hence ‖z‖ ≤ noise and |⟨z,μ⟩|, |⟨z,ν⟩| ≤ noise · S.  "none": z = 0, and `noise` must be 0.
     positions : {"random", "fixed"}
-        Where the class token stands: at random positions, or at the first ζT.
+        The positions of the class token: random, or the first ζT.
     seed : int or numpy.random.Generator, or a sequence of R of them
         Same seed, same arrays.  Labels, positions, contexts and noise are separate streams:
-        changing the noise leaves the others as they are.  A sequence gives a run axis.
+        changing the noise leaves the others unchanged.  A sequence gives a run axis.
     dtype : float64 or float32
         Drawn in float64 and rounded.
 
@@ -90,13 +90,13 @@ def tokenized_mixture(
     The data model DM1 of Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and
     Generalization of Multi-head Attention".
     """
-    contexts, dim = _checks.count(contexts, "contexts"), _checks.count(dim, "dim")
+    contexts, dim = checks.count(contexts, "contexts"), checks.count(dim, "dim")
     if dim < contexts + 2:
         raise ValueError(
             f"dim: expected at least contexts + 2 = {contexts + 2} for orthogonal class and "
             f"context tokens, got {dim}"
         )
-    seed = settled(seed)
+    seed = integer_seed(seed)
     return _draw(
         n,
         seed=seed,
@@ -127,10 +127,10 @@ def _draw(
     dtype: DTypeLike,
 ) -> Dataset:
     """Draw from the mixture with μ₋, μ₊, ν_1 .. ν_M = norm · frame, rows of (M+2,d)."""
-    n, tokens = _checks.count(n, "n"), _checks.count(tokens, "tokens")
+    n, tokens = checks.count(n, "n"), checks.count(tokens, "tokens")
     relevant = _relevant_tokens(relevant_fraction, tokens)
     _check_settings(norm, noise, noise_kind, positions)
-    dtype = _checks.float_dtype(dtype)
+    dtype = checks.float_dtype(dtype)
     table = norm * frame
 
     label = (stream(seed, role, 0).random(n) < 0.5).astype(np.int64)
@@ -183,9 +183,9 @@ def _unit_noise(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> 
 
 
 def _relevant_tokens(fraction: float, tokens: int) -> int:
-    count = _checks.finite(fraction, "relevant_fraction") * tokens
+    count = checks.finite(fraction, "relevant_fraction") * tokens
     relevant = round(count)
-    # .3 * 10 is not 3 in binary arithmetic; a few ulp of slack and no more.
+    # .3 * 10 is not 3 in binary arithmetic; allow for a few ulp.
     if abs(count - relevant) > 1e-12 * tokens or not 1 <= relevant <= tokens:
         raise ValueError(
             "relevant_fraction: expected relevant_fraction * tokens to be a whole number from 1 to "
@@ -195,9 +195,9 @@ def _relevant_tokens(fraction: float, tokens: int) -> int:
 
 
 def _check_settings(norm: float, noise: float, noise_kind: str, positions: str) -> None:
-    if _checks.finite(norm, "norm") <= 0.0:
+    if checks.finite(norm, "norm") <= 0.0:
         raise ValueError(f"norm: expected a number above 0, got {norm}")
-    if _checks.finite(noise, "noise") < 0.0:
+    if checks.finite(noise, "noise") < 0.0:
         raise ValueError(f"noise: expected a number of at least 0, got {noise}")
     if noise_kind not in NOISE_KINDS:
         raise ValueError(f"noise_kind: expected one of {NOISE_KINDS}, got {noise_kind!r}")

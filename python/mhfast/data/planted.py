@@ -7,12 +7,13 @@ import math
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset, Seed, Seeds
-from ..dataset.seeds import FIRST, POPULATION, settled, stream
+from ..dataset.seeds import FIRST, POPULATION, integer_seed, stream
 from ..models import Classifier
 from .population import Population
 from .runs import over_seeds
+from .teachers import outputs
 
 
 @over_seeds
@@ -29,7 +30,7 @@ def planted_attention(
     """Draw Gaussian tokens, labelled by the sign of a random multi-head classifier.
 
     Tokens are N(0, I_d).  The teacher has Gaussian parameters: W such that the score of two
-    independent tokens has standard deviation `score_std`, and U of entries N(0, 1/(T d)).  Since
+    independent tokens has standard deviation `score_std`, and U with entries N(0, 1/(T d)).  Since
     Φ(-X) = -Φ(X), both labels are equally likely.
 
     Parameters
@@ -37,7 +38,8 @@ def planted_attention(
     n, tokens, dim, heads : int
         Samples n, tokens T, dimension d of a token, heads H of the teacher.
     score_std : float
-        How sharply the teacher attends: 0 is uniform attention, and a linear teacher.
+        Standard deviation of the logits of the teacher; 0 means uniform attention, a linear
+        teacher.
     seed : int or numpy.random.Generator, or a sequence of R of them
         Same seed, same teacher and samples.  A sequence gives a run axis.
     dtype : float64 or float32
@@ -59,15 +61,15 @@ def planted_attention(
     Notes
     -----
     The planted model of the experiments of Deora, Ghaderi, Taheri, Thrampoulidis, "On the
-    Optimization and Generalization of Multi-head Attention".  The exact law of tokens and teacher
-    is our choice.
+    Optimization and Generalization of Multi-head Attention".  The exact distribution of tokens and
+    teacher is our choice.
     """
-    tokens, dim = _checks.count(tokens, "tokens"), _checks.count(dim, "dim")
-    heads = _checks.count(heads, "heads")
-    if _checks.finite(score_std, "score_std") < 0.0:
+    tokens, dim = checks.count(tokens, "tokens"), checks.count(dim, "dim")
+    heads = checks.count(heads, "heads")
+    if checks.finite(score_std, "score_std") < 0.0:
         raise ValueError(f"score_std: expected a number of at least 0, got {score_std}")
-    dtype = _checks.float_dtype(dtype)
-    seed = settled(seed)
+    dtype = checks.float_dtype(dtype)
+    seed = integer_seed(seed)
     rng = stream(seed, POPULATION)
     W = rng.standard_normal((heads, dim, dim)) * (score_std / dim)
     U = rng.standard_normal((heads, tokens, dim)) / math.sqrt(tokens * dim)
@@ -76,11 +78,10 @@ def planted_attention(
 
 
 def _draw(n: int, *, seed: int, role: int, teacher: Classifier) -> Dataset:
-    n = _checks.count(n, "n")
+    n = checks.count(n, "n")
     dtype = teacher.U.dtype
     X = stream(seed, role).standard_normal((n, *teacher.U.shape[1:])).astype(dtype)
-    exact = Classifier(np.asarray(teacher.W, dtype=np.float64), teacher.U.astype(np.float64))
-    y = np.where(exact(X.astype(np.float64)) > 0.0, 1.0, -1.0).astype(dtype)
+    y = np.where(outputs(teacher, X.astype(np.float64)) > 0.0, 1.0, -1.0).astype(dtype)
     return Dataset(
         X, y, truth={"model": teacher}, generator=Population(_draw, {"teacher": teacher}, {})
     )

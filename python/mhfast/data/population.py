@@ -1,4 +1,4 @@
-"""What a generated data set remembers, so that more samples of it can be drawn."""
+"""The information with which more samples of the population of a data set can be drawn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..dataset.dataset import Dataset
-from ..dataset.seeds import SAMPLE, settled
+from ..dataset.seeds import SAMPLE, integer_seed
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,11 @@ class Population:
     Parameters
     ----------
     draw : callable (n, *, seed, role, **fixed, **settings) -> Dataset
-        A function of a module, so that data sets pickle.
+        A module-level function, so that data sets can be pickled.
     fixed : mapping
-        What makes the population this one: class tokens, teacher.
+        What defines the population: class tokens, teacher.
     settings : mapping
-        What `sample` may change.
+        The settings that `sample` may change.
     """
 
     draw: Callable[..., Dataset]
@@ -41,4 +41,4 @@ class Population:
             known = ", ".join(self.settings) or "nothing"
             raise TypeError(f"sample: may change {known}, got {unknown[0]}")
         settings = {**self.settings, **changes}
-        return self.draw(n, seed=settled(seed), role=SAMPLE, **self.fixed, **settings)
+        return self.draw(n, seed=integer_seed(seed), role=SAMPLE, **self.fixed, **settings)

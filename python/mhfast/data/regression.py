@@ -1,13 +1,13 @@
-"""In-context linear regression: prompts of pairs, and a question."""
+"""In-context linear regression: prompts of pairs followed by a question."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset, Seed, Seeds
-from ..dataset.seeds import FIRST, cholesky, dot, settled, stream
+from ..dataset.seeds import FIRST, cholesky, dot, integer_seed, stream
 from .population import Population
 from .runs import over_seeds
 
@@ -25,12 +25,11 @@ def icl_regression(
 ) -> Dataset:
     """Draw prompts of in-context linear regression.
 
-    Every sample has a task w ~ N(0, I) of its own, in d - 1 dimensions.  Its first T - 1 tokens are
+    Every sample has its own task w ~ N(0, I), in d - 1 dimensions.  Its first T - 1 tokens are
     pairs (x_j, y_j) with x_j ~ N(0, Λ) and y_j = ⟨w, x_j⟩ + noise · ξ_j, ξ_j ~ N(0, 1); its last is
     the question (x, 0), and the target is ⟨w, x⟩.
 
-    It is a layer's task, at the last token and with the squared loss: `Layer` with query=-1 and one
-    output, p = 1.
+    It is a task for a `Layer` with query=-1 and one output, p = 1, with the squared loss.
 
     Parameters
     ----------
@@ -66,12 +65,12 @@ def icl_regression(
     The task of Garg, Tsipras, Liang, Valiant, "What Can Transformers Learn In-Context?", with the
     tokens of Zhang, Frei, Bartlett, "Trained Transformers Learn Linear Models In-Context".
     """
-    dim = _checks.count(dim, "dim")
+    dim = checks.count(dim, "dim")
     if dim < 2:
         raise ValueError(f"dim: expected at least 2, a feature and the response, got {dim}")
     return _draw(
         n,
-        seed=settled(seed),
+        seed=integer_seed(seed),
         role=FIRST,
         dim=dim,
         tokens=tokens,
@@ -92,14 +91,14 @@ def _draw(
     noise: float,
     dtype: DTypeLike,
 ) -> Dataset:
-    n, tokens = _checks.count(n, "n"), _checks.count(tokens, "tokens")
+    n, tokens = checks.count(n, "n"), checks.count(tokens, "tokens")
     if tokens < 2:
         raise ValueError(f"tokens: expected at least 2, a pair and the question, got {tokens}")
-    if _checks.finite(noise, "noise") < 0.0:
+    if checks.finite(noise, "noise") < 0.0:
         raise ValueError(f"noise: expected a number of at least 0, got {noise}")
     matrix = _covariance(covariance, dim - 1)
     root = _root(matrix)
-    dtype = _checks.float_dtype(dtype)
+    dtype = checks.float_dtype(dtype)
 
     w = stream(seed, role, 0).standard_normal((n, 1, dim - 1))
     z = stream(seed, role, 1).standard_normal((n, tokens, dim - 1))
@@ -127,7 +126,7 @@ def _draw(
 
 def _covariance(covariance: ArrayLike | None, features: int) -> NDArray[np.float64]:
     """Λ as a matrix."""
-    array = _checks.as_array(1.0 if covariance is None else covariance, "covariance")
+    array = checks.as_array(1.0 if covariance is None else covariance, "covariance")
     if array.dtype.kind not in "iuf":
         raise TypeError(f"covariance: expected real numbers, got dtype {array.dtype.name}")
     array = array.astype(np.float64)
@@ -144,5 +143,8 @@ def _covariance(covariance: ArrayLike | None, features: int) -> NDArray[np.float
 def _root(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     root = cholesky(matrix)
     if root is None:
-        raise ValueError("covariance: expected a positive definite matrix, got another")
+        raise ValueError(
+            "covariance: expected a positive definite matrix, "
+            f"got one with the eigenvalue {np.linalg.eigvalsh(matrix)[0]:.3g}"
+        )
     return root

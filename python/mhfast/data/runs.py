@@ -17,7 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def over_seeds(generate: Function) -> Function:
-    """Let the `seed` of a generator be a sequence of R seeds.
+    """Extend a generator to a sequence of R seeds.
 
     All arrays of the result, those in `truth` included, then have a leading run axis, also where
     the runs agree; run r equals the call with seed[r].
@@ -44,7 +44,7 @@ class Populations:
     Parameters
     ----------
     of_run : tuple of callables
-        What draws from the population of each run.
+        The functions that draw from the population of each run.
     """
 
     of_run: tuple[Callable[..., Dataset], ...]
@@ -68,7 +68,7 @@ class Populations:
         )
 
     def run(self, r: int) -> Callable[..., Dataset]:
-        """Return what draws from the population of run `r`."""
+        """Return the function that draws from the population of run `r`."""
         return self.of_run[r]
 
 
@@ -79,7 +79,7 @@ def _is_sequence(seed: object) -> bool:
 
 
 def _side_by_side(sets: Sequence[Dataset]) -> Dataset:
-    """Stack data sets that differ in nothing but values of arrays."""
+    """Stack data sets that differ only in the values of arrays."""
     generators = [data.generator for data in sets if data.generator is not None]
     return Dataset(
         _stacked([data.X for data in sets]),
@@ -93,7 +93,7 @@ def _side_by_side(sets: Sequence[Dataset]) -> Dataset:
 
 
 def _stacked(values: Sequence[Any]) -> Any:
-    """Stack arrays, groups and models, also in mappings; other values are those of all runs."""
+    """Stack arrays, groups and models, also in mappings; other values hold for all runs."""
     first = values[0]
     if isinstance(first, np.ndarray):
         return np.stack(values)

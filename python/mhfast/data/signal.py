@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset, Seed, Seeds
 from ..dataset.seeds import (
     FIRST,
     POPULATION,
+    integer_seed,
     orthonormal_frame,
     permutations,
-    settled,
     signs,
     stream,
 )
@@ -66,7 +66,7 @@ def signal_noise(
         Random order of the tokens, or the order above.
     seed : int or numpy.random.Generator, or a sequence of R of them
         Same seed, same arrays.  Classes, flips, signs of weak tokens, positions and noise are
-        separate streams: changing the noise leaves the others as they are.  A sequence gives a run
+        separate streams: changing the noise leaves the others unchanged.  A sequence gives a run
         axis.
     dtype : float64 or float32
         Drawn in float64 and rounded.
@@ -88,14 +88,14 @@ def signal_noise(
 
     Notes
     -----
-    The defaults belong to experiments with n = 20, T = 8, d = 2000.  After the data model of
+    The defaults are meant for experiments with n = 20, T = 8, d = 2000.  After the data model of
     Sakamoto, Sato, "Benign Overfitting in Token Selection of Attention Mechanism".  That the signs
-    of weak tokens are fair, so that they tell nothing of the class, is our choice.
+    of weak tokens are fair, so that they carry no information about the class, is our choice.
     """
-    dim = _checks.count(dim, "dim")
+    dim = checks.count(dim, "dim")
     if dim < 2:
         raise ValueError(f"dim: expected at least 2 for two orthogonal directions, got {dim}")
-    seed = settled(seed)
+    seed = integer_seed(seed)
     return _draw(
         n,
         seed=seed,
@@ -128,9 +128,9 @@ def _draw(
     dtype: DTypeLike,
 ) -> Dataset:
     """Draw with μ₋, μ₊ = signal · frame, rows of (2,d)."""
-    n, tokens, weak = _checks.count(n, "n"), _checks.count(tokens, "tokens"), _weak(weak, tokens)
+    n, tokens, weak = checks.count(n, "n"), checks.count(tokens, "tokens"), _weak(weak, tokens)
     _check_settings(signal, rho, flip, noise, positions)
-    dtype = _checks.float_dtype(dtype)
+    dtype = checks.float_dtype(dtype)
     mu = signal * frame
 
     c = signs(stream(seed, role, 0), n)
@@ -180,7 +180,7 @@ def _row(sign: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _weak(weak: int, tokens: int) -> int:
-    count = _checks.integer(weak, "weak")
+    count = checks.integer(weak, "weak")
     if not 0 <= count < tokens:
         raise ValueError(
             f"weak: expected an integer from 0 to tokens - 1 = {tokens - 1}, got {count}"
@@ -189,12 +189,12 @@ def _weak(weak: int, tokens: int) -> int:
 
 
 def _check_settings(signal: float, rho: float, flip: float, noise: float, positions: str) -> None:
-    if _checks.finite(signal, "signal") <= 0.0:
+    if checks.finite(signal, "signal") <= 0.0:
         raise ValueError(f"signal: expected a number above 0, got {signal}")
     for name, value in (("rho", rho), ("noise", noise)):
-        if _checks.finite(value, name) < 0.0:
+        if checks.finite(value, name) < 0.0:
             raise ValueError(f"{name}: expected a number of at least 0, got {value}")
-    if not 0.0 <= _checks.finite(flip, "flip") <= 1.0:
+    if not 0.0 <= checks.finite(flip, "flip") <= 1.0:
         raise ValueError(f"flip: expected a probability, got {flip}")
     if positions not in POSITIONS:
         raise ValueError(f"positions: expected one of {POSITIONS}, got {positions!r}")

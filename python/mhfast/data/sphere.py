@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset, Seed, Seeds
-from ..dataset.seeds import FIRST, POPULATION, dot, orthonormal_frame, settled, signs, stream
+from ..dataset.seeds import FIRST, POPULATION, dot, integer_seed, orthonormal_frame, signs, stream
 from .population import Population
 from .runs import over_seeds
 
@@ -24,7 +24,7 @@ def sphere_tokens(
 ) -> Dataset:
     """Draw independent uniform tokens on the unit sphere, with fair signs as labels.
 
-    A random unit vector v is the population's readout.  Where attention is trained with a fixed
+    A random unit vector v is the population's readout.  If attention is trained with a fixed
     readout v, token t of sample i has the score y_i ⟨v, x_it⟩, and the token of largest score is
     optimal: attention that selects it has the smallest loss.
 
@@ -33,8 +33,8 @@ def sphere_tokens(
     n, tokens, dim : int
         Samples n, tokens T, dimension d of a token.
     external_query : bool
-        Give each sample a query row of its own, uniform on the sphere and independent of the rest.
-        Otherwise the model's `query` says which token asks.
+        Give each sample its own query row, uniform on the sphere and independent of the rest.
+        Otherwise the `query` of the model selects a token.
     seed : int or numpy.random.Generator, or a sequence of R of them
         Same seed, same arrays.  Readout, labels, tokens and queries are separate streams.  A
         sequence gives a run axis.
@@ -53,15 +53,15 @@ def sphere_tokens(
     ValueError
         A parameter is out of range.
     TypeError
-        A seed is neither an integer nor a generator, or external_query is no bool.
+        A seed is neither an integer nor a generator, or external_query is not a bool.
 
     Notes
     -----
     The setting of Tarzanagh, Li, Thrampoulidis, Oymak, "Transformers as Support Vector Machines",
-    and of work after it; typical are n = 6, T = 8, d = 10.
+    and of later work; typical sizes are n = 6, T = 8, d = 10.
     """
-    seed = settled(seed)
-    readout = orthonormal_frame(stream(seed, POPULATION), 1, _checks.count(dim, "dim"))[0]
+    seed = integer_seed(seed)
+    readout = orthonormal_frame(stream(seed, POPULATION), 1, checks.count(dim, "dim"))[0]
     return _draw(
         n,
         seed=seed,
@@ -83,10 +83,10 @@ def _draw(
     external_query: bool,
     dtype: DTypeLike,
 ) -> Dataset:
-    n, tokens = _checks.count(n, "n"), _checks.count(tokens, "tokens")
+    n, tokens = checks.count(n, "n"), checks.count(tokens, "tokens")
     if not isinstance(external_query, bool | np.bool_):
         raise TypeError(f"external_query: expected a bool, got {external_query!r}")
-    dtype = _checks.float_dtype(dtype)
+    dtype = checks.float_dtype(dtype)
     dim = len(readout)
     y = signs(stream(seed, role, 0), n)
     X = _on_sphere(stream(seed, role, 1), (n, tokens, dim))

@@ -1,1 +1,1 @@
-"""What a data set is: `Dataset`, its groups of tokens and samples, and the streams of seeds."""
+"""Data sets: `Dataset`, groups of tokens and samples, and random streams."""

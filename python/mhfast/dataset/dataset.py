@@ -1,4 +1,4 @@
-"""`Dataset`: samples with labels and what else is known about them, in one frozen record."""
+"""`Dataset`: samples, labels and further information about them in one frozen dataclass."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
-from .._arguments import samples as _samples
-from .._arguments.runs import NO_RUNS, Runs
+from .._arguments import checks, sample_checks
+from .._arguments.runs import NO_RUNS, RunAxis
 from .._arguments.values import Array, describe, field_values, read_only, same_fields
 from . import groups
 from .groups import Groups, GroupsLike
@@ -27,38 +26,38 @@ class Dataset:
     """n samples of T tokens in dimension d with their targets.
 
     The arrays are kept as read-only views of the memory that was given, and copied only if they
-    are not C-contiguous, aligned and in native byte order, or hold other than zeros as padding. Do
-    not write to that memory while the data set is in use.
+    are not C-contiguous, aligned and in native byte order, or do not hold zeros as padding. Do not
+    write to that memory while the data set is in use.
 
     Every array may have a leading run axis of one common length R: R data sets side by side, which
-    share what has none.
+    share the arrays without it.
 
     Parameters
     ----------
     X : array (n, T, d), float32 or float64
         The tokens. Beyond `lengths` the data set holds zeros.
     y : array, real or integer
-        What the model and the loss ask for: labels -1 and 1 or, for the squared loss, real targets,
+        Targets for the model and the loss: labels -1 and 1 or, for the squared loss, real targets,
         of the shape of the model's outputs, (n,) or (n, q, p); integer classes (n, q) for the
         cross-entropy.
     query : array (n, q, d), optional
         The query side of each sample; it overrides the `query` of a model.
     lengths : integers (n,), optional
-        The number of tokens of each sample, from 0 to T. Tokens beyond are invisible; in
+        The number of tokens of each sample, from 0 to T. Tokens beyond are not seen; in
         self-attention their rows have output 0 and do not enter the loss of a layer.
     weight : array (n,), or (n, q) for the rows of a layer, optional
         Finite weights w >= 0 with a positive sum: losses are Σ w ℓ / Σ w, see `value_and_grad`.
-        None means ones. For a layer what fits (n, q) belongs to rows, even where it could be R = n
+        None means ones. For a layer an array (n, q) belongs to the rows, even if it could be R = n
         runs.
     token_groups, sample_groups : integers (n, T) and (n,), or pairs (integers, names), optional
-        The group of each token and of each sample, 0 first, for summaries recorded in training.
-        The names default to "0", "1", ...
+        The group of each token and of each sample, counted from 0, for quantities recorded in
+        training. The names default to "0", "1", ...
     truth : mapping, optional
         What a generator knows about the population, such as its class tokens or teacher. With a run
         axis in X, y or query, all arrays and models in it have one too.
     generator : callable (n, *, seed, **changes) -> Dataset, optional
-        What `sample` calls. It must pickle if the data set is to. For data with a run axis it may
-        have a method ``run(r)`` that returns the generator of one run.
+        What `sample` calls. It must be picklable if the data set is pickled. For data with a run
+        axis it may have a method ``run(r)`` that returns the generator of one run.
 
     Raises
     ------
@@ -75,8 +74,8 @@ class Dataset:
     weight: Array | None = None
     token_groups: Groups | None = None
     sample_groups: Groups | None = None
-    truth: Mapping[str, Any] | None = None
-    generator: Callable[..., Dataset] | None = field(default=None, compare=False)
+    truth: Any = None  # a mapping where there is one
+    generator: Callable[..., Dataset] | None = field(default=None, compare=False, repr=False)
 
     def __init__(
         self,
@@ -91,8 +90,8 @@ class Dataset:
         truth: Mapping[str, Any] | None = None,
         generator: Callable[..., Dataset] | None = None,
     ) -> None:
-        X = _checks.real(X, "X")
-        _checks.shape(X, "X", "n T d", (None, None, None), runs=True)
+        X = checks.real(X, "X")
+        checks.shape(X, "X", "n T d", (None, None, None), runs=True)
         if X.size == 0:
             raise ValueError(
                 f"X: expected at least one sample, token and feature, got shape {X.shape}"
@@ -101,19 +100,19 @@ class Dataset:
             raise TypeError(f"truth: expected a mapping, got {type(truth).__name__}")
         n, tokens, dim = X.shape[-3:]
         if query is not None:
-            query = _checks.real(query, "query", X.dtype, "X")
-            _checks.shape(query, "query", "n q d", (n, None, dim), runs=True)
+            query = checks.real(query, "query", X.dtype, "X")
+            checks.shape(query, "query", "n q d", (n, None, dim), runs=True)
         if lengths is not None:
-            lengths = _samples.lengths(lengths, n, tokens)
-            X = _samples.padded(X, lengths)
+            lengths = sample_checks.lengths(lengths, n, tokens)
+            X = sample_checks.padded(X, lengths)
         if weight is not None:
-            weight = _samples.nonnegative(weight, X.dtype)
-            _samples.check_samples(weight, "weight", n, 3)
+            weight = sample_checks.nonnegative(weight, X.dtype)
+            sample_checks.check_samples(weight, "weight", n, 3)
         arrays = {"X": X, "y": _targets(y, n), "query": query, "lengths": lengths, "weight": weight}
         vars(self).update(
             {name: None if a is None else read_only(a) for name, a in arrays.items()},
-            token_groups=groups.settled(token_groups, "token_groups", "n T", (n, tokens)),
-            sample_groups=groups.settled(sample_groups, "sample_groups", "n", (n,)),
+            token_groups=groups.validated(token_groups, "token_groups", "n T", (n, tokens)),
+            sample_groups=groups.validated(sample_groups, "sample_groups", "n", (n,)),
             truth=None if truth is None else dict(truth),
             generator=generator,
         )
@@ -157,20 +156,48 @@ class Dataset:
         **changes
             Arguments of the generator to change, such as `flip=0.0` for clean labels.
 
+        Returns
+        -------
+        Dataset
+            X (n, T, d), with a run axis if this data set has one.
+
         Raises
         ------
+        TypeError
+            If `n`, a seed or a change is of the wrong kind, or there is no such argument.
         ValueError
-            If the data set was not made by a generator of `mhfast.data`.
+            If the data set was not made by a generator of `mhfast.data`, or a value is out of
+            range.
         """
         if self.generator is None:
             raise ValueError(
                 "sample: expected a Dataset made by a generator of mhfast.data, "
                 "got one without a generator"
             )
-        return self.generator(_checks.count(n, "n"), seed=seed, **changes)
+        return self.generator(checks.count(n, "n"), seed=seed, **changes)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: slice | npt.ArrayLike) -> Dataset:
+        """Select samples, as `subset` does; ``data[3:4]`` is one of them."""
+        return self.subset(index)
+
+    # Else Python and NumPy would take a data set for a sequence of its samples.
+    __iter__ = None
 
     def subset(self, index: slice | npt.ArrayLike) -> Dataset:
-        """Select samples by a slice (without a copy), a mask or integers.
+        """Select samples.
+
+        Parameters
+        ----------
+        index : slice, bool array (n,) or integers
+            A slice makes no copy. The same samples are selected in every run.
+
+        Returns
+        -------
+        Dataset
+            The samples in the order of the index; `truth` and generator stay.
 
         Raises
         ------
@@ -188,6 +215,16 @@ class Dataset:
     def run(self, r: int) -> Dataset:
         """Return the data set of one run; `truth` and generator become those of the run.
 
+        Parameters
+        ----------
+        r : int
+            The number of the run, from -R to R - 1.
+
+        Returns
+        -------
+        Dataset
+            Without a run axis.
+
         Raises
         ------
         TypeError
@@ -197,8 +234,8 @@ class Dataset:
         """
         if self.runs is None:
             raise TypeError("run: expected a Dataset with a run axis, got one without")
-        r = _checks.integer(r, "r")
-        _checks.run_index(r, self.runs)
+        r = checks.integer(r, "r")
+        checks.run_index(r, self.runs)
         part = self._selected(lambda a, has_runs: a[r] if has_runs else a)
         truth = self.truth
         if truth is not None:
@@ -209,9 +246,9 @@ class Dataset:
 
     @cached_property
     def _run_axes(self) -> dict[str, bool]:
-        """Tell which of the arrays there are have a run axis."""
+        """Tell for each array that is present whether it has a run axis."""
         y, weight, n = self.y, self.weight, self.n
-        has = {"X": self.X.ndim == 4, "y": _samples.targets_have_runs(y, n)}
+        has = {"X": self.X.ndim == 4, "y": sample_checks.targets_have_runs(y, n)}
         if self.query is not None:
             has["query"] = self.query.ndim == 4
         if self.lengths is not None:
@@ -226,7 +263,7 @@ class Dataset:
         return has
 
     @cached_property
-    def _runs(self) -> Runs:
+    def _runs(self) -> RunAxis:
         runs = NO_RUNS
         for name, has_runs in self._run_axes.items():
             if has_runs:
@@ -236,7 +273,7 @@ class Dataset:
         return runs
 
     def _selected(self, select: Callable[[npt.NDArray[Any], bool], npt.NDArray[Any]]) -> Dataset:
-        """Return the data set of what `select` takes of each array, told if it has a run axis."""
+        """Apply `select` to each array, with the information whether it has a run axis."""
         changes: dict[str, Any] = {}
         for name, has_runs in self._run_axes.items():
             value = getattr(self, name)
@@ -266,12 +303,30 @@ def as_dataset(
     lengths: npt.ArrayLike | None = None,
     weight: npt.ArrayLike | None = None,
 ) -> Dataset:
-    """Return `X` itself if it is a Dataset, else the Dataset of the arrays.
+    """Return `X` itself if it is a Dataset, else a Dataset of the arrays.
+
+    Parameters
+    ----------
+    X : array (n, T, d), float32 or float64, or Dataset
+        With a Dataset, all other arguments must be None.
+    y : array, optional
+        Targets, as for `Dataset`.
+    query : array (n, q, d), optional
+    lengths : integers (n,), optional
+    weight : array (n,) or (n, q), optional
+        As for `Dataset`.
+
+    Returns
+    -------
+    Dataset
 
     Raises
     ------
     TypeError
-        If X is a Dataset and another argument is given too, or X is an array and y is missing.
+        If X is a Dataset and another argument is given too, X is an array and y is missing, or an
+        array has the wrong kind of entries.
+    ValueError
+        If a shape or a value does not fit.
     """
     if isinstance(X, Dataset):
         no_second_source(y=y, query=query, lengths=lengths, weight=weight)
@@ -289,15 +344,15 @@ def no_second_source(**arrays: object) -> None:
 
 
 def _targets(y: npt.ArrayLike, n: int) -> npt.NDArray[Any]:
-    array = _checks.as_array(y, "y")
+    array = checks.as_array(y, "y")
     if array.dtype.kind not in "iuf":
         raise TypeError(f"y: expected a real or integer dtype, got {array.dtype.name}")
-    _samples.check_samples(array, "y", n, 4)
-    return _checks.ready(array)
+    sample_checks.check_samples(array, "y", n, 4)
+    return checks.ready(array)
 
 
 def _of_run(value: Any, r: int, runs: int) -> Any:
-    """Return the part of a truth that belongs to one run: of arrays and models with a run axis."""
+    """Return `truth` for one run, selected from arrays and models with a run axis."""
     if isinstance(value, Mapping):
         return {name: _of_run(part, r, runs) for name, part in value.items()}
     if isinstance(value, np.ndarray):

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import describe, read_only, same_fields
 
 
@@ -22,7 +22,7 @@ class Groups:
     index : int64 array (n, T) for tokens, (n,) for samples
         The group of each, in 0 ... len(names) - 1. It may have a leading run axis.
     names : tuple of str
-        One name a group.
+        One name per group.
     """
 
     index: npt.NDArray[np.int64]
@@ -37,10 +37,10 @@ class Groups:
 GroupsLike: TypeAlias = Groups | npt.ArrayLike | tuple[npt.ArrayLike, Sequence[str]]
 
 
-def settled(
+def validated(
     groups: GroupsLike | None, name: str, letters: str, lengths: tuple[int, ...]
 ) -> Groups | None:
-    """Return the groups given by the argument `name` in the form that a data set keeps.
+    """Return the groups of the argument `name`, checked and in the form that a data set stores.
 
     Raises
     ------
@@ -52,11 +52,11 @@ def settled(
     if groups is None:
         return None
     index, names = _split(groups, name)
-    array = _checks.as_array(index, name)
+    array = checks.as_array(index, name)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name}: expected integers, got dtype {array.dtype.name}")
-    _checks.shape(array, name, letters, lengths, runs=True)
-    array = _checks.ready(array.astype(np.int64, copy=False))
+    checks.shape(array, name, letters, lengths, runs=True)
+    array = checks.ready(array.astype(np.int64, copy=False))
     low, high = int(array.min()), int(array.max())
     if names is None:
         names = tuple(map(str, range(high + 1)))
@@ -76,4 +76,4 @@ def _split(groups: GroupsLike, name: str) -> tuple[npt.ArrayLike, tuple[str, ...
         index, names = groups[0], tuple(groups[1])
         if all(isinstance(text, str) for text in names):
             return index, names
-    raise TypeError(f"{name}: expected integers or a pair (integers, names), got another tuple")
+    raise TypeError(f"{name}: expected integers or a pair (integers, names), got {groups!r:.80}")

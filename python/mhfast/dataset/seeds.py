@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 # First entry of a stream's key: the population, the data set that a generator returns, the data
-# sets of `Dataset.sample` (which so never repeat the one it was called on), and starting points.
+# sets of `Dataset.sample` (which so never repeat the one it was called on), and initializers.
 POPULATION, FIRST, SAMPLE, START = range(4)
 
 
-def settled(seed: object) -> int:
-    """Return the seed as an integer; a generator gives 128 random bits, and so advances.
+def integer_seed(seed: object) -> int:
+    """Return the seed as an integer; from a generator 128 random bits are drawn.
 
     Raises
     ------
@@ -85,8 +85,8 @@ def cholesky(matrix: NDArray[np.float64]) -> NDArray[np.float64] | None:
 def orthonormal_frame(rng: np.random.Generator, count: int, dim: int) -> NDArray[np.float64]:
     """`count` orthonormal vectors in uniformly random position, rows of an array (count, dim).
 
-    Gram-Schmidt on standard normal vectors, each projected twice: once more than needed on paper,
-    as often as needed for orthogonality to rounding error.
+    Gram-Schmidt on standard normal vectors, each projected twice, which is needed for orthogonality
+    up to rounding error.
     """
     frame = np.empty((count, dim))
     for i in range(count):

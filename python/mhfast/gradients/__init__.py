@@ -1,7 +1,7 @@
-"""Gradients: how to get them, and the record that holds them."""
+"""Gradients and Hessian-vector products, and the class that holds them."""
 
 from .calls import backward, value_and_grad
-from .curvature import hvp
+from .hvp import hvp
 from .record import Gradients, dot, norm
 
 __all__ = ["Gradients", "backward", "dot", "hvp", "norm", "value_and_grad"]

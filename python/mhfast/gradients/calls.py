@@ -1,4 +1,4 @@
-"""`value_and_grad` and `backward`: gradients by parameters and by inputs."""
+"""`value_and_grad` and `backward`: gradients with respect to parameters and inputs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments.checks import Wrt
-from .._arguments.values import Scalar
+from .._arguments.names import Loss
+from .._arguments.values import Value
 from ..dataset.dataset import Dataset, no_second_source
 from ..models import Model
 from ..models import problem as arguments
-from ..models.problem import BITS, CoreGradients, Problem
+from ..models.problem import BITS, CoreGradients, CoreProblem
 from .record import Gradients
 
 
@@ -20,13 +21,13 @@ def value_and_grad(
     X: npt.ArrayLike | Dataset,
     y: npt.ArrayLike | None = None,
     *,
-    loss: str = "logistic",
+    loss: Loss = "logistic",
     wrt: Wrt = None,
     query: npt.ArrayLike | None = None,
     weight: npt.ArrayLike | None = None,
     lengths: npt.ArrayLike | None = None,
     num_threads: int | None = None,
-) -> tuple[Scalar, Gradients]:
+) -> tuple[Value, Gradients]:
     """Compute a loss L and its gradients.
 
     With Φ_i the output of a `Classifier`, F_it the row t of the output of a `Layer` and ℓ its loss
@@ -36,8 +37,8 @@ def value_and_grad(
         L = Σ_i w_i Σ_t ℓ(F_it, y_it) / Σ_i w_i       Layer, w (n,): a mean of sums over rows
         L = Σ_it w_it ℓ(F_it, y_it) / Σ_it w_it       Layer, w (n, q): the loss at chosen rows
 
-    "cross_entropy" is a mean over rows always: it has the last form, with w_it = w_i for w (n,). In
-    self-attention with `lengths` the sums run over the rows of a layer that are within them.
+    "cross_entropy" is always a mean over rows: it has the last form, with w_it = w_i for w (n,). In
+    self-attention with `lengths` the sums are over the rows of a layer within them.
 
     Gradients keep full relative accuracy when attention saturates, and are bitwise equal for every
     number of threads.
@@ -72,7 +73,8 @@ def value_and_grad(
     -------
     value : float, or float64 array (R,)
     gradients : Gradients
-        Arrays of the model's dtype. That by X contains the query side where it is made of X.
+        Arrays of the model's dtype. The gradient with respect to X includes the query side if that
+        consists of tokens of X.
 
     Raises
     ------
@@ -107,13 +109,27 @@ def backward(
     X : array (n, T, d) of the model's dtype, or Dataset
         With a Dataset, query and lengths are its own; its y and weight do not matter.
     cotangent : array of the shape and dtype of model(X)
-        The gradient of the loss by the outputs, with any strides.
-    wrt, query, lengths, num_threads
-        As for `value_and_grad`, and so are errors and run axis.
+        The gradient of the loss with respect to the outputs, with any strides.
+    wrt : str or tuple of str, optional
+        What to differentiate by, as for `value_and_grad`; None means all parameters.
+    query : array (n, q, d), optional
+        An external query, in place of the model's own.
+    lengths : integers (n,), optional
+        The number of tokens of each sample; what is beyond has no influence.
+    num_threads : int, optional
+        Threads for this call, in place of the default.
 
     Returns
     -------
     Gradients
+        Arrays of the model's dtype, with a leading run axis if an argument has one.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape or a value does not fit.
     """
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
@@ -129,8 +145,8 @@ def backward(
 
 
 def _differentiated(
-    model: Model, problem: Problem, loss: str, wrt: Wrt, num_threads: int | None
-) -> tuple[Scalar, Gradients]:
+    model: Model, problem: CoreProblem, loss: str, wrt: Wrt, num_threads: int | None
+) -> tuple[Value, Gradients]:
     core = model._core
     bits = core.bits if wrt is None else _bits(model, problem, wrt)
     value, gradients = _core.value_and_grad(
@@ -142,17 +158,17 @@ def _differentiated(
     return value, Gradients(*gradients)
 
 
-def _bits(model: Model, problem: Problem, wrt: Wrt) -> int:
+def _bits(model: Model, problem: CoreProblem, wrt: Wrt) -> int:
     names = arguments.wrt(model, wrt, inputs=True)
     if "query" in names and (problem.token is not None or problem.data[1] is None):
         raise ValueError("wrt: expected an external query to differentiate by, got none")
-    if "X" in names and problem.token is not None:  # the core takes the token as external
+    if "X" in names and problem.token is not None:  # the core treats the token as an external query
         names = (*names, "query")
     return arguments.bits(names)
 
 
 def _gathered(gradients: CoreGradients, token: int | npt.NDArray[np.int64]) -> CoreGradients:
-    """Add the gradient by the token that is the query to that by X, in its place."""
+    """Add the gradient of the query token to the gradient of X, at the position of that token."""
     *by_parameters, by_X, by_query = gradients
     assert by_X is not None
     assert by_query is not None

@@ -1,4 +1,4 @@
-"""`Gradients`: arrays by the names of what they differentiate by, with `dot` and `norm`."""
+"""`Gradients`: arrays named after the parameters and inputs, with `dot` and `norm`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numbers
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
-from .._arguments.runs import NO_RUNS, Runs
-from .._arguments.values import Array, Scalar, describe, same_fields
+from .._arguments import checks
+from .._arguments.runs import NO_RUNS, RunAxis
+from .._arguments.values import Array, Optional, Value, describe, same_fields
 from ..models import Model
 from ..models import problem as arguments
 from ..models.problem import AXES
@@ -23,12 +23,12 @@ M = TypeVar("M", bound=Model)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Gradients:
-    """Arrays shaped like the parameters of a model and its inputs, None where not asked for.
+    """Arrays of the shapes of the parameters and inputs of a model, None if not requested.
 
     Gradients add, subtract, and scale by real numbers or by an array (R,) with one for each run;
-    `model + s * gradients` is the moved model, whose parameters without a gradient stay. An array
-    without a run axis is shared by the runs that meet it; nothing else is broadcast and no dtype is
-    promoted. ``gradients[r]`` are those of run r.
+    `model + s * gradients` is the updated model, in which parameters without a gradient are
+    unchanged. An array without a run axis is shared by all runs; nothing else is broadcast and no
+    dtype is promoted. ``gradients[r]`` are those of run r.
 
     Parameters
     ----------
@@ -41,21 +41,27 @@ class Gradients:
     query : array (n, q, d) or None
     """
 
-    W: Array | None = None
-    Q: Array | None = None
-    K: Array | None = None
-    U: Array | None = None
-    V: Array | None = None
-    prompt: Array | None = None
-    X: Array | None = None
-    query: Array | None = None
+    W: Optional = None
+    Q: Optional = None
+    K: Optional = None
+    U: Optional = None
+    V: Optional = None
+    prompt: Optional = None
+    X: Optional = None
+    query: Optional = None
 
     # NumPy scalars and arrays then leave `factor * gradients` to __rmul__.
     __array_ufunc__: ClassVar[None] = None
 
     @property
     def runs(self) -> int | None:
-        """The length R of the run axis, None if no array has one."""
+        """The length R of the run axis, None if no array has one.
+
+        Raises
+        ------
+        ValueError
+            If arrays have run axes of different lengths.
+        """
         return _runs(self).length or None
 
     def __getitem__(self, index: int | slice | npt.ArrayLike) -> Gradients:
@@ -70,7 +76,7 @@ class Gradients:
         """
         if self.runs is None:
             raise TypeError("expected Gradients with a run axis, got some without")
-        runs = _checks.run_index(index, self.runs)
+        runs = checks.run_index(index, self.runs)
         return Gradients(
             **{name: x[runs] if x.ndim > AXES[name] else x for name, x in _fields(self)}
         )
@@ -92,8 +98,14 @@ class Gradients:
     def __neg__(self) -> Gradients:
         return _scaled(operator.mul, self, -1.0)
 
-    def __radd__(self, model: M) -> M:
-        return _moved(operator.add, model, self)
+    @overload
+    def __radd__(self, other: M) -> M: ...
+    @overload
+    def __radd__(self, other: Literal[0]) -> Gradients: ...
+    def __radd__(self, other: Any) -> Any:
+        if type(other) is int and other == 0:
+            return self  # sum() of gradients begins with it
+        return _moved(operator.add, other, self)
 
     def __rsub__(self, model: M) -> M:
         return _moved(operator.sub, model, self)
@@ -108,18 +120,28 @@ Factor: TypeAlias = float | npt.NDArray[Any]
 Vector: TypeAlias = Gradients | Model
 
 
-def dot(a: Vector, b: Vector) -> Scalar:
+def dot(a: Vector, b: Vector) -> Value:
     """Compute the inner product Σ a b over all entries of two gradients (or models), in float64.
 
     Each side is rescaled by a power of two to entries below 1, so that sums of products that are
-    in the range of float64 do not under- or overflow on the way.
+    in the range of float64 neither underflow nor overflow.
+
+    Parameters
+    ----------
+    a, b : Gradients or model
+        With the same arrays, of the same shapes and dtype but for a run axis. A model stands for
+        its
+        parameters.
 
     Returns
     -------
-    float, or float64 array (R,) with the product of each run.
+    float, or float64 array (R,)
+        With a run axis, the product of each run.
 
     Raises
     ------
+    TypeError
+        If one is neither a Gradients nor a model, or their dtypes differ.
     ValueError
         If one has a field or a shape that the other has not.
     """
@@ -134,15 +156,26 @@ def dot(a: Vector, b: Vector) -> Scalar:
     return _ldexp(total, low + high, runs)
 
 
-def norm(g: Vector) -> Scalar:
+def norm(g: Vector) -> Value:
     """Compute the Euclidean norm over all entries of gradients (or of a model), in float64.
 
-    Right wherever the norm itself is a float64: entries are rescaled by a power of two, since a
+    Accurate whenever the norm itself is a float64: entries are rescaled by a power of two, since a
     plain sum of squares underflows near 1e-160 and overflows near 1e154.
+
+    Parameters
+    ----------
+    g : Gradients or model
+        A model stands for its parameters.
 
     Returns
     -------
-    float, or float64 array (R,) with the norm of each run.
+    float, or float64 array (R,)
+        With a run axis, the norm of each run.
+
+    Raises
+    ------
+    TypeError
+        If `g` is neither a Gradients nor a model.
     """
     runs, fields = _runs(g).length, dict(_fields(g))
     exponent = _exponent(fields)
@@ -164,7 +197,7 @@ def _fields(g: Vector) -> Iterator[tuple[str, Array]]:
         raise TypeError(f"expected Gradients or a model, got {type(g).__name__}")
 
 
-def _runs(g: Vector) -> Runs:
+def _runs(g: Vector) -> RunAxis:
     runs = NO_RUNS
     for name, x in _fields(g):
         runs = runs.meet(name, x.shape, AXES[name])
@@ -188,7 +221,7 @@ def _rescaled(name: str, x: Array, exponent: npt.NDArray[np.intc]) -> npt.NDArra
     return np.ldexp(_rows(name, x).astype(np.float64, copy=False), -exponent[:, None])
 
 
-def _ldexp(x: npt.NDArray[np.float64], exponent: npt.NDArray[np.intc], runs: int) -> Scalar:
+def _ldexp(x: npt.NDArray[np.float64], exponent: npt.NDArray[np.intc], runs: int) -> Value:
     with np.errstate(over="ignore"):
         result = np.ldexp(x, exponent)
     return result if runs else float(result[0])
@@ -204,7 +237,7 @@ def _pairwise(operation: Callable[[Array, Array], Array], a: Gradients, b: Gradi
 
 def _scaled(operation: Callable[[Array, Any], Array], g: Gradients, factor: Factor) -> Gradients:
     if isinstance(factor, numbers.Real):
-        # A Python float keeps float32 entries float32 where a NumPy scalar would promote them.
+        # A Python float keeps float32 entries float32 whereas a NumPy scalar would promote them.
         number = float(factor)
         return Gradients(**{name: operation(x, number) for name, x in _fields(g)})
     if not isinstance(factor, np.ndarray) or factor.dtype.kind not in "iuf":
@@ -244,7 +277,7 @@ def _check_alike(a: dict[str, Array], b: dict[str, Array]) -> None:
 
 
 def _check_entries(name: str, x: Array, y: Array) -> None:
-    """Raise unless two arrays have one dtype, and one shape but for a run axis."""
+    """Raise unless two arrays have the same dtype and, except for a run axis, the same shape."""
     if x.dtype != y.dtype:
         raise TypeError(f"{name}: expected one dtype, got {x.dtype} and {y.dtype}")
     if x.shape == y.shape:

@@ -1,1 +1,1 @@
-"""mhfast inside other libraries: `torch`, `jax` and `sklearn`, each imported only on request."""
+"""mhfast in other libraries: `torch`, `jax` and `sklearn`, which must be imported explicitly."""

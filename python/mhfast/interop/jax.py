@@ -4,7 +4,7 @@ JAX calls mhfast on the host by `jax.pure_callback`: the outputs are those of th
 gradients those of `mhfast.backward`. `jit`, `grad`, `vmap`, `lax.scan` and `checkpoint` work.
 What `vmap` maps over becomes the run axis of one call, in which unmapped arrays are shared.
 
-Forward mode and second derivatives are refused by JAX; for the latter there is `mhfast.hvp`.
+JAX raises an error for forward mode and second derivatives; for the latter use `mhfast.hvp`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import config
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import Array
 from ..gradients import backward
 from ..models import Classifier, Layer, Model
@@ -54,9 +54,9 @@ def classifier(
 
         Φ(X) = H^(-1/2) Σ_h ⟨U_h, softmax(scale · Z W_h Xᵀ) X⟩
 
-    Arrays are read as by `jax.numpy.asarray`, so that float64 needs `jax_enable_x64`: set for the
-    process, since the context manager does not reach the threads in which JAX calls the host. Of
-    the gradients by X, W, U, query and prompt only those are computed that JAX asks for.
+    Arrays are read as by `jax.numpy.asarray`, so float64 needs `jax_enable_x64`, set for the whole
+    process, because the context manager has no effect in the threads in which JAX calls the host.
+    Only those gradients by X, W, U, query and prompt are computed that JAX requests.
 
     Parameters
     ----------
@@ -72,7 +72,8 @@ def classifier(
     lengths : integers (n,), optional
         The number of tokens of each sample; not differentiated.
     num_threads : int, optional
-        Threads for the call and its gradient; static. Under `jit` what holds while tracing counts.
+        Threads for the call and its gradient; static. Under `jit` the value at the time of tracing
+        is used.
 
     Returns
     -------
@@ -82,7 +83,8 @@ def classifier(
     ------
     TypeError, ValueError
         While tracing, if a dtype, a shape or a static argument does not fit. Lengths that are not
-        in [0, T] are found when the computation runs, and are an error of JAX that tells of them.
+        in [0, T] are detected when the computation runs, and raise an error of JAX with this
+        message.
     """
     arrays = {"X": X, "W": W, "U": U, "prompt": prompt, "lengths": lengths}
     return _apply(Classifier, arrays, query, scale, causal, num_threads)
@@ -115,6 +117,13 @@ def layer(
     Returns
     -------
     array (n, q, p) of the same dtype
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape or a value does not fit.
     """
     arrays = {"X": X, "W": W, "V": V, "prompt": prompt, "lengths": lengths}
     return _apply(Layer, arrays, query, scale, causal, num_threads)
@@ -122,9 +131,9 @@ def layer(
 
 @dataclass(frozen=True)
 class _Outputs:
-    """The host's side of a call: a model without its arrays.
+    """The host side of a call: a model without its arrays.
 
-    Equal ones are one callback to JAX, which compiles it once.
+    To JAX equal ones are the same callback, which it compiles once.
     """
 
     kind: type[Classifier | Layer]
@@ -135,7 +144,7 @@ class _Outputs:
     shape: tuple[int, ...]
 
     def model(self, arrays: Mapping[str, Any]) -> Model:
-        """Make the model of those arrays that belong to one."""
+        """Make the model from the arrays that are its parameters."""
         options: dict[str, Any] = {"query": self.query}
         options |= {name: array for name, array in arrays.items() if name not in ("X", "lengths")}
         return self.kind(**options, scale=self.scale, causal=self.causal)
@@ -150,7 +159,7 @@ class _Outputs:
 
 @dataclass(frozen=True)
 class _Gradients:
-    """The host's side of a gradient by the arrays `wrt`."""
+    """The host side of the gradients by the arrays `wrt`."""
 
     of: _Outputs
     wrt: tuple[str, ...]
@@ -174,13 +183,13 @@ def _apply(
     causal: bool,
     num_threads: int | None,
 ) -> Any:
-    """Check what can be told without the entries of the arrays, then compute."""
+    """Check what can be checked without the entries of the arrays, then compute."""
     token: Any = None if np.ndim(query) else query
     given = {**given, "query": query if np.ndim(query) else None}
     arrays = {name: jnp.asarray(array) for name, array in given.items() if array is not None}
     for name, array in arrays.items():
-        _checks.shape(array, name, LETTERS[name], (None,) * _axes(name))
-    # Zeros have the dtypes and shapes of the arrays, and what mhfast says of these.
+        checks.shape(array, name, LETTERS[name], (None,) * _axes(name))
+    # Zeros of the same dtypes and shapes give the same errors as the arrays.
     zeros = {name: np.zeros(array.shape, array.dtype) for name, array in arrays.items()}
     threads = config.threads(num_threads) or None
     call = _Outputs(kind, token, scale, causal, threads, ())
@@ -227,10 +236,10 @@ def _as_runs(
 ) -> tuple[tuple[int, ...], dict[str, Array]]:
     """Return the lengths of the axes that vmap has added, and the arrays with these as a run axis.
 
-    All arrays have equally many more axes than their own, of length 1 where vmap does not map them.
-    An array that it maps along none has no run axis.
+    All arrays have the same number of additional axes, of length 1 where vmap does not map them. An
+    array that is not mapped along any has no run axis.
     """
-    # Not by jax.numpy: it could wait for the computation that waits for this call.
+    # Do not use jax.numpy here: it could wait for the computation that waits for this call.
     read = {name: np.asarray(array) for name, array in arrays.items()}
     added = {name: array.ndim - _axes(name, of_cotangent) for name, array in read.items()}
     lead = np.broadcast_shapes(*(array.shape[: added[name]] for name, array in read.items()))

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from .._arguments import checks as _checks
+from .._arguments import checks
+from .._arguments.names import Loss
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, Seed
 from ..models import Classifier
@@ -61,8 +62,8 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
     the `mhfast.Classifier`, trained on all samples at once by `mhfast.train`. The second of the two
     sorted classes has label 1 and is predicted where Φ(X) > 0.
 
-    A sample X is T tokens of d numbers. Samples come as (n, T, d), or with `tokens` = T as rows
-    (n, T d), token after token, as pipelines have them.
+    A sample X is T tokens of d numbers. Samples are (n, T, d), or with `tokens` = T rows (n, T d),
+    token after token, as in pipelines.
 
     Parameters
     ----------
@@ -74,19 +75,19 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         By default gradient descent with the step size sqrt(H) of the theory.
     loss : "logistic", "exponential", "linear" or "squared"
     start : "random_step", "zeros" or "gaussian"
-        Where training starts: at that classmethod of `mhfast.Classifier`.
+        The initializer, a classmethod of `mhfast.Classifier`.
     std : float
-        Standard deviation of the entries of the "gaussian" start.
+        Standard deviation of the entries of the "gaussian" initializer.
     query : int, optional
-        The one token that asks, -1 being the last; by default all do.
+        The token that is the query, -1 for the last; by default all tokens are.
     tokens : int, optional
-        T, needed for samples in rows.
+        T, required for samples (n, T d).
     dtype : float64 or float32
-        That of the computation; samples are converted to it.
+        The dtype of the computation; samples are converted to it.
     stop : dict or function, optional
         When to end before the last step, as in `mhfast.train`, such as {"loss": 0.01}.
     random_state : int, numpy.random.Generator, numpy.random.RandomState or None
-        Seed of the start. Only an integer gives the same result in every fit.
+        Seed of the initializer. Only an integer gives the same result in every fit.
     num_threads : int, optional
         Threads, in place of the default. The result is the same for every number.
 
@@ -95,9 +96,9 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
     classes_ : array (2,)
         The classes, sorted.
     model_ : mhfast.Classifier
-        The model reached.
+        The trained model.
     run_ : mhfast.Run
-        The training, which `mhfast.train` can continue; `history_` is its history.
+        The run, which `mhfast.train` can resume; `history_` is its history.
     n_iter_ : int
         Steps taken.
     tokens_, n_features_in_ : int
@@ -128,7 +129,7 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         heads: int = 4,
         steps: int = 100,
         optimizer: Optimizer | None = None,
-        loss: str = "logistic",
+        loss: Loss = "logistic",
         start: str = "random_step",
         std: float = 0.1,
         query: int | None = None,
@@ -180,8 +181,8 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         ConvergenceWarning
             If training ended at a loss or a gradient that is not finite.
         """
-        tokens = None if self.tokens is None else _checks.count(self.tokens, "tokens")
-        samples, labels = self._validated(X, _checks.float_dtype(self.dtype), y=y)
+        tokens = None if self.tokens is None else checks.count(self.tokens, "tokens")
+        samples, labels = self._validated(X, checks.float_dtype(self.dtype), y=y)
         samples = _tokenized(samples, tokens)
         classes, index = _two_classes(labels)
         weight = None if sample_weight is None else _weights(sample_weight, samples)
@@ -203,28 +204,104 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         return self
 
     def decision_function(self, X: npt.ArrayLike) -> Array:
-        """Compute the outputs Φ (n,) of samples as in `fit`; positive for the second class."""
+        """Compute the outputs Φ; they are positive for the second class.
+
+        Parameters
+        ----------
+        X : array (n, T, d), or (n, T d) with `tokens`
+            Samples as in `fit`.
+
+        Returns
+        -------
+        array (n,)
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called before.
+        TypeError
+            If X does not hold real numbers.
+        ValueError
+            If a shape does not fit, or a number is not finite.
+        """
         samples = self._seen(X)
         return self.model_(samples, num_threads=self.num_threads)
 
     def predict(self, X: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Predict the class (n,) of samples as in `fit`."""
+        """Predict the class of each sample.
+
+        Parameters
+        ----------
+        X : array (n, T, d), or (n, T d) with `tokens`
+            Samples as in `fit`.
+
+        Returns
+        -------
+        array (n,) of classes
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called before.
+        TypeError
+            If X does not hold real numbers.
+        ValueError
+            If a shape does not fit, or a number is not finite.
+        """
         positive = self.decision_function(X) > 0
         return self.classes_[positive.astype(np.intp)]
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: npt.ArrayLike) -> Array:
-        """Compute the probabilities (n, 2) of the classes: 1 / (1 + exp(±Φ)).
+        """Compute the probabilities of the classes, 1 / (1 + exp(±Φ)).
 
-        They are those of the logistic loss, and there is no such method with another one.
+        They are the probabilities of the logistic loss; with another loss the method does not
+        exist.
+
+        Parameters
+        ----------
+        X : array (n, T, d), or (n, T d) with `tokens`
+            Samples as in `fit`.
+
+        Returns
+        -------
+        array (n, 2)
+            Rows sum to 1.
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called before.
+        TypeError
+            If X does not hold real numbers.
+        ValueError
+            If a shape does not fit, or a number is not finite.
         """
         outputs = self.decision_function(X)
         return np.stack([expit(-outputs), expit(outputs)], axis=1)
 
     def attention(self, X: npt.ArrayLike) -> Array:
-        """Compute the attention weights (n, H, q, T) of samples as in `fit`.
+        """Compute the attention weights.
 
-        Row i tells how much token i, or the one that `query` names, attends to each token.
+        Row i has the weights with which token i, or the token `query`, attends to each token.
+
+        Parameters
+        ----------
+        X : array (n, T, d), or (n, T d) with `tokens`
+            Samples as in `fit`.
+
+        Returns
+        -------
+        array (n, H, q, T)
+
+        Raises
+        ------
+        NotFittedError
+            If `fit` was not called before.
+        TypeError
+            If X does not hold real numbers.
+        ValueError
+            If a shape does not fit, or a number is not finite.
         """
         samples = self._seen(X)
         return self.model_.attention(samples, num_threads=self.num_threads)
@@ -237,14 +314,14 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         return tags
 
     def _start(self, data: Dataset) -> Classifier:
-        """Return the model where training starts."""
+        """Return the initial model."""
         if self.start not in STARTS:
             raise ValueError(f"start: expected one of {', '.join(STARTS)}, got {self.start!r}")
         query = self.query
         if query is not None:
-            query = _checks.integer(query, "query", "None or an integer")
-            _checks.token_index(query, data.tokens)
-        heads, seed = _checks.count(self.heads, "heads"), _seed(self.random_state)
+            query = checks.integer(query, "query", "None or an integer")
+            checks.token_index(query, data.tokens)
+        heads, seed = checks.count(self.heads, "heads"), _seed(self.random_state)
         if self.start == "random_step":
             return Classifier.random_step(data, heads, seed, query=query)
         sizes = heads, data.tokens, data.dim
@@ -253,7 +330,7 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         return Classifier.gaussian(*sizes, std=self.std, seed=seed, dtype=data.dtype, query=query)
 
     def _validated(self, X: Any, dtype: np.dtype[Any], **y: Any) -> Any:
-        """Return X, and y if it is given, as arrays of which scikit-learn approves."""
+        """Return X, and y if it is given, as arrays validated by scikit-learn."""
         ndim = X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim
         return validate_data(
             self, X, **y, reset=bool(y), dtype=dtype, allow_nd=True, ensure_2d=ndim < 3
@@ -269,7 +346,7 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
 def _tokenized(X: Array, tokens: int | None, dim: int | None = None) -> Array:
     """Return X as (n, T, d)."""
     if X.ndim != 2:
-        _checks.shape(X, "X", "n T d", (None, tokens, dim))
+        checks.shape(X, "X", "n T d", (None, tokens, dim))
         return X
     if tokens is None:
         raise ValueError(f"tokens: expected T beside X of shape (n, T d) = {X.shape}, got None")
@@ -284,7 +361,7 @@ def _two_classes(y: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.
     """Return the sorted classes (2,) and the index of each label's class (n,)."""
     check_classification_targets(y)
     kind = type_of_target(y)
-    if kind != "binary":  # in the words that scikit-learn asks for
+    if kind != "binary":  # in the words that scikit-learn's checks require
         raise ValueError(
             "y: expected two classes. Only binary classification is supported. "
             f"The type of the target is {kind}."
@@ -299,7 +376,7 @@ def _weights(sample_weight: npt.ArrayLike, samples: Array) -> Array:
     weight: Array = check_array(
         sample_weight, ensure_2d=False, dtype=samples.dtype, input_name="sample_weight"
     )
-    _checks.shape(weight, "sample_weight", "n", (len(samples),))
+    checks.shape(weight, "sample_weight", "n", (len(samples),))
     if weight.min() < 0 or not weight.any():
         raise ValueError(
             "sample_weight: expected numbers >= 0 that are not all zero, "
@@ -309,7 +386,7 @@ def _weights(sample_weight: npt.ArrayLike, samples: Array) -> Array:
 
 
 def _seed(random_state: Any) -> Seed:
-    """Return an integer as itself, and else one that is drawn in the way of scikit-learn."""
+    """Return an integer unchanged, otherwise draw one as scikit-learn does."""
     if isinstance(random_state, np.random.Generator):
         return random_state
     rng = check_random_state(random_state)

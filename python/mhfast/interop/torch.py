@@ -1,7 +1,7 @@
-"""The models inside PyTorch: differentiable functions and modules with the fast core behind them.
+"""The models in PyTorch: differentiable functions and modules that use the C++ core.
 
-Tensors are on the CPU, of one dtype, float32 or float64, and are read where they are. `torch`'s own
-autograd calls `mhfast.backward` once for all that needs a gradient, so that gradients keep full
+Tensors are on the CPU, of one dtype, float32 or float64, and are not copied. Autograd of `torch`
+calls `mhfast.backward` once for everything that needs a gradient, so that gradients keep full
 relative accuracy when attention saturates. There are no second derivatives.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import Array
 from ..gradients import backward
 from ..models import Classifier, Layer
@@ -26,7 +26,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Tensor: TypeAlias = Any  # a torch.Tensor; types of torch are not looked into
+Tensor: TypeAlias = Any  # a torch.Tensor; types of torch are not checked
 
 _READOUT = {Classifier: "U", Layer: "V"}
 _DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
@@ -118,7 +118,7 @@ def layer(
 
 @dataclass(frozen=True)
 class _Call:
-    """What a call is told beside the tensors that it is differentiated by."""
+    """The arguments of a call other than the tensors that it is differentiated by."""
 
     kind: type[Classifier | Layer]
     query: Any
@@ -128,7 +128,7 @@ class _Call:
     num_threads: int | None = None
 
     def applied(self, W: Tensor, readout: Tensor, prompt: Tensor | None, X: Tensor) -> Tensor:
-        """Return the outputs; an external query is one of the tensors from here on."""
+        """Return the outputs; an external query is treated as one of the tensors."""
         external = self.query if isinstance(self.query, torch.Tensor) else None
         token: Any = None if external is not None else self.query
         if np.ndim(token):
@@ -140,7 +140,7 @@ class _Call:
                 _check(name, tensor)
         lengths = self.lengths  # copied, since the caller may change them before the derivative
         if lengths is not None:
-            lengths = _checks.as_array(lengths, "lengths").copy()
+            lengths = checks.as_array(lengths, "lengths").copy()
         return _Attention.apply(replace(self, query=token, lengths=lengths), *tensors)
 
     def model(self, W: Tensor, readout: Tensor, prompt: Tensor | None) -> Classifier | Layer:
@@ -171,16 +171,17 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        # Without create_graph there is nothing to refuse, and apply costs more than a small sample.
+        # Without create_graph no second derivative is possible, and apply costs more than a small
+        # sample.
         derivative = _Derivative.apply if torch.is_grad_enabled() else _Derivative.forward
         wanted = ctx.needs_input_grad[1:]
         return None, *derivative(ctx.call, wanted, cotangent, *ctx.saved_tensors)
 
 
 class _Derivative(torch.autograd.Function):  # type: ignore[misc]
-    """The gradients that are wanted, for a cotangent, with a derivative that refuses.
+    """The requested gradients for a cotangent, with a derivative that raises an error.
 
-    `once_differentiable` of torch would refuse only where the cotangent itself needs a gradient.
+    `once_differentiable` of torch would raise only if the cotangent itself needs a gradient.
     """
 
     @staticmethod
@@ -212,7 +213,7 @@ def _names(kind: type[Classifier | Layer]) -> tuple[str, ...]:
 
 
 def _gradient(gradient: Array, axes: int) -> Tensor:
-    """Return a gradient as a tensor, summed over runs that share what it differentiates by."""
+    """Return a gradient as a tensor, summed over the runs that share the variable."""
     return torch.from_numpy(gradient if gradient.ndim == axes else gradient.sum(axis=0))
 
 
@@ -236,7 +237,7 @@ def _array(tensor: Tensor | None) -> Any:
 
 
 class _Module(torch.nn.Module):  # type: ignore[misc]
-    """Parameters of a model, their start, and the way to the model and back."""
+    """Parameters of a model, their initializer, and conversion to the model and back."""
 
     _kind: ClassVar[type[Classifier | Layer]]
 
@@ -258,10 +259,10 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
             *sizes, query=query, prompt_rows=prompt_rows, scale=scale, causal=causal,
             dtype=_DTYPES[dtype],
         )  # fmt: skip
-        self._settle(model, 1 / model.dim if std is None else std)
+        self._take_over(model, 1 / model.dim if std is None else std)
         self.reset_parameters()
 
-    def _settle(self, model: Classifier | Layer, std: float) -> None:
+    def _take_over(self, model: Classifier | Layer, std: float) -> None:
         """Take over the options of `model` and its parameters."""
         if isinstance(model.query, np.ndarray):
             raise ValueError(
@@ -269,7 +270,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
                 "calls of a module"
             )
         self.query, self.scale, self.causal = model.query, model.scale, model.causal
-        self.std = _checks.finite(std, "std")
+        self.std = checks.finite(std, "std")
         if self.std < 0:
             raise ValueError(f"std: expected a number of at least 0, got {std}")
         for name in ("W", _READOUT[self._kind], "prompt"):
@@ -285,20 +286,55 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
     def forward(
         self, X: Tensor, query: Tensor | None = None, lengths: npt.ArrayLike | None = None
     ) -> Tensor:
-        """Compute the outputs for X (n, T, d); an external query overrides that of the module."""
+        """Compute the outputs, differentiable by every tensor.
+
+        Parameters
+        ----------
+        X : tensor (n, T, d) of the parameters' dtype, on the CPU
+        query : tensor (n, q, d), optional
+            An external query, in place of that of the module.
+        lengths : integers (n,), optional
+            The number of tokens of each sample; what is beyond has no influence.
+
+        Returns
+        -------
+        tensor of the dtype of X
+            (n,) of a classifier, (n, q, p) of a layer.
+
+        Raises
+        ------
+        TypeError
+            If an argument is no dense CPU tensor of float32 or float64, or they are of two dtypes.
+        ValueError
+            If a shape or a value does not fit.
+        """
         asking = self.query if query is None else query
         call = _Call(self._kind, asking, self.scale, self.causal, lengths)
         return call.applied(*self._tensors, X)
 
     def model(self) -> Any:
-        """Return the `mhfast` model that has a copy of the parameters as they are now."""
+        """Make the `mhfast` model that has a copy of the parameters as they are now.
+
+        Returns
+        -------
+        Classifier or Layer
+        """
         return _Call(self._kind, self.query, self.scale, self.causal).model(*self._tensors)
 
     @classmethod
     def from_model(cls, model: Classifier | Layer) -> Self:
         """Make the module that has a copy of the parameters of an `mhfast` model, and its dtype.
 
-        A run axis stays, so that one module trains R models.
+        A run axis is kept, so that one module trains R models.
+
+        Parameters
+        ----------
+        model : Classifier or Layer
+            Of the kind of the module, with a dense W.
+
+        Returns
+        -------
+        The module.
 
         Raises
         ------
@@ -313,7 +349,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
             raise TypeError("model: expected an array W, got a LowRank")
         module = cls.__new__(cls)
         torch.nn.Module.__init__(module)
-        module._settle(model, 1 / model.dim)
+        module._take_over(model, 1 / model.dim)
         return module
 
     @property
@@ -321,6 +357,12 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         return self.W, getattr(self, _READOUT[self._kind]), self.prompt
 
     def extra_repr(self) -> str:
+        """Describe shapes and settings, for the repr of the module.
+
+        Returns
+        -------
+        str
+        """
         parts = [f"{name}={tuple(tensor.shape)}" for name, tensor in self.named_parameters()]
         parts += [] if self.query is None else [f"query={self.query}"]
         parts += [f"scale={self.scale}"] + ["causal=True"] * self.causal
@@ -328,7 +370,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
 
 
 class MultiHeadClassifier(_Module):
-    """A `torch.nn.Module` that computes `classifier`, with parameters W, U and perhaps prompt.
+    """A `torch.nn.Module` that computes `classifier`, with parameters W, U and, optionally, prompt.
 
     Parameters
     ----------
@@ -336,14 +378,14 @@ class MultiHeadClassifier(_Module):
         H, T and d. U is (H, q, d) with q = `tokens` without a query or prompt, else as many as
         that; for external queries, which come with the calls, `tokens` is their q and T is free.
     query : int, optional
-        The token of each sample that asks; None for all of them.
+        The token of each sample that is the query; None for all of them.
     prompt_rows : int, optional
         q, for a prompt.
     scale, causal
         As for an `mhfast.Classifier`.
     std : float, optional
-        Standard deviation of all parameters at the start, at least 0. The default 1/d gives logits
-        of order 1 where the entries of tokens are.
+        Initial standard deviation of all parameters, at least 0. The default 1/d gives logits of
+        order 1 if the entries of tokens are of order 1.
     dtype : torch.float32 or torch.float64, optional
         None means torch.get_default_dtype().
 
@@ -373,7 +415,7 @@ class MultiHeadClassifier(_Module):
 
 
 class MultiHeadLayer(_Module):
-    """A `torch.nn.Module` that computes `layer`, with parameters W, V and perhaps prompt.
+    """A `torch.nn.Module` that computes `layer`, with parameters W, V and, optionally, prompt.
 
     Parameters
     ----------

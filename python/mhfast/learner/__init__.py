@@ -1,7 +1,7 @@
 """Learning a multi-head attention layer from examples, phase by phase.
 
-`mhfast.learn_layer` runs all of it.  Each phase is a function of its own: `crude_sum`; `certify`
-and `sculpt`; `one_hot_sum` and `refine_sum`; `certify` and `sculpt` again; `search_net`;
+`mhfast.learn_layer` runs all phases. Each phase is a separate function: `crude_sum`; `certify` and
+`sculpt`; `one_hot_sum` and `refine_sum`; `certify` and `sculpt` again; `search_net`;
 `solve_values`; and then `refine`.  They take `Examples`, made by `as_examples`.
 
 References

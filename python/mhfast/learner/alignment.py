@@ -1,8 +1,9 @@
-"""How far a learnt layer is from the true one, up to what no examples can tell.
+"""The error of a learnt layer, up to what examples cannot determine.
 
-For two tokens and more a layer is determined up to the order of its heads, heads of one W, which
-act as a single head with the sum of their V, and heads of V = 0, which do nothing.  Errors are
-therefore measured after both layers are brought to the least number of heads and those are paired.
+With at least two tokens a layer is determined up to the order of its heads, heads with the same W,
+which act as a single head with the sum of their V, and heads with V = 0, which do nothing. Errors
+are therefore measured after both layers are reduced to the least number of heads and these are
+paired.
 
 The setting is that of Chen, Li, "Provably learning a multi-head attention layer".
 """
@@ -15,27 +16,28 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..models import Layer
 from ..models.low_rank import LowRank
 from .examples import Float64, Int64
 
 DEPENDENT = 1e-8
-"""Of the largest singular value: what is below does not count to the dimension of a span."""
+"""Relative to the largest singular value: smaller ones do not count towards the dimension of a
+span."""
 
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """A learnt layer beside the true one.
+    """A learnt layer compared with the true one.
 
     Attributes
     ----------
     permutation : int64 array (H,)
-        The learnt head of each true head.  -1 for a head that vanishes, that counts with an earlier
-        or larger one of the same W, or that has no partner.
+        The learnt head of each true head.  -1 for a head that vanishes, that was merged with
+        another one of the same W, or that has no partner.
     W_error, V_error : float64 array (H,)
-        ‖W_learnt - W‖ / ‖W‖ of every head, and of V the same; NaN where there is no learnt head.
-        Where heads were merged they are those of the merged ones; where W = 0, ‖W_learnt‖.
+        ‖W_learnt - W‖ / ‖W‖ of every head, and the same for V; NaN if there is no learnt head. For
+        merged heads, the error of the merged head; if W = 0, ‖W_learnt‖.
     error : float
         ‖learnt - truth‖ / ‖truth‖ over all W and V together; inf if the numbers of heads differ.
     merged : tuple of int
@@ -50,15 +52,16 @@ class Alignment:
 
 
 def align(learnt: Layer, truth: Layer, *, tolerance: float = 1e-6) -> Alignment:
-    """Pair the heads of a learnt layer with those of the true one and measure what differs.
+    """Pair the heads of a learnt layer with those of the true one and measure the differences.
 
     Parameters
     ----------
     learnt, truth : Layer
-        With any numbers of heads, of the same d and p.  A `scale` counts as part of W.
+        With any numbers of heads and the same d and p. A `scale` is treated as part of W.
     tolerance : float
-        Heads whose W differ by no more than this part of the largest ‖W‖ of the truth are one; a
-        head whose ‖V‖ is no more than this part of the largest ‖V‖ of the truth is none.
+        Heads whose W differ by no more than this fraction of the largest ‖W‖ of the truth are
+        merged; a head whose ‖V‖ is no more than this fraction of the largest ‖V‖ of the truth is
+        removed.
 
     Returns
     -------
@@ -69,7 +72,7 @@ def align(learnt: Layer, truth: Layer, *, tolerance: float = 1e-6) -> Alignment:
     Raises
     ------
     TypeError
-        An argument is no Layer.
+        An argument is not a Layer.
     ValueError
         A layer has a run axis or holds NaN or inf, d or p differ, or the tolerance is negative.
     """
@@ -77,8 +80,8 @@ def align(learnt: Layer, truth: Layer, *, tolerance: float = 1e-6) -> Alignment:
         raise ValueError(f"tolerance: expected a number of at least 0, got {tolerance}")
     W, V = _matrices(truth, "truth")
     learnt_W, learnt_V = _matrices(learnt, "learnt")
-    _checks.shape(learnt_W, "learnt.W", "H d d", (None, *W.shape[1:]))
-    _checks.shape(learnt_V, "learnt.V", "H d p", (None, *V.shape[1:]))
+    checks.shape(learnt_W, "learnt.W", "H d d", (None, *W.shape[1:]))
+    checks.shape(learnt_V, "learnt.V", "H d p", (None, *V.shape[1:]))
     alike, vanishing = tolerance * _norms(W).max(), tolerance * _norms(V).max()
     true_heads, V = _merged(W, V, alike, vanishing)
     learnt_heads, learnt_V = _merged(learnt_W, learnt_V, alike, vanishing)
@@ -104,20 +107,25 @@ def align(learnt: Layer, truth: Layer, *, tolerance: float = 1e-6) -> Alignment:
 def merge_heads(layer: Layer, *, tolerance: float = 1e-6) -> Layer:
     """Return the same function with the least number of heads.
 
-    Heads of one W become one with the sum of their V; heads of V = 0 go, though one is left.
+    Heads with the same W become one with the sum of their V; heads with V = 0 are removed, but at
+    least one head is kept.
 
     Parameters
     ----------
     layer : Layer
     tolerance : float
-        Heads whose W differ by no more than this part of the largest ‖W‖, or of 1, are one: with
-        tokens of entries of order one that is a logit. A head whose ‖V‖ is no more than this part
-        of the largest ‖V‖ is none.
+        Heads whose W differ by no more than this fraction of the largest ‖W‖, or of 1, are merged.
+        A head whose ‖V‖ is no more than this fraction of the largest ‖V‖ is removed.
+
+    Returns
+    -------
+    Layer
+        With at least one head, in the order of the first of each group.
 
     Raises
     ------
     TypeError
-        `layer` is no Layer.
+        `layer` is not a Layer.
     ValueError
         It has a run axis or holds NaN or inf.
     """
@@ -131,12 +139,12 @@ def merge_heads(layer: Layer, *, tolerance: float = 1e-6) -> Layer:
 
 
 def hull_cosine(directions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
-    """Return how well directions span the affine hull of the true key-query matrices.
+    """Measure how well directions span the affine hull of the true key-query matrices.
 
     Parameters
     ----------
     directions : array (k, d, d)
-        Not necessarily independent or of norm one.
+        They need not be independent or of norm one.
     truth : array (H, d, d)
         W_1, ..., W_H.
 
@@ -152,12 +160,12 @@ def hull_cosine(directions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
     ValueError
         A shape does not fit, or `truth` has no head.
     """
-    W = np.asarray(_checks.real(truth, "truth"), dtype=np.float64)
-    _checks.shape(W, "truth", "H d d", (None, *W.shape[-1:] * 2))
+    W = np.asarray(checks.real(truth, "truth"), dtype=np.float64)
+    checks.shape(W, "truth", "H d d", (None, *W.shape[-1:] * 2))
     if len(W) == 0:
         raise ValueError(f"truth: expected at least one head, got shape {W.shape}")
-    D = np.asarray(_checks.real(directions, "directions"), dtype=np.float64)
-    _checks.shape(D, "directions", "k d d", (None, *W.shape[1:]))
+    D = np.asarray(checks.real(directions, "directions"), dtype=np.float64)
+    checks.shape(D, "directions", "k d d", (None, *W.shape[1:]))
     found, hull = _basis(D), _basis(W[1:] - W[0])
     if len(found) != len(hull):
         return 0.0
@@ -180,9 +188,9 @@ def _matrices(layer: Layer, name: str) -> tuple[Float64, Float64]:
 
 
 def _merged(W: Float64, V: Float64, alike: float, vanishing: float) -> tuple[Int64, Float64]:
-    """Return the heads that are left, in order, and their V with those of like heads added.
+    """Return the remaining heads, in order, and their V plus those of the heads merged into them.
 
-    Of like heads the one of largest V is left: its W is the best determined.
+    Of equal heads the one with the largest V is kept, because its W is determined best.
     """
     total = V.copy()
     left: list[int] = []
@@ -200,7 +208,7 @@ def _merged(W: Float64, V: Float64, alike: float, vanishing: float) -> tuple[Int
 def _pairs(dW: Float64, dV: Float64, W: Float64, V: Float64) -> tuple[Int64, Int64]:
     from scipy.optimize import linear_sum_assignment  # slow to import
 
-    # Mean squares over the true heads; without a head there is no pair to weigh.
+    # Mean squares over the true heads; without a head there are no pairs.
     w2, v2 = (float((a**2).sum()) / max(len(a), 1) or 1.0 for a in (W, V))
     at, of = linear_sum_assignment(dW**2 / w2 + dV**2 / v2)
     return at, of
@@ -212,7 +220,7 @@ def _norms(matrices: Float64) -> Float64:
 
 
 def _distances(a: Float64, b: Float64) -> Float64:
-    """‖a_i - b_j‖, from the differences themselves: of small distances all digits are wanted."""
+    """‖a_i - b_j‖, computed from differences, so that small distances are accurate."""
     return np.array([_norms(each - b) for each in a]).reshape(len(a), len(b))
 
 

@@ -1,49 +1,167 @@
-"""What a learnt layer, and each phase on the way to it, must show."""
+"""The certificates of a learnt layer and of each phase."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from ..models import Layer
 from .examples import Examples
 from .result import Certificate, Phase
 
 EXACT = 1e-8
-"""Held-out residual of a layer that is learnt, where outputs are exact and in float64."""
+"""Relative residual of a layer that is learnt, where outputs are exact and in float64."""
 
 IDENTIFIED = 1e-9
-"""Condition of the normal equations above which the examples determine the layer."""
+"""Least condition of the normal equations with which the examples determine the layer."""
 
 GAP = 2.0
-"""Eigen-gap below which the heads of a body are a guess."""
+"""Eigen-gap below which the number of heads of a body is a guess."""
 
 NET_RESIDUAL = 0.3
-"""Residual above which the best point of the net explains the outputs badly."""
+"""Largest residual with which the best point of the net explains the outputs."""
 
 SIGNAL = 0.5
-"""Size of the outputs without their noise, relative, below which nothing can be told."""
+"""Least relative size of the outputs without their noise from which a layer can be learnt."""
+
+HIDDEN = 0.2
+"""Error of a layer, relative to the outputs without noise, that noise may hide at most."""
+
+DEVIATIONS = 5.0
+"""Standard deviations by which the mean square of a residual of noise may be off."""
+
+MOST_FITTED = 0.1
+"""Share of the noise's mean square that fitting the parameters to noise may account for."""
+
+CHANCE = 1e-6
+"""Chance that the worst sample of normal noise is above its limit, were that not doubled."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a layer leaves of some examples.
+
+    Attributes
+    ----------
+    residual : float
+        ‖F(X) - Y‖ / ‖Y‖.
+    worst : float
+        Over the samples the largest ‖F(X_i) - Y_i‖ / max(‖Y_i‖, the median of all ‖Y_i‖ > 0).
+    worst_noise : float
+        Over the samples the largest ‖F(X_i) - Y_i‖², per entry, in units of the noise; 0 if none.
+    """
+
+    residual: float
+    worst: float
+    worst_noise: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What is known of a layer beside its phases.
+
+    Attributes
+    ----------
+    condition : float
+        Of the normal equations of all its parameters.
+    fitted : float
+        Parameters for every output number they were fitted to.
+    needed : float or None
+        How clearly the best layer of one head less is worse, over what chance makes of it; None
+        where outputs are exact or there is one head.
+    training : Judged
+        What it leaves of the examples the phases saw.
+    """
+
+    condition: float
+    fitted: float
+    needed: float | None
+    training: Judged
+
+
+def judge(examples: Examples, layer: Layer, num_threads: int | None = None) -> Judged:
+    """Return what a layer of all outputs leaves of the examples."""
+    left, size = (
+        np.sqrt(np.concatenate(squares))
+        for squares in zip(
+            *(
+                (
+                    np.sum((layer(X, num_threads=num_threads) - Y) ** 2, axis=(1, 2)),
+                    np.sum(Y**2, axis=(1, 2)),
+                )
+                for _, X, Y in examples.portions(whole=True)
+            ),
+            strict=True,
+        )
+    )
+    typical = float(np.median(size[size > 0.0]))
+    entries = examples.tokens * examples.Y.shape[2]
+    return Judged(
+        residual=float(np.linalg.norm(left) / np.linalg.norm(size)),
+        worst=float(np.max(left / np.maximum(size, typical))),
+        worst_noise=float(left.max()) ** 2 / (entries * examples.noise**2)
+        if examples.noise > 0.0
+        else 0.0,
+    )
+
+
+def exact_limit(examples: Examples) -> float:
+    """Return the largest relative residual of a layer that is right, of outputs without noise."""
+    return max(EXACT, 30.0 * float(np.finfo(examples.X.dtype).eps))
+
+
+def fits(examples: Examples, fit: Fit) -> bool:
+    """Return whether a layer is determined by the examples it was fitted to and explains them."""
+    return all(
+        c.holds for c in (_identified(fit), *_residuals("training", examples, fit.training, fit))
+    )
 
 
 def certificates(
-    phases: Sequence[Phase], examples: Examples, held_out: Examples, residual: float | None
+    phases: Sequence[Phase],
+    examples: Examples,
+    held_out: Examples,
+    fit: Fit | None,
+    judged: Judged | None,
 ) -> list[Certificate]:
-    """Return the certificates in the order in which they are had.
+    """Return the certificates in the order in which they are obtained.
 
     Parameters
     ----------
     phases : sequence of Phase
-        Those that are finished.
+        The finished phases.
     examples, held_out : Examples
         What was learnt from, and what was not.
-    residual : float or None
-        Of the layer over the held-out examples; None if there is no layer.
+    fit : Fit or None
+        Of the layer; None if there is no layer, or an interruption left it unjudged.
+    judged : Judged or None
+        What the layer leaves of `held_out`.
     """
+    found = _of_phases({phase.name: phase for phase in phases}, examples)
+    if fit is None:
+        return found
+    if held_out.noise > 0.0:
+        noise = _relative_noise(held_out)
+        beyond = float(np.sqrt(max(0.0, 1.0 - noise**2)))
+        found.append(Certificate("outputs beyond noise", beyond, SIGNAL, True, decisive=True))
+        hidden = noise * float(np.sqrt(_allowance(held_out, fit))) / max(beyond, 1e-300)
+        found.append(Certificate("error that noise may hide", hidden, HIDDEN, decisive=True))
+    if fit.needed is not None:
+        found.append(Certificate("every head needed", fit.needed, 1.0, True, decisive=True))
+    found.append(_identified(fit))
+    found += _residuals("training", examples, fit.training, fit)
+    if judged is not None:
+        found += _residuals("held-out", held_out, judged, fit)
+    return found
+
+
+def _of_phases(phases: dict[str, Phase], examples: Examples) -> list[Certificate]:
     found: list[Certificate] = []
-    parts = {phase.name: phase.parts for phase in phases}
-    if "second sculpting" in parts:
-        (crude,), (refined,) = parts["crude sum"], parts["refined sum"]
-        estimate, _, body = parts["second sculpting"]
+    if "second sculpting" in phases:
+        (crude,), (refined,) = phases["crude sum"].parts, phases["refined sum"].parts
+        estimate, _, body = phases["second sculpting"].parts
         # With fewer any row is an average of so many tokens, whatever the heads do.
         spare = examples.out_dim - (estimate.support - 1)
         found += [
@@ -51,31 +169,61 @@ def certificates(
             Certificate("sum of values", refined.certificate, crude.certificate),
             Certificate("eigen-gap", body.gap, GAP, above=True),
         ]
-    if "net" in parts:
-        (net,) = parts["net"]
+    if "net" in phases:
+        (net,) = phases["net"].parts
         best = net.candidates[0]
         found += [
             Certificate("facts at the heads", float(best.stretch.max()), net.allowed_stretch),
             Certificate("net residual", best.values.residual, NET_RESIDUAL),
         ]
-    if residual is not None:
-        condition = phases[-1].parts[0].condition
-        limit = _held_out_limit(held_out)
-        if held_out.noise > 0.0:
-            beyond = float(np.sqrt(max(0.0, 1.0 - held_out.noise_floor**2)))
-            found.append(Certificate("outputs beyond noise", beyond, SIGNAL, True, decisive=True))
-        found += [
-            Certificate("identified", condition, IDENTIFIED, above=True, decisive=True),
-            Certificate("held-out residual", residual, limit, decisive=True),
-        ]
     return found
 
 
-def _held_out_limit(examples: Examples) -> float:
-    """Return the residual of a layer that is right, as relative_residual tells it."""
+def _identified(fit: Fit) -> Certificate:
+    return Certificate("identified", fit.condition, IDENTIFIED, above=True, decisive=True)
+
+
+def _residuals(name: str, examples: Examples, judged: Judged, fit: Fit) -> list[Certificate]:
+    """Return the certificates of the residual of all examples, and of the worst of them.
+
+    Over m entries of noise σ the mean square is σ² (1 ± √(2 / m)), normal noise; P parameters
+    fitted to M outputs add about P/M of it elsewhere, and take as much away where they were fitted.
+    Of one sample of k entries it is with probability 1 - q at most 1 + 2 √(x/k) + 2 x/k, x =
+    log(1/q) (Laurent, Massart, "Adaptive estimation of a quadratic functional by model selection",
+    Annals of Statistics 28, 2000, lemma 1); the limit is twice that, so that noise may have heavier
+    tails.
+    """
     if examples.noise == 0.0:
-        return max(EXACT, 30.0 * float(np.finfo(examples.X.dtype).eps))
-    # Of m entries of noise σ the mean square is σ² (1 ± √(2 / m)); the parameters, fitted to
-    # noise as well, add to it.
-    entries = examples.rows * examples.out_dim
-    return examples.noise_floor * float(1.05 + 4.0 / np.sqrt(2.0 * entries))
+        limit = exact_limit(examples)
+        return [
+            Certificate(f"{name} residual", judged.residual, limit, decisive=True),
+            Certificate(f"worst {name} sample", judged.worst, limit, decisive=True),
+        ]
+    noise, allowed = _relative_noise(examples), _allowance(examples, fit)
+    x = np.log(examples.n / CHANCE) / (examples.tokens * examples.Y.shape[2])
+    return [
+        Certificate(
+            f"{name} residual",
+            judged.residual,
+            noise * float(np.sqrt(1.0 + allowed)),
+            least=noise * float(np.sqrt(max(0.0, 1.0 - allowed))),
+            decisive=True,
+        ),
+        Certificate(
+            f"worst {name} sample",
+            judged.worst_noise,
+            2.0 * float(1.0 + 2.0 * np.sqrt(x) + 2.0 * x),
+            decisive=True,
+        ),
+    ]
+
+
+def _relative_noise(examples: Examples) -> float:
+    """Return the noise in all outputs, relative to their size."""
+    return examples.noise * float(np.sqrt(examples.Y.shape[2])) / examples.scale
+
+
+def _allowance(examples: Examples, fit: Fit) -> float:
+    """Return by what share the mean square of the residual may differ from that of the noise."""
+    entries = examples.rows * examples.Y.shape[2]
+    return min(fit.fitted, MOST_FITTED) + DEVIATIONS * float(np.sqrt(2.0 / entries))

@@ -1,14 +1,15 @@
-"""The examples a learner reads: checked once, then read in portions, in float64."""
+"""The examples: checked once, then read in portions, in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import Array
 from ..models import Layer
 
@@ -16,13 +17,20 @@ Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 PORTION = 1 << 22
-"""Numbers of the largest array that is made of the examples read at a time."""
+"""Size of the largest array made of a portion of the examples, in numbers."""
 
 ROUNDING = 1e-14
-"""Share of the largest second moment of the outputs below which a direction is that of rounding."""
+"""Share of the largest second moment of the outputs below which a direction is that of rounding.
+
+Sums of squares in float64 leave about 1e-16 times the number of outputs.  Outputs in float32 are
+themselves rounded to 6e-8: see `_rounding`.
+"""
+
+CONSTANT = 1e-12
+"""Share of the second moment that a mean must leave if outputs are to count as varying."""
 
 LARGEST = 1e100
-"""Size of an output row, and of its inverse, beyond which squares might overflow."""
+"""Norm of an output row, or its inverse, beyond which squares might overflow."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,20 +38,25 @@ class Examples:
     """Inputs X (n, T, d) and outputs Y (n, T, p) of an unknown layer.
 
     X and Y stay as they are, memory maps and float32 included; `portions` and `part` give pieces in
-    float64.  A row is one query of one sample, number ``sample * T + query``.
+    float64.  A row is one query of one sample, number ``sample * T + query``.  After `split` only
+    the samples of `index` count, numbered by their place in it.
 
-    Where the outputs of all rows lie in a subspace the learner sees their coordinates there, and p
-    is its dimension: numbers that follow from others certify nothing.
+    If the outputs of all rows lie in a subspace, the learner uses their coordinates in it, and p is
+    its dimension, because dependent outputs certify nothing.
 
     Attributes
     ----------
     X, Y : array
     scale : float
-        Root mean square of the norms of the rows of Y: residuals are told relative to it.
+        Root mean square of the norms of the rows of Y: residuals are relative to it.
     basis : array (outputs of Y, p) or None
-        Orthonormal, of the subspace of the outputs; None where it is the whole space.
+        Orthonormal basis of the subspace of the outputs; None if it is the whole space.
     noise : float
         Standard deviation of the noise on every entry of Y, as told by the caller.
+    index : int array (n,) or None
+        The samples of X and Y, ascending; None means all.
+    constant : bool
+        Whether all rows of Y are the same, to rounding.
     """
 
     X: Array
@@ -51,11 +64,13 @@ class Examples:
     scale: float
     basis: Float64 | None = None
     noise: float = 0.0
+    index: Int64 | None = field(default=None, repr=False)
+    constant: bool = False
 
     @property
     def n(self) -> int:
         """The number of samples."""
-        return int(self.X.shape[0])
+        return len(self.X) if self.index is None else len(self.index)
 
     @property
     def tokens(self) -> int:
@@ -79,38 +94,133 @@ class Examples:
 
     @property
     def noise_floor(self) -> float:
-        """What noise alone makes of a row's residual, relative to `scale`."""
+        """The residual of a row that is due to noise alone, relative to `scale`."""
         return self.noise * float(np.sqrt(self.out_dim)) / self.scale
 
     def first(self, samples: int) -> Examples:
-        """Return the first samples; nothing is copied."""
+        """Select the first samples; nothing is copied.
+
+        Parameters
+        ----------
+        samples : int
+            How many; all if there are fewer.
+
+        Returns
+        -------
+        selected : Examples
+        """
+        if self.index is not None:
+            return replace(self, index=self.index[:samples])
         return replace(self, X=self.X[:samples], Y=self.Y[:samples])
 
-    def split(self, held_out: int) -> tuple[Examples, Examples]:
-        """Return all but the last `held_out` samples, and these."""
-        cut = self.n - held_out
-        return self.first(cut), replace(self, X=self.X[cut:], Y=self.Y[cut:])
+    def split(self, held_out: int, seed: int) -> tuple[Examples, Examples]:
+        """Split off samples drawn at random; nothing is copied.
+
+        Each part has the scale and the basis of its own outputs: no number of the one depends on
+        the other.  A part of zeros only has scale 0.
+
+        Parameters
+        ----------
+        held_out : int
+            How many to split off.
+        seed : int
+            Draws them.
+
+        Returns
+        -------
+        kept : Examples
+        held_out : Examples
+
+        Raises
+        ------
+        ValueError
+            If squares of the outputs of a part overflow or vanish.
+        """
+        chosen = np.zeros(self.n, dtype=bool)
+        chosen[np.random.default_rng([seed, 1]).choice(self.n, held_out, replace=False)] = True
+        every = np.arange(self.n) if self.index is None else self.index
+        kept, drawn = (_described(replace(self, index=every[which])) for which in (~chosen, chosen))
+        return kept, drawn
 
     def part(self, samples: Int64 | slice) -> tuple[Float64, Float64]:
-        """Return X and Y of some samples as the core reads them."""
-        return _float64(self.X[samples]), self._outputs(_float64(self.Y[samples]))
+        """Return X and Y of some samples in the form that the core expects.
+
+        Parameters
+        ----------
+        samples : int64 array (m,) or slice
+            The numbers of the samples.
+
+        Returns
+        -------
+        X : float64 array (m, T, d)
+        Y : float64 array (m, T, p)
+            In coordinates of `basis` if there is one.
+        """
+        X, Y = self._read(samples)
+        return X, self._outputs(Y)
 
     def gather(self, rows: Int64) -> tuple[Float64, Float64, Int64]:
-        """Return X and Y of the samples of some rows, and the rows' numbers among them."""
+        """Return X and Y of the samples of some rows, and the numbers of the rows among them.
+
+        Parameters
+        ----------
+        rows : int64 array (k,)
+            Rows as sample · T + query.
+
+        Returns
+        -------
+        X : float64 array (m, T, d)
+        Y : float64 array (m, T, p)
+        rows : int64 array (k,)
+            The same rows, counted in the m samples that are returned.
+        """
         samples, which = np.unique(rows // self.tokens, return_inverse=True)
         X, Y = self.part(samples)
         return X, Y, which * self.tokens + rows % self.tokens
 
     def portions(self, *, whole: bool = False) -> Iterator[tuple[int, Float64, Float64]]:
-        """Yield (number of the first sample, X, Y) of all samples, a portion at a time.
+        """Yield all samples, a portion at a time.
 
-        With `whole` Y has all its outputs, not their coordinates.
+        Parameters
+        ----------
+        whole : bool
+            Whether Y has all its outputs and not their coordinates in `basis`.
+
+        Yields
+        ------
+        begin : int
+            The number of the first sample of the portion.
+        X : float64 array (m, T, d)
+        Y : float64 array (m, T, p)
         """
-        for begin, X, Y in _portions(self.X, self.Y):
+        size = max(1, PORTION // (self.tokens * max(self.tokens, self.dim, self.Y.shape[2])))
+        for begin in range(0, self.n, size):
+            X, Y = self._read(slice(begin, begin + size))
             yield begin, X, Y if whole else self._outputs(Y)
 
+    def _read(self, samples: Int64 | slice) -> tuple[Float64, Float64]:
+        at = samples if self.index is None else self.index[samples]
+        return _float64(self.X[at]), _float64(self.Y[at])
+
     def whole_layer(self, layer: Layer) -> Layer:
-        """Return a layer of p outputs as one that makes all outputs of Y."""
+        """Turn a layer of the p independent outputs into one that makes all outputs of Y.
+
+        Parameters
+        ----------
+        layer : Layer
+            With p outputs.
+
+        Returns
+        -------
+        Layer
+
+        Raises
+        ------
+        TypeError
+            If V does not have the dtype of W.
+        ValueError
+            If the layer does not have p outputs.
+        """
         return layer if self.basis is None else Layer(layer.W, layer.V @ self.basis.T)
 
     def _outputs(self, Y: Float64) -> Float64:
@@ -118,7 +228,21 @@ class Examples:
 
 
 def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examples:
-    """Check the arrays a learner is given.
+    """Check the arrays to learn from.
+
+    Parameters
+    ----------
+    X : array (n, T, d), float32 or float64
+        The tokens, T at least 2.
+    Y : array (n, T, p) of the same dtype
+        The outputs of the unknown layer.
+    noise : float
+        Standard deviation of the noise in each entry of Y, at least 0.
+
+    Returns
+    -------
+    checked : Examples
+        Y in units of its root mean square row, and a basis of its outputs if they are dependent.
 
     Raises
     ------
@@ -131,52 +255,77 @@ def as_examples(X: npt.ArrayLike, Y: npt.ArrayLike, noise: float = 0.0) -> Examp
     Y = _real(Y, "Y")
     if Y.dtype != X.dtype:
         raise TypeError(f"Y: expected dtype {X.dtype.name}, that of X, got {Y.dtype.name}")
-    _checks.shape(X, "X", "n T d", (None, None, None))
+    checks.shape(X, "X", "n T d", (None, None, None))
     n, tokens, _ = X.shape
-    _checks.shape(Y, "Y", "n T p", (n, tokens, None))
+    checks.shape(Y, "Y", "n T p", (n, tokens, None))
     if 0 in X.shape or 0 in Y.shape:
         raise ValueError(f"X, Y: expected no empty axis, got shapes {X.shape} and {Y.shape}")
     if tokens < 2:
         raise ValueError("X: expected at least 2 tokens, with one there is nothing to attend to")
-    noise = _checks.finite(noise, "noise")
+    noise = checks.finite(noise, "noise")
     if noise < 0.0:
         raise ValueError(f"noise: expected a standard deviation of at least 0, got {noise}")
-    only_zeros = True
-    moment = np.zeros((Y.shape[2], Y.shape[2]))
-    for _, x, y in _portions(X, Y):
+    examples = Examples(X, Y, 0.0, noise=noise)
+    for _, x, y in examples.portions():
         for name, part in (("X", x), ("Y", y)):
             if not np.isfinite(part).all():
                 raise ValueError(f"{name}: expected finite numbers, got NaN or infinity")
-        only_zeros = only_zeros and not y.any()
-        y = y.reshape(-1, Y.shape[2])
+    examples = _described(examples)
+    if examples.scale == 0.0:
+        raise ValueError("Y: expected outputs of a layer, got only zeros")
+    return examples
+
+
+def _described(examples: Examples) -> Examples:
+    """Return the examples with the scale and the basis of their outputs.
+
+    Raises
+    ------
+    ValueError
+        Squares of the outputs overflow or vanish.
+    """
+    p = examples.Y.shape[2]
+    moment, total, only_zeros = np.zeros((p, p)), np.zeros(p), True
+    for _, _, Y in examples.portions(whole=True):
+        only_zeros = only_zeros and not Y.any()
+        y = Y.reshape(-1, p)
         with np.errstate(over="ignore", invalid="ignore"):
             moment += y.T @ y
+            total += np.ones(len(y)) @ y
     if only_zeros:
-        raise ValueError("Y: expected outputs of a layer, got only zeros")
-    scale = float(np.sqrt(np.trace(moment) / (n * tokens)))
+        return replace(examples, scale=0.0, basis=None, constant=True)
+    scale = float(np.sqrt(np.trace(moment) / examples.rows))
     if not 1.0 / LARGEST < scale < LARGEST:
         raise ValueError(
             f"Y: expected outputs whose squares can be added, got rows of size {scale:.3g}"
         )
+    spread = float(np.trace(moment)) - float(total @ total) / examples.rows
     sizes, axes = np.linalg.eigh(moment)
-    taken = sizes > ROUNDING * sizes[-1]
-    return Examples(X, Y, scale, None if taken.all() else axes[:, taken], noise)
+    taken = sizes > _rounding(examples.Y.dtype) * sizes[-1]
+    return replace(
+        examples,
+        scale=scale,
+        basis=None if taken.all() else axes[:, taken],
+        constant=spread <= CONSTANT * float(np.trace(moment)),
+    )
+
+
+def _rounding(dtype: np.dtype[Any]) -> float:
+    """Return the share of the largest second moment that rounding of the outputs may reach.
+
+    Outputs rounded to ε have errors of at most ε/2 of an entry each: ε² / 4 of the second moment.
+    The limit is sixteen times as much.
+    """
+    return max(ROUNDING, 4.0 * float(np.finfo(dtype).eps) ** 2)
 
 
 def _real(value: npt.ArrayLike, name: str) -> Array:
-    """Like `_checks.real`, but a large array is not copied for its memory layout."""
+    """Like `checks.real`, but a large array is not copied to change its memory layout."""
     if type(value) in (np.ndarray, np.memmap):
         array = np.asarray(value)
         if array.dtype.type in (np.float32, np.float64) and array.dtype.isnative:
             return array
-    return _checks.real(value, name)
-
-
-def _portions(X: Array, Y: Array) -> Iterator[tuple[int, Float64, Float64]]:
-    tokens, dim = X.shape[1:]
-    size = max(1, PORTION // (tokens * max(tokens, dim, Y.shape[2])))
-    for begin in range(0, len(X), size):
-        yield begin, _float64(X[begin : begin + size]), _float64(Y[begin : begin + size])
+    return checks.real(value, name)
 
 
 def _float64(array: Array) -> Float64:

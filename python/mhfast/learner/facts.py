@@ -1,4 +1,4 @@
-"""Certified rows and what they say of every head at once (first half of phase 2)."""
+"""Certified rows and the facts they yield about all heads (first half of phase 2)."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import frozen
 from ..config import threads
 from .examples import Examples, Float64, Int64
 from .sums import ROUNDING, SumEstimate
 
 BACKGROUND = 20_000
-"""Facts of rows at large that those of certified rows are compared with."""
+"""The number of facts from random rows that those of certified rows are compared with."""
 
 DEPENDENT = 1e-9
-"""Smallest over largest singular value of the differences of tokens that are dependent."""
+"""Ratio of smallest to largest singular value of the differences of tokens below which they are
+dependent."""
 
 
 @dataclass(frozen=True, eq=False)
 class Facts:
     """Linear facts about the key-query matrices.
 
-    Fact k says of every head that ⟨x_a (x_b - x_c)ᵀ, W_h⟩ = value_k, up to tolerance_k, where x_a
-    is the query and x_b, x_c are two tokens of a certified row.
+    Fact k states for every head that ⟨x_a (x_b - x_c)ᵀ, W_h⟩ = value_k, up to tolerance_k, where
+    x_a is the query and x_b, x_c are two tokens of a certified row.
 
     Attributes
     ----------
@@ -36,14 +37,14 @@ class Facts:
     rows, first, second : int arrays (k,)
         a as sample * T + query, b and c.
     value, tolerance : arrays (k,)
-        The logit difference log(p_b / p_c) and the certificate: how far it may be off by first
-        order, when the residual of the row is due to heads that attend differently.
+        The logit difference log(p_b / p_c) and the certificate: its error to first order if the
+        residual of the row is due to heads that attend differently.
     background : array (d², d²)
-        Second moment of x_a ⊗ (x_b - x_c) over rows at large.
+        Second moment of x_a ⊗ (x_b - x_c) over random rows.
     residual_quantiles : array (101,)
         Percentiles of the residuals of all rows, relative to the outputs.
     seen : int
-        Facts that could be read, certified or not.
+        The number of facts that could be read, certified or not.
     """
 
     X: Float64
@@ -61,11 +62,21 @@ class Facts:
 
     @property
     def certified_rows(self) -> int:
-        """How many different rows the facts come from."""
+        """The number of different rows that the facts come from."""
         return len(np.unique(self.rows))
 
     def of(self, directions: Float64) -> Float64:
-        """Return ⟨x_a (x_b - x_c)ᵀ, D⟩ of every fact for directions D (..., d, d): (..., k)."""
+        """Compute ⟨x_a (x_b - x_c)ᵀ, D⟩ of every fact for given directions D.
+
+        Parameters
+        ----------
+        directions : float64 array (..., d, d)
+
+        Returns
+        -------
+        float64 array (..., k)
+            For each direction, one number per fact.
+        """
         T = self.X.shape[1]
         sample, query = np.divmod(self.rows, T)
         x = self.X[sample, query]
@@ -73,7 +84,26 @@ class Facts:
         return np.asarray(np.einsum("kf,...fg,kg->...k", x, directions, difference, optimize=True))
 
     def moment(self, weight: Float64, num_threads: int | None = None) -> Float64:
-        """Return the weighted second moment (d² + 1, d² + 1) of (x_a ⊗ (x_b - x_c), value)."""
+        """Compute the weighted second moment of (x_a ⊗ (x_b - x_c), value).
+
+        Parameters
+        ----------
+        weight : array (k,)
+            One weight per fact.
+        num_threads : int, optional
+            Threads for this call, in place of the default.
+
+        Returns
+        -------
+        float64 array (d² + 1, d² + 1)
+
+        Raises
+        ------
+        TypeError
+            If `num_threads` is not an integer.
+        ValueError
+            If it is below 1.
+        """
         weight = np.ascontiguousarray(weight, dtype=np.float64)
         return _core.fact_moment(
             self.X, self.rows, self.first, self.second, self.value, weight, threads(num_threads)
@@ -88,27 +118,36 @@ def certify(
     seed: int = 0,
     num_threads: int | None = None,
 ) -> Facts:
-    """Find the rows at which all heads attend alike, and read the facts they certify.
+    """Find the rows in which all heads attend alike, and read the facts they certify.
 
-    Each row is explained as the average of tokens that is nearest to its output.  Let r be what is
-    left of it and p the weights.  Heads whose weights differ from p by δ leave a residual of the
-    order of δ, and move log(p_b / p_c) by δ_b / p_b - δ_c / p_c: so the facts of the smallest
-    r (1 / p_b + 1 / p_c) are kept, of each row those against its largest weight.
+    Each row is approximated by the average of tokens that is nearest to its output. Let r be the
+    residual and p the weights. Heads whose weights differ from p by δ leave a residual of the order
+    of δ, and change log(p_b / p_c) by δ_b / p_b - δ_c / p_c. The facts with the smallest r (1 / p_b
+    + 1 / p_c) are therefore kept, in each row those relative to its largest weight.
 
     Parameters
     ----------
     examples : Examples
     estimate : SumEstimate
+        Of the sum of the value matrices.
     count : int, optional
-        Facts to keep; None means 16 d², or a tenth of what there is.
+        Facts to keep; None means 16 d², or a tenth of those available.
     seed : int
         Chooses the rows of the background.
     num_threads : int, optional
+        Threads for this call, in place of the default.
 
     Returns
     -------
     Facts
-        Sorted by tolerance.  There are none where no row has two tokens that differ.
+        Sorted by tolerance.  There are none if no row has two distinct tokens.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If a number is out of range.
 
     References
     ----------
@@ -118,8 +157,8 @@ def certify(
     T, d = examples.tokens, examples.dim
     if count is None:
         count = min(16 * d * d, max(d * d, examples.rows * (T - 1) // 10))
-    count = _checks.count(count, "count")
-    kept, seen = _Best(count, d), 0
+    count = checks.count(count, "count")
+    kept, seen = _SmallestTolerances(count, d), 0
     residuals = []
     for begin, X, Y in examples.portions():
         weights, residual = _core.fit_rows(
@@ -142,10 +181,10 @@ def certify(
     )
 
 
-class _Best:
-    """The facts of smallest tolerance among those that come by, each matrix x ⊗ (x_b - x_c) once.
+class _SmallestTolerances:
+    """The facts of smallest tolerance seen so far, with each matrix x ⊗ (x_b - x_c) only once.
 
-    Repeated inputs would else fill the place with the same few facts.
+    Otherwise repeated inputs would fill it with the same few facts.
     """
 
     def __init__(self, count: int, dim: int) -> None:
@@ -156,7 +195,7 @@ class _Best:
         self._probe = np.random.default_rng(0).standard_normal((2, dim))
 
     def take(self, X: Float64, weights: Float64, residual: Float64, first_row: int) -> int:
-        """Look at the facts of some rows; return how many there are."""
+        """Consider the facts of some rows; return how many there are."""
         row = np.arange(len(weights))
         top = weights.argmax(axis=1)
         taking_part = weights > 0.0
@@ -164,9 +203,13 @@ class _Best:
         at, key = np.nonzero(taking_part)
         first = top[at]
         share = weights[at, key]
-        tolerance = residual[at] * (1.0 / weights[at, first] + 1.0 / share)
+        # What rounding leaves is no reason to prefer one row to another.
+        left = np.maximum(residual[at], ROUNDING)
+        tolerance = left * (1.0 / weights[at, first] + 1.0 / share)
         near = np.flatnonzero(tolerance < self._limit)
-        near, mark = self._telling(X, at, first, key, near[np.argsort(tolerance[near])])
+        near, mark = self._telling(
+            X, at, first, key, near[np.argsort(tolerance[near], kind="stable")]
+        )
         value = np.log(weights[at[near], first[near]] / share[near])
         self._held.append(
             (first_row + at[near], first[near], key[near], value, tolerance[near], mark)
@@ -189,8 +232,8 @@ class _Best:
     ) -> tuple[Int64, npt.NDArray[np.float32]]:
         """Return the first of these facts whose samples have affinely independent tokens.
 
-        Tokens that depend on each other share their weights as they like, and tell nothing apart.
-        With them comes a mark for each, the same for equal matrices up to sign.
+        For dependent tokens the weights are not unique. Also return a key for each fact, the same
+        for equal matrices up to sign.
         """
         told, marks = [ordered[:0]], [np.zeros(0, np.float32)]
         for begin in range(0, len(ordered), 4 * self._count):
@@ -219,7 +262,7 @@ class _Best:
 def _independent(X: Float64) -> npt.NDArray[np.bool_]:
     """Return whether the tokens of each sample (n, T, d) are affinely independent.
 
-    Of more than d + 1 tokens, which never are, whether they all differ.
+    More than d + 1 tokens never are; for them return whether they are all distinct.
     """
     T, d = X.shape[1:]
     if d + 1 < T:

@@ -1,4 +1,4 @@
-"""The phases of a learning as one figure of four panels."""
+"""The phases of `learn_layer` as one figure of four panels."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .facts import Facts
+from .sculpting import Body
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .facts import Facts
     from .net import Net
     from .result import Learning
-    from .sculpting import Body
     from .sums import SumEstimate
 
 FIRST, SECOND = "C0", "C1"
 """Colours of the first and the second sculpting, and of certificates and residuals."""
 
 LEAST = 1e-17
-"""Where what is exactly 0 is drawn on a logarithmic axis."""
+"""Value at which exact zeros are drawn on a logarithmic axis."""
 
 
 def draw(learning: Learning) -> Figure:
-    """Draw what `Learning.plot` describes.
+    """Draw the figure that `Learning.plot` describes.
 
-    A panel whose phase was not reached says so.
+    The panel of a phase that was not reached says so.
 
     Raises
     ------
@@ -70,7 +71,7 @@ def _spectrum(ax: Axes, found: dict[str, Any]) -> None:
 
 
 def _certificates(ax: Axes, found: dict[str, Any]) -> None:
-    """Draw which share of the rows is explained to which residual, and the certificates."""
+    """Draw the distribution of the residuals of the rows, and the certificates."""
     ax.set_title("rows explained as averages of tokens")
     every = _sculptings(found, Facts)
     if "crude sum" not in found:
@@ -124,7 +125,7 @@ def _candidates(ax: Axes, found: dict[str, Any]) -> None:
 
 
 def _residuals(ax: Axes, found: dict[str, Any], learning: Learning) -> None:
-    """Draw what each phase left: certificates of the sum, then residuals of the outputs."""
+    """Draw the result of each phase: certificates of the sum, then residuals of the outputs."""
     ax.set_title("what the phases left")
     rows: list[tuple[str, float | None, str]] = [
         ("crude sum", _of(found, "crude sum", "certificate"), FIRST),
@@ -156,7 +157,7 @@ def _residuals(ax: Axes, found: dict[str, Any], learning: Learning) -> None:
 
 
 def _sculptings(found: dict[str, Any], kind: type) -> dict[str, Any]:
-    """Return what the sculptings made of a kind, by their names."""
+    """Return the results of one class from the sculpting phases, by phase."""
     return {
         label: next(part for part in found[name] if isinstance(part, kind))
         for name, label in (("sculpting", "first sculpting"), ("second sculpting",) * 2)
@@ -169,7 +170,7 @@ def _of(found: dict[str, Any], phase: str, attribute: str) -> float | None:
 
 
 def _room(values: list[float]) -> tuple[float, float]:
-    """Return limits around values, a decade apart at least: rounding should not look like much."""
+    """Return axis limits around values, at least a decade apart: rounding must not look large."""
     low = max(min(values), LEAST)
     return low / 3.0, max(max(values), low) * 3.0
 

@@ -1,9 +1,9 @@
-"""`learn_layer`: the six phases one after the other, and an honest verdict."""
+"""`learn_layer`: the six phases one after the other, and the verdict."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -11,28 +11,27 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset
 from ..models import Layer
 from ..training.progress import progress_bar
-from .alignment import merge_heads
-from .certificates import IDENTIFIED, certificates
+from .certificates import Fit, Judged, certificates, fits, judge
 from .examples import Examples, as_examples
 from .facts import Facts, certify
 from .net import search_net
-from .refinement import LEAST_EXAMPLES, OUTPUTS_PER_PARAMETER, Refinement, refine
 from .result import Learning, LearningInterrupted, Phase
-from .sculpting import Body, propose_heads, sculpt
+from .sculpting import CERTAIN, FEW, SURE, Body, propose_heads, sculpt
 from .sums import POPULATION, SumEstimate, crude_sum, one_hot_sum, refine_sum, with_support
-from .values import relative_residual, solve_values
+from .surplus import Problem, without_surplus
+from .values import solve_values
 
 Parts = TypeVar("Parts", bound=tuple[object, ...])
 
-AGAINST_NOISE = 64
-"""Outputs for every parameter in a refinement that has to average noise."""
+MOST_HELD_OUT = 2000
+"""Examples held out at most where outputs are exact; against noise there is always a tenth."""
 
 FINE = ((0.02, 0.01), (0.005, 0.002), (0.001,))
-"""Shares of the rows that the rounds of phase 4 trust."""
+"""Fractions of the rows that the rounds of phase 4 use."""
 
 
 def learn_layer(
@@ -48,33 +47,37 @@ def learn_layer(
 ) -> Learning:
     """Learn a multi-head attention layer F(X) = Σ_h softmax(X W_h Xᵀ) X V_h from examples.
 
-    Six phases: a crude estimate of Σ_h V_h; rows at which all heads attend alike, certified by that
-    sum, and the affine hull of the W_h that they leave; the sum again, by robust regression; the
-    hull again, a few times; a net over the hull; the value matrices by least squares.  Then, and
-    reported apart, a local refinement of all numbers together.
+    Six phases: a crude estimate of Σ_h V_h; rows in which all heads attend alike, certified by that
+    sum, and the affine hull of the W_h that they determine; the sum again, by robust regression;
+    the hull again, a few times; a net over the hull; the value matrices by least squares. Then,
+    reported separately, a local refinement of all numbers together.
 
     Parameters
     ----------
     X : array (n, T, d), float32 or float64, or Dataset
         Tokens, independent and uniform on {±1} or Gaussian.  Memory maps are read in portions.
     Y : array (n, T, p) of the same dtype
-        F(X), exact or with noise.  Not with a Dataset, which has it.
+        F(X), exact or with noise. None with a Dataset, which contains it.
     heads : int, optional
-        The number of heads H.  None means that the spectrum of the certified facts proposes it.
+        The number of heads H.  None means that the spectrum of the certified facts proposes it;
+        where no number stands out 1, 2, ... 4 are tried, until one is learnt.
     noise : float
-        Standard deviation of the noise on every entry of Y.
+        Standard deviation of the noise on every entry of Y, to about a hundredth: residuals that
+        are too small for it are refused like those that are too large.
     refinement : bool
-        Whether to refine what the phases found.
+        Whether to refine the result of the phases.
     seed : int
+        Draws the examples that are held out, and all else that is random.
     progress : bool
-        Show a progress bar on stderr (that of tqdm where it is installed).
+        Show a progress bar on stderr (that of tqdm if it is installed).
     num_threads : int, optional
 
     Returns
     -------
     Learning
-        `.layer`, `.learnt`, `.verdict`, `.phases` and more.  A layer is *learnt* only if it
-        predicts examples that were held out: to 1e-8 relative, or to the noise.
+        `.layer`, `.learnt`, `.verdict`, `.phases` and more.  A layer is *learnt* only if the
+        examples determine it and it predicts each of them, and of those that were held out at
+        random: to 1e-8 relative, or to the noise.
 
     Raises
     ------
@@ -84,7 +87,7 @@ def learn_layer(
         Shapes do not fit, a number is not finite, there are fewer examples than the method can
         work with, a setting is out of range.
     LearningInterrupted
-        By Ctrl-C; its `.learning` holds the finished phases.
+        After Ctrl-C; its `.learning` holds the finished phases.
 
     Notes
     -----
@@ -93,8 +96,8 @@ def learn_layer(
 
     References
     ----------
-    Chen, Li, "Provably learning a multi-head attention layer", for the phases; what they do inside
-    is told in the documentation, with what is ours.
+    Chen, Li, "Provably learning a multi-head attention layer", for the phases; the documentation
+    describes how they are carried out, and what is ours.
 
     Examples
     --------
@@ -105,19 +108,16 @@ def learn_layer(
     """
     examples = _examples(X, Y, noise)
     if heads is not None:
-        heads = _checks.count(heads, "heads")
-    if _checks.integer(seed, "seed") < 0:
+        heads = checks.count(heads, "heads")
+    if checks.integer(seed, "seed") < 0:
         raise ValueError(f"seed: expected an integer of at least 0, got {seed}")
     _enough(examples, heads)
-    training, held_out = examples.split(_held_out(examples.n))
     phases = 6 + int(refinement)
-    with progress_bar(0, phases, "learning", "phase") if progress else nullcontext() as tick:
-        learner = _Learner(training, held_out, heads, seed, num_threads, tick)
+    with progress_bar(0, phases, "learning", "phase") if progress else nullcontext() as on_progress:
+        learner = _Learner(examples, examples, heads, seed, num_threads, refinement, on_progress)
         try:
-            learner.run_phases()
-            if refinement and learner.layer is not None:
-                learner.refine(learner.layer)
-        except _FactsMissingError as missing:
+            learner.run()
+        except _NotToLearnError as missing:
             return learner.result(str(missing))
         except KeyboardInterrupt:
             raise LearningInterrupted(learner.result("interrupted by Ctrl-C")) from None
@@ -137,56 +137,140 @@ def _examples(X: npt.ArrayLike | Dataset, Y: npt.ArrayLike | None, noise: float)
     return as_examples(X, Y, noise)
 
 
-def _held_out(n: int) -> int:
+def _held_out(n: int, noise: float = 0.0) -> int:
     """Return how many of n examples no phase sees."""
-    return min(2000, n // 10)
+    return n // 10 if noise > 0.0 else min(MOST_HELD_OUT, n // 10)
+
+
+def _least(examples: Examples, heads: int) -> int:
+    """Return how many examples there must be to learn from."""
+    T, d, p = examples.tokens, examples.dim, examples.out_dim
+    unknown = -(-heads * d * (d + p) // p)
+    return -(-max(4 * d * d, unknown) // T)
 
 
 def _enough(examples: Examples, heads: int | None) -> None:
     """Check that there is more to learn from than there is to learn."""
-    T, d, p = examples.tokens, examples.dim, examples.out_dim
-    unknown = -(-(heads or 1) * d * (d + p) // p)
-    least = -(-max(4 * d * d, unknown) // T)
-    if examples.n - _held_out(examples.n) < least:
+    least = _least(examples, heads or 1)
+    if examples.n - _held_out(examples.n, examples.noise) < least:
         raise ValueError(
             f"X: expected at least {max(least * 10 // 9 + 1, 10)} examples for {heads or 1} heads "
-            f"of d = {d} and outputs of rank {p}, got {examples.n}"
+            f"of d = {examples.dim} and outputs of rank {examples.out_dim}, got {examples.n}"
         )
 
 
-class _FactsMissingError(Exception):
-    """Too few facts could be certified."""
+class _NotToLearnError(Exception):
+    """There is nothing to learn from: too few facts, or outputs that do not vary."""
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """What came of one number of heads."""
+
+    phases: tuple[Phase, ...]
+    unrefined: Layer
+    layer: Layer
+    fit: Fit
 
 
 @dataclass
 class _Learner:
-    """The state of learning: what the phases have found so far."""
+    """The state of learning: the results of the phases so far."""
 
     examples: Examples
     held_out: Examples
     heads: int | None
     seed: int
     num_threads: int | None
-    tick: Callable[[int], None] | None
+    refinement: bool
+    on_progress: Callable[[int], None] | None
     phases: list[Phase] = field(default_factory=list)
-    layer: Layer | None = None
+    tried: list[int] = field(default_factory=list)
+    best: _Attempt | None = None
     unrefined: Layer | None = None
     sureness: float | None = None
 
-    def run_phases(self) -> None:
-        """Run the six phases.
+    def run(self) -> None:
+        """Run the phases, the last ones for every number of heads that comes into question.
 
         Raises
         ------
-        _FactsMissingError
-            There are too few facts to go on.
+        _NotToLearnError
+            Outputs do not vary, or there are too few facts to go on.
         """
+        held_out = _held_out(self.examples.n, self.examples.noise)
+        self.examples, self.held_out = self.examples.split(held_out, self.seed)
+        self._varying()
+        estimate, facts, body = self._sculpt_twice()
+        for heads in self._in_question(body.heads):
+            if heads != body.heads:
+                body = sculpt(facts, heads, num_threads=self.num_threads)
+            again = self.phases[3]
+            self.phases[3:] = [Phase(again.name, again.seconds, (estimate, facts, body))]
+            self.unrefined = None
+            self.tried.append(heads)
+            attempt = self._attempt(facts, body)
+            learnt = fits(self.examples, attempt.fit)
+            if (
+                learnt
+                or self.best is None
+                or attempt.fit.training.residual < self.best.fit.training.residual
+            ):
+                self.best = attempt
+            if learnt:
+                break
+
+    def result(self, missing: str | None = None) -> Learning:
+        """Return what was learnt; `missing` tells what ended it early."""
+        best, phases = self.best, self.phases
+        fit, unrefined, layer, held_out = None, self.unrefined, self.unrefined, None
+        if best is not None:
+            fit, unrefined, layer, phases = best.fit, best.unrefined, best.layer, list(best.phases)
+        if layer is not None:
+            held_out = self._judge(self.held_out, layer)
+        found = certificates(phases, self.examples, self.held_out, fit, held_out)
+        return Learning(
+            layer=self._whole(layer),
+            unrefined=self._whole(unrefined),
+            learnt=missing is None
+            and fit is not None
+            and all(c.holds for c in found if c.decisive),
+            heads=self.heads if layer is None else layer.heads,
+            sureness=self.sureness,
+            tried=tuple(self.tried),
+            held_out=None if held_out is None else held_out.residual,
+            certificates=tuple(found),
+            phases=tuple(phases),
+            missing=missing,
+        )
+
+    def _varying(self) -> None:
+        for name, part in (("training", self.examples), ("held-out", self.held_out)):
+            if part.scale == 0.0:
+                raise _NotToLearnError(f"the {name} outputs are all zero")
+            if part.constant and part.rows > 1:
+                raise _NotToLearnError(f"the {name} outputs are the same for every query")
+
+    def _sculpt_twice(self) -> tuple[SumEstimate, Facts, Body]:
+        """Run phases 1 to 4."""
         (crude,) = self._phase("crude sum", lambda: (self._crude(),))
         _, body = self._phase(
             "sculpting", lambda: self._sculpt(self.examples.first(POPULATION), crude)
         )
         (refined,) = self._phase("refined sum", lambda: (self._refine_sum(crude, body),))
-        _, facts, body = self._phase("second sculpting", lambda: self._sculpt_again(refined))
+        return self._phase("second sculpting", lambda: self._sculpt_again(refined))
+
+    def _in_question(self, proposed: int) -> Sequence[int]:
+        """Return the numbers of heads to try: where none stands out few first."""
+        if self.heads is not None or self.sureness is None or self.sureness >= CERTAIN:
+            return [proposed]
+        d, n = self.examples.dim, self.examples.n
+        most = min(FEW, d * d)
+        few = [H for H in range(1, most + 1) if H == 1 or _least(self.examples, H) <= n]
+        return few if self.sureness < SURE else [proposed, *(H for H in few if proposed != H)]
+
+    def _attempt(self, facts: Facts, body: Body) -> _Attempt:
+        """Run phases 5 and 6, and refinement."""
         (net,) = self._phase(
             "net",
             lambda: (
@@ -199,33 +283,22 @@ class _Learner:
         (values,) = self._phase(
             "values", lambda: (solve_values(self.examples, W, num_threads=self.num_threads),)
         )
-        self.layer = self.unrefined = values.layer(W)
-
-    def refine(self, layer: Layer) -> None:
-        """Refine a layer."""
-        (refined,) = self._phase("refinement", lambda: (self._refine(layer),))
-        self.layer, self.heads = refined.layer, refined.layer.heads
-
-    def result(self, missing: str | None = None) -> Learning:
-        """Return what was learnt; `missing` tells what ended it early."""
-        layer, unrefined = self._whole(self.layer), self._whole(self.unrefined)
-        residual = (
-            None if layer is None else relative_residual(self.held_out, layer, self.num_threads)
+        layer = self.unrefined = values.layer(W)
+        problem = Problem.of(self.examples, layer.heads, self.seed, self.num_threads)
+        if self.refinement:
+            (found, needed) = self._phase("refinement", lambda: without_surplus(problem, layer))
+        else:
+            found, needed = problem.judged(layer)
+        fit = Fit(
+            condition=found.condition,
+            fitted=problem.fitted(found.layer),
+            needed=needed,
+            training=self._judge(self.examples, found.layer),
         )
-        found = certificates(self.phases, self.examples, self.held_out, residual)
-        return Learning(
-            layer=layer,
-            unrefined=unrefined,
-            learnt=missing is None
-            and residual is not None
-            and all(c.holds for c in found if c.decisive),
-            heads=self.heads,
-            sureness=self.sureness,
-            held_out=residual,
-            certificates=tuple(found),
-            phases=tuple(self.phases),
-            missing=missing,
-        )
+        return _Attempt(tuple(self.phases), layer, found.layer, fit)
+
+    def _judge(self, examples: Examples, layer: Layer) -> Judged:
+        return judge(examples, self.examples.whole_layer(layer), self.num_threads)
 
     def _whole(self, layer: Layer | None) -> Layer | None:
         return None if layer is None else self.examples.whole_layer(layer)
@@ -234,8 +307,8 @@ class _Learner:
         begin = time.perf_counter()
         parts = work()
         self.phases.append(Phase(name, time.perf_counter() - begin, parts))
-        if self.tick is not None:
-            self.tick(len(self.phases))
+        if self.on_progress is not None and len(self.tried) < 2:
+            self.on_progress(len(self.phases))
         return parts
 
     def _crude(self) -> SumEstimate:
@@ -245,7 +318,7 @@ class _Learner:
         facts = certify(examples, estimate, seed=self.seed, num_threads=self.num_threads)
         unknown = examples.dim**2
         if len(facts) < unknown:
-            raise _FactsMissingError(
+            raise _NotToLearnError(
                 f"{len(facts)} facts could be certified, a key-query matrix has {unknown} unknowns"
             )
         body = sculpt(facts, self.heads or 1, num_threads=self.num_threads)
@@ -263,8 +336,8 @@ class _Learner:
         return refine_sum(self.examples, start, seed=self.seed, num_threads=self.num_threads)
 
     def _sculpt_again(self, estimate: SumEstimate) -> tuple[SumEstimate, Facts, Body]:
-        """Better the sum in rounds, each kept only if the certificate falls; sculpt with it."""
-        # One head explains every row exactly, by as many tokens as there are.
+        """Refine the sum in rounds, each kept only if the certificate decreases; sculpt with it."""
+        # With one head every row is exactly an average, of all tokens.
         support = self.examples.tokens if self.heads == 1 else None
         estimate = with_support(self.examples, estimate, support, num_threads=self.num_threads)
         for shares in FINE:
@@ -275,24 +348,4 @@ class _Learner:
                 break
             estimate = tried
         facts, body = self._sculpt(self.examples, estimate)
-        self.heads = body.heads
         return estimate, facts, body
-
-    def _refine(self, layer: Layer) -> Refinement:
-        """Refine; heads too many end as copies of others or without values, and then must go."""
-        d, p, T = layer.dim, layer.out_dim, self.examples.tokens
-        most = AGAINST_NOISE if self.examples.noise > 0.0 else OUTPUTS_PER_PARAMETER
-        count = max(LEAST_EXAMPLES, -(-most * layer.heads * d * (d + p) // (T * p)))
-        X, Y = self.examples.first(4 * count).part(slice(None))
-        while True:
-            found = refine(
-                layer,
-                X,
-                Y,
-                examples=min(count, len(X)),
-                seed=self.seed,
-                num_threads=self.num_threads,
-            )
-            layer = merge_heads(found.layer)
-            if found.condition >= IDENTIFIED or layer.heads == found.layer.heads:
-                return found

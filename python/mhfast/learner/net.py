@@ -1,4 +1,4 @@
-"""Where in their hull the heads are: a net of candidates (phase 5)."""
+"""The position of the heads in their hull: a net of candidates (phase 5)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import frozen
 from .examples import Examples, Float64
 from .facts import Facts
@@ -15,16 +15,19 @@ from .sculpting import Body
 from .values import Values, attended, attention, solve_values
 
 GRID = 17
-"""Points of the net on a side, for two heads."""
+"""Points of the net along the interval, for two heads."""
 
 STARTS = 40
 """Points of the net for three heads and more."""
 
+MOST_STARTS = 1000
+"""Most points of a net."""
+
 POLISHED = 4
-"""Candidates of the net that are polished."""
+"""The number of candidates that are polished."""
 
 LOOSE = 4.0
-"""How much more than the best point of the hull a head may stretch the tolerances."""
+"""Largest stretch of a head, relative to that of the best point of the hull."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +39,7 @@ class Candidate:
     coordinates : array (H, H - 1)
     W : array (H, d, d)
     values : Values
-        The value matrices that suit them, and the residual.
+        The value matrices that fit best, and the residual.
     stretch : array (H,)
         For each head by how much the tolerances of the facts must be multiplied so that 95 % hold.
     """
@@ -49,17 +52,17 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Net:
-    """What the search of the hull found.
+    """The result of the search in the hull.
 
     Attributes
     ----------
     candidates : tuple of Candidate
-        Ascending in residual.
+        In ascending order of the residual.
     box : array (H - 1, 2)
         Bounds of the coordinates within which the facts hold, from linear programs.
     least_stretch : float
-        By how much the tolerances must be multiplied for some matrix of the hull to obey all facts,
-        a linear program.
+        The factor by which tolerances must be multiplied for some matrix of the hull to satisfy all
+        facts, from a linear program.
     tried : int
         Points of the net.
     """
@@ -71,7 +74,7 @@ class Net:
 
     @property
     def allowed_stretch(self) -> float:
-        """How much the heads may stretch the tolerances."""
+        """The largest stretch that a head may have."""
         return LOOSE * max(1.0, self.least_stretch)
 
 
@@ -87,27 +90,42 @@ def search_net(
     """Phase 5: look for the coordinates of the heads in their affine hull.
 
     Linear programs bound the part of the hull in which the facts hold; a net is laid over it, a
-    grid for two heads and random points for more, and judged by the residual that is left with the
-    best value matrices.  The best candidates are polished by Gauss-Newton steps in the coordinates,
-    with the value matrices eliminated, and checked against all facts.
+    grid for two heads and random points for more, and scored by the residual with the best value
+    matrices.  The best candidates are polished by Gauss-Newton steps in the coordinates, with the
+    value matrices eliminated, and checked against all facts.
 
     Parameters
     ----------
     examples : Examples
     body : Body
+        The affine hull of the key-query matrices.
     facts : Facts
         Those the body was sculpted from.
     seed : int
+        Draws the random points.
     samples : int
-        Examples that judge a candidate.
+        The number of examples with which a candidate is scored.
     num_threads : int, optional
+        Threads for this call, in place of the default.
+
+    Returns
+    -------
+    Net
+        The candidates, the best one first.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If a number is out of range.
 
     References
     ----------
     Chen, Li, "Provably learning a multi-head attention layer", the net over the span of the
     sculpted body; eliminating the value matrices (variable projection) is ours.
     """
-    samples = _checks.count(samples, "samples")
+    samples = checks.count(samples, "samples")
     heads = body.heads
     few = examples.first(samples)
     if heads == 1:
@@ -119,7 +137,7 @@ def search_net(
     left = [
         solve_values(quick, body.at(point), num_threads=num_threads).residual for point in points
     ]
-    best = [points[i] for i in np.argsort(left)[:POLISHED]]
+    best = [points[i] for i in np.argsort(left, kind="stable")[:POLISHED]]
     found = [
         _candidate(few, body, facts, _polish(few, body, point, num_threads), num_threads)
         for point in best
@@ -145,12 +163,12 @@ def _candidate(
 
 
 def _stretches(W: Float64, facts: Facts) -> Float64:
-    """Return by how much matrices W (..., d, d) overstep the tolerance of each fact (..., k)."""
+    """Return the errors of matrices W (..., d, d) in units of the tolerances of facts (..., k)."""
     return np.abs(facts.of(W) - facts.value) / facts.tolerance
 
 
 def _bounds(body: Body, facts: Facts) -> tuple[Float64, float]:
-    """Return the box of coordinates at which the facts hold loosely, and the least stretch."""
+    """Return the box of coordinates in which the facts hold loosely, and the least stretch."""
     from scipy.optimize import linprog  # slow to import
 
     k = body.heads - 1
@@ -178,7 +196,7 @@ def _bounds(body: Body, facts: Facts) -> tuple[Float64, float]:
 
 
 def _reach(body: Body) -> float:
-    """Return how far from the point of the hull heads are looked for at most."""
+    """Return the largest distance from the point of the hull at which heads are searched."""
     return 10.0 * float(np.linalg.norm(body.point))
 
 
@@ -188,9 +206,8 @@ def _points(box: Float64, heads: int, rng: np.random.Generator) -> list[Float64]
         pairs = combinations_with_replacement(range(GRID), 2)
         return [np.array([[side[i]], [side[j]]]) for i, j in pairs if i != j]
     lowest, width = box[:, 0], box[:, 1] - box[:, 0]
-    return [
-        lowest + width * rng.random((heads, heads - 1)) for _ in range(STARTS * (heads - 1) ** 2)
-    ]
+    count = min(STARTS * (heads - 1) ** 2, MOST_STARTS)
+    return [lowest + width * rng.random((heads, heads - 1)) for _ in range(count)]
 
 
 def _polish(
@@ -202,19 +219,19 @@ def _polish(
 ) -> Float64:
     """Levenberg-Marquardt in the coordinates; the value matrices follow by least squares.
 
-    The derivative is Kaufman's: that of the prediction with the value matrices kept, less what new
-    value matrices can make up for.
+    The derivative is Kaufman's: that of the prediction with fixed value matrices, less the part
+    that new value matrices can compensate.
     """
     from scipy.linalg import lstsq  # slow to import
 
     X, Y = examples.part(slice(None))
     Y = Y.reshape(-1, Y.shape[2])
     damping = 1e-2
-    moves = np.einsum("naf,kfg,nbg->knab", X, body.directions, X, optimize=True)
+    logit_tangents = np.einsum("naf,kfg,nbg->knab", X, body.directions, X, optimize=True)
 
     def at(coordinates: Float64) -> _Linearized:
         W = np.ascontiguousarray(body.at(coordinates))
-        return _linearized(X, Y, W, moves, num_threads)
+        return _linearized(X, Y, W, logit_tangents, num_threads)
 
     here = at(coordinates)
     for _ in range(steps):
@@ -245,9 +262,9 @@ class _Linearized:
 
 
 def _linearized(
-    X: Float64, Y: Float64, W: Float64, moves: Float64, num_threads: int | None
+    X: Float64, Y: Float64, W: Float64, logit_tangents: Float64, num_threads: int | None
 ) -> _Linearized:
-    """Linearize at W; `moves` (H - 1, n, T, T) is how logits move with each coordinate."""
+    """Linearize at W; `moves` (H - 1, n, T, T) are the logits' derivatives by coordinates."""
     from scipy.linalg import lstsq, qr  # slow to import
 
     heads, d = len(W), X.shape[2]
@@ -259,7 +276,7 @@ def _linearized(
     columns = []
     for h in range(heads):
         A = weights[:, h]
-        for move in moves:
+        for move in logit_tangents:
             change = A * (move - np.sum(A * move, axis=2, keepdims=True))
             column = (change @ X).reshape(-1, d) @ V[h]
             columns.append((column - basis @ (basis.T @ column)).ravel())

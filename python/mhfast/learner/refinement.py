@@ -5,11 +5,12 @@ outputs, r = F - Y and D² the diagonal of JᵀJ, a step s solves
 
     (D⁻¹ JᵀJ D⁻¹ + λ 1) D s = -D⁻¹ Jᵀr.
 
-The damping λ goes up until a step lowers the residual, and down again by what the step has gained
-against what its linear model foretold (Nielsen, "Damping parameter in Marquardt's method", 1999).
+The damping λ is raised until a step lowers the residual, and lowered again according to the ratio
+of the actual to the predicted decrease (Nielsen, "Damping parameter in Marquardt's method", 1999).
 
-Not a phase of Chen, Li, "Provably learning a multi-head attention layer", but what may follow them.
-It often succeeds from random starts too, so that its success tells nothing about the phases.
+Not a phase of Chen, Li, "Provably learning a multi-head attention layer", but a step that may
+follow them. It often succeeds from random initializations too, so its success says nothing about
+the phases.
 """
 
 from __future__ import annotations
@@ -23,53 +24,53 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core, config
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Seed
 from ..models import Layer
 from .examples import Float64, Int64
 
 FIRST_DAMPING = 1e-3
-"""λ at the start, of a diagonal of ones."""
+"""The initial λ, relative to a diagonal of ones."""
 
-MOST_DAMPING = 1e8
-"""λ at which a step is too short to matter, and the residual has no way down."""
+MAX_DAMPING = 1e8
+"""λ at which a step is negligible, so that the residual cannot decrease."""
 
 POLISH_DAMPING = 1e-12
-"""λ of the last step: above the rounding of JᵀJ, below what identifies a parameter."""
+"""λ of the last step: above the rounding error of JᵀJ, below the threshold of identifiability."""
 
 QUICKEST = 0.1
-"""The factor by which a step that gains what it foretold lowers λ."""
+"""The factor by which a step that achieves the predicted decrease lowers λ."""
 
-LEAST_FALL = 1e-12
-"""Of the squared residual.  What foretells less than this is at a minimum."""
+MIN_DECREASE = 1e-12
+"""Relative to the squared residual: at a smaller predicted decrease the layer is at a minimum."""
 
-LEAST_SCALE = 1e-8
-"""Of the largest entry of D, the least of any: what has no influence does not move without end."""
+MIN_SCALE = 1e-8
+"""Least entry of D relative to the largest, so that parameters without influence stay bounded."""
 
-LEAST_EXAMPLES = 64
+MIN_EXAMPLES = 64
 OUTPUTS_PER_PARAMETER = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Refinement:
-    """What became of a layer by refinement.
+    """The result of a refinement.
 
     Attributes
     ----------
     layer : Layer
     residual : float
-        ‖F(X) - Y‖ / ‖Y‖ of `layer` over the examples that were used.
+        ‖F(X) - Y‖ / ‖Y‖ of `layer` on the examples used.
     history : float64 array (steps + 1,)
-        The residual at the start and after every accepted step.
+        The initial residual and that after every accepted step.
     steps : int
         Accepted steps.
     reason : {"converged", "steps", "stalled"}
-        The residual has come down to the tolerance, the steps were used up, or nothing near by is
-        lower: a minimum, which with noise is as good as it gets.
+        The residual has reached the tolerance, the steps were used up, or the layer is at a local
+        minimum, which is the best possible result with noise.
     condition : float
-        Smallest over largest eigenvalue of D⁻¹ JᵀJ D⁻¹ at the end.  About 1e-10 and less means that
-        the examples do not determine the layer: a head too many, two heads that should be one, too
-        few examples.
+        Smallest over largest eigenvalue of D⁻¹ JᵀJ D⁻¹ at the end.  About 1e-10 or less means that
+        the examples do not determine the layer: there is a superfluous head, two heads that should
+        be one, or too few examples.
     """
 
     layer: Layer
@@ -99,17 +100,17 @@ def refine(
         In float64, self-attention with a dense W and scale 1.
     X : float64 array (n, T, d)
     Y : float64 array (n, T, p)
-        What the layer should make of X.
+        The outputs that the layer should have.
     steps : int
-        Accepted steps at most; 0 only evaluates the start.
+        The largest number of accepted steps; 0 only evaluates the given layer.
     tolerance : float
-        The residual that is small enough.  One more step is taken there, almost without damping,
-        that brings the parameters as near as rounding lets them come.
+        The residual to reach. Then one more step is taken, almost without damping, which brings the
+        parameters as close as rounding allows.
     examples : int, optional
-        How many samples are used.  None means 64 or more, as many as have 3 outputs for every
-        parameter, at most all: more are of use only against noise.
+        The number of samples used. None means enough for 3 outputs per parameter, at least 64 and
+        at most all; more help only against noise.
     seed : int or numpy.random.Generator
-        Chooses them.
+        Chooses the samples.
     num_threads : int, optional
 
     Returns
@@ -119,9 +120,9 @@ def refine(
     Raises
     ------
     TypeError
-        `layer` is no dense Layer, or an array is not float64.
+        `layer` is not a dense Layer, or an array is not float64.
     ValueError
-        `layer` has a run axis or is of another kind; shapes or sizes do not fit; a number is not
+        `layer` has a run axis or another query side; shapes or sizes do not fit; a number is not
         finite, or all of Y is zero.
 
     Notes
@@ -132,7 +133,7 @@ def refine(
     point = _numbers(layer)
     fit = _fit(layer, X, Y, examples, seed, num_threads)
     point = fit.start(point)
-    if _checks.integer(steps, "steps") < 0:
+    if checks.integer(steps, "steps") < 0:
         raise ValueError(f"steps: expected an integer of at least 0, got {steps}")
     if not tolerance >= 0.0:
         raise ValueError(f"tolerance: expected a number of at least 0, got {tolerance}")
@@ -175,7 +176,7 @@ class _Equations:
     residual: float
 
     def step(self, damping: float) -> tuple[Float64, float] | None:
-        """Return the step and the fall of ‖r‖² that it foretells; None if rounding forbids it."""
+        """Return the step and its predicted decrease of ‖r‖²; None if rounding prevents it."""
         from scipy.linalg import cho_factor, cho_solve  # takes as long to import as all of mhfast
 
         damped = self.matrix.copy()
@@ -233,7 +234,7 @@ class _Fit:
         moment = _core.layer_equations(self.X, self.Y, *self._parts(point), threads)
         moment /= np.linalg.norm(self.Y) ** 2
         scale = np.sqrt(moment.diagonal()[:-1])
-        scale = np.maximum(scale, LEAST_SCALE * (scale.max() or 1.0))
+        scale = np.maximum(scale, MIN_SCALE * (scale.max() or 1.0))
         return _Equations(
             moment[:-1, :-1] / scale[:, None] / scale,
             moment[:-1, -1] / scale,
@@ -245,25 +246,25 @@ class _Fit:
 def _lower(
     fit: _Fit, point: Float64, equations: _Equations, dampings: Iterable[float]
 ) -> tuple[Float64, float] | None:
-    """Return a point of lower residual and the λ to go on with, None if there is none near by."""
+    """Return a point of lower residual and the next λ, or None if there is none."""
     square = equations.residual**2
     for damping in dampings:
         step = equations.step(damping)
         if step is None:
             continue
-        change, foretold = step
-        if foretold < LEAST_FALL * square:
+        change, predicted = step
+        if predicted < MIN_DECREASE * square:
             return None
         reached = fit.residual(point + change)
         if reached < equations.residual:
-            gain = (square - reached**2) / foretold
+            gain = (square - reached**2) / predicted
             return point + change, damping * max(QUICKEST, 1 - (2 * gain - 1) ** 3)
     return None
 
 
 def _rising(damping: float) -> Iterator[float]:
     growth = 2.0
-    while damping < MOST_DAMPING:
+    while damping < MAX_DAMPING:
         yield damping
         damping *= growth
         growth *= 2
@@ -277,18 +278,18 @@ def _fit(
     seed: Seed,
     num_threads: int | None,
 ) -> _Fit:
-    """Check the examples and choose those that are used."""
+    """Check the examples and choose those to use."""
     double = np.dtype(np.float64)
-    X, Y = _checks.real(X, "X", double, "the layer"), _checks.real(Y, "Y", double, "the layer")
-    _checks.shape(X, "X", "n T d", (None, None, layer.dim))
-    _checks.shape(Y, "Y", "n T p", (*X.shape[:2], layer.out_dim))
+    X, Y = checks.real(X, "X", double, "the layer"), checks.real(Y, "Y", double, "the layer")
+    checks.shape(X, "X", "n T d", (None, None, layer.dim))
+    checks.shape(Y, "Y", "n T p", (*X.shape[:2], layer.out_dim))
     for name, array in (("X", X), ("Y", Y)):
         if array.size == 0:
             raise ValueError(f"{name}: expected no axis of length 0, got shape {array.shape}")
         if not np.isfinite(array).all():
             raise ValueError(f"{name}: expected finite numbers, got NaN or inf")
     parameters = layer.heads * layer.dim * (layer.dim + layer.out_dim)
-    rng = _checks.generator(seed)
+    rng = checks.generator(seed)
     chosen = _chosen(len(X), Y[0].size, parameters, examples, rng)
     X, Y = X[chosen].astype(double, copy=False), Y[chosen].astype(double, copy=False)
     if not Y.any():
@@ -322,7 +323,7 @@ def _chosen(
 ) -> Int64:
     if examples is None:
         enough = math.ceil(OUTPUTS_PER_PARAMETER * parameters / outputs)
-        examples = min(n, max(LEAST_EXAMPLES, enough))
-    elif _checks.count(examples, "examples") > n:
+        examples = min(n, max(MIN_EXAMPLES, enough))
+    elif checks.count(examples, "examples") > n:
         raise ValueError(f"examples: expected at most n = {n}, got {examples}")
     return np.sort(rng.choice(n, examples, replace=False))

@@ -1,4 +1,4 @@
-"""What `learn_layer` returns: a layer, how it was found, and whether to believe it."""
+"""The result of `learn_layer`: a layer, how it was found, and its certificates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Certificate:
-    """One number that must be on the right side of a limit.
+    """A number that is required to be at least or at most a limit.
 
     Attributes
     ----------
@@ -31,6 +31,8 @@ class Certificate:
     decisive : bool
         Whether a layer can only be learnt if this holds.  The others tell whether the phases did
         their part.
+    least : float or None
+        What the value must be at least, where it must not be too small either.
     """
 
     name: str
@@ -38,16 +40,21 @@ class Certificate:
     limit: float
     above: bool = False
     decisive: bool = False
+    least: float | None = None
 
     @property
     def holds(self) -> bool:
-        """Whether the value is on the right side."""
-        return self.value >= self.limit if self.above else self.value <= self.limit
+        """Whether the value is on the right side; never of NaN."""
+        if self.above:
+            return self.value >= self.limit
+        return self.value <= self.limit and (self.least is None or self.value >= self.least)
 
     def __str__(self) -> str:
-        sign = ">=" if self.above else "<="
-        state = "holds" if self.holds else "fails"
-        return f"{self.name} {self.value:.2g}, wanted {sign} {self.limit:.2g}: {state}"
+        wanted = f"{'>=' if self.above else '<='} {self.limit:.2g}"
+        value = f"{self.value:.2g}"
+        if self.least is not None:
+            wanted, value = f"{self.least:.3g} to {self.limit:.3g}", f"{self.value:.3g}"
+        return f"{self.name} {value}, wanted {wanted}: {'holds' if self.holds else 'fails'}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +66,7 @@ class Phase:
     name : str
     seconds : float
     parts : tuple
-        What it found: a SumEstimate, Facts and Body, a Net, Values or a Refinement.
+        Its results: a SumEstimate, Facts and Body, a Net, Values or a Refinement.
     """
 
     name: str
@@ -68,7 +75,7 @@ class Phase:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """What the phase tells about itself."""
+        """The numbers that describe the result of the phase."""
         numbers: dict[str, float] = {}
         for part in self.parts:
             numbers |= _numbers(part)
@@ -86,28 +93,31 @@ class Learning:
     Attributes
     ----------
     layer : Layer or None
-        The best layer that was found, learnt or not; None if the phases ended before.
+        The best layer that was found, learnt or not; None if the phases ended earlier.
     unrefined : Layer or None
-        The layer as the six phases left it, before any refinement.
+        The result of the six phases, before any refinement.
     learnt : bool
         Whether the layer is certified: it is determined by the examples and predicts held-out ones.
     heads : int or None
-        H, as given or as proposed; fewer where refinement found that some were too many.
+        H, as given or estimated; smaller if refinement removed superfluous heads.
     sureness : float or None
         Of a proposed H: the step of the spectrum there over the largest later one.
+    tried : tuple of int
+        The numbers of heads that were tried: one, or where none stood out several.
     held_out : float or None
-        ‖F(X) - Y‖ / ‖Y‖ of the layer over examples that no phase has seen.
+        ‖F(X) - Y‖ / ‖Y‖ of the layer on held-out examples.
     certificates : tuple of Certificate
     phases : tuple of Phase
     missing : str or None
         What ended the phases early.
     """
 
-    layer: Layer | None
-    unrefined: Layer | None
+    layer: Layer | Any
+    unrefined: Layer | Any
     learnt: bool
     heads: int | None
     sureness: float | None
+    tried: tuple[int, ...]
     held_out: float | None
     certificates: tuple[Certificate, ...]
     phases: tuple[Phase, ...]
@@ -135,7 +145,10 @@ class Learning:
 
     def __str__(self) -> str:
         lines = [self.verdict]
-        if self.sureness is not None:
+        if len(self.tried) > 1:
+            tried = ", ".join(map(str, self.tried))
+            lines.append(f"no number of heads stands out, step {self.sureness:.3g}: tried {tried}")
+        elif self.sureness is not None:
             lines.append(f"{self.heads} heads proposed, step {self.sureness:.3g} of the next")
         lines += [str(phase) for phase in self.phases]
         lines += [str(certificate) for certificate in self.certificates]
@@ -165,7 +178,7 @@ class LearningInterrupted(KeyboardInterrupt):
     Attributes
     ----------
     learning : Learning
-        The phases that were finished.
+        The result with the finished phases.
     """
 
     def __init__(self, learning: Learning) -> None:

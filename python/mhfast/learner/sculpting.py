@@ -1,4 +1,4 @@
-"""The body that certified facts leave of the key-query matrices (second half of phase 2)."""
+"""The body of key-query matrices that certified facts determine (second half of phase 2)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import frozen
 from .examples import Float64
 from .facts import Facts
+from .sums import ROUNDING
 
-MOST_HEADS = 12
-"""Largest number of heads that is proposed."""
+MAX_HEADS = 12
+"""Largest number of heads that is estimated."""
+
+SURE = 2.0
+"""Step of the spectrum over the largest later one below which a proposal is a guess."""
+
+CERTAIN = 10.0
+"""The same step, above which no other number of heads need be tried."""
+
+FEW = 4
+"""Largest number of heads of a proposal that is a guess."""
 
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """The affine hull of the key-query matrices, as far as the facts tell.
+    """The affine hull of the key-query matrices, as determined by the facts.
 
     Attributes
     ----------
@@ -26,8 +36,8 @@ class Body:
     directions : array (H - 1, d, d)
         Orthonormal; W_h = point + Σ_k c_hk directions_k.
     eigenvalues : array (2 MOST_HEADS,) or fewer
-        The smallest of the facts' second moment against that of rows at large, ascending: H of them
-        are small.
+        The smallest of the second moment of the facts relative to that of random rows, ascending: H
+        of them are small.
     gap : float
         Eigenvalue H + 1 over eigenvalue H.
     misfit : float
@@ -42,21 +52,31 @@ class Body:
 
     @property
     def heads(self) -> int:
-        """The number of heads H the hull is of."""
+        """The number H of heads."""
         return len(self.directions) + 1
 
     def at(self, coordinates: Float64) -> Float64:
-        """Return the matrices (..., d, d) of the hull at coordinates (..., H - 1)."""
+        """Compute the matrices of the hull at given coordinates.
+
+        Parameters
+        ----------
+        coordinates : array (..., H - 1)
+
+        Returns
+        -------
+        float64 array (..., d, d)
+        """
         return np.asarray(self.point + np.tensordot(coordinates, self.directions, axes=1))
 
 
 def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
     """Find the affine hull of the heads' key-query matrices.
 
-    Each fact holds for all heads, so no combination of differences of heads shows in it: the H - 1
-    directions of the hull are those in which the facts vary least, compared with rows at large (the
-    smallest generalized eigenvectors).  The point is the least-squares solution of the facts with
-    these directions taken out.  Facts are weighted by their tolerances, then again by how they fit.
+    Each fact holds for all heads, so combinations of differences of heads do not affect it: the H -
+    1 directions of the hull are those in which the facts vary least, compared with random rows (the
+    smallest generalized eigenvectors).  The point is the least-squares solution of the facts
+    without these directions. Facts are weighted by their tolerances, then reweighted by their
+    residuals.
 
     Parameters
     ----------
@@ -64,6 +84,11 @@ def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
     heads : int
         H, at least 1.
     num_threads : int, optional
+
+    Returns
+    -------
+    Body
+        The point and the H - 1 directions, each (d, d).
 
     Raises
     ------
@@ -75,24 +100,24 @@ def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
     Chen, Li, "Provably learning a multi-head attention layer", sculpting the body of the
     attention matrices from certified rows; the eigenvalue form is ours.
     """
-    heads = _checks.count(heads, "heads")
+    heads = checks.count(heads, "heads")
     d = facts.X.shape[2]
     if heads > d * d:
         raise ValueError(f"heads: expected at most d² = {d * d}, got {heads}")
     if len(facts) < d * d:
         raise ValueError(f"facts: expected at least d² = {d * d}, got {len(facts)}")
     background = facts.background + 1e-9 * np.trace(facts.background) / d**2 * np.eye(d * d)
-    floor = max(float(np.median(facts.tolerance)), 1e-14)
+    floor = max(float(np.median(facts.tolerance)), ROUNDING)
     trust = 1.0 / (facts.tolerance**2 + floor**2)
     error = np.zeros(len(facts))
     for _ in range(3):
-        spread = float(np.median(np.abs(error)))
-        weight = trust / (1.0 + (error / spread) ** 2) if spread > 0.0 else trust
+        spread = max(float(np.median(np.abs(error))), ROUNDING)
+        weight = trust / (1.0 + (error / spread) ** 2)
         moment = facts.moment(weight / weight.sum(), num_threads)
         directions = _flattest(moment[:-1, :-1], background, heads - 1)
         point = _shortest(moment, directions)
         error = facts.of(point.reshape(d, d)) - facts.value
-    eigenvalues = _spectrum(moment, background)
+    eigenvalues = _spectrum(moment, background, floor)
     return Body(
         point=frozen(point.reshape(d, d)),
         directions=frozen(directions.T.reshape(heads - 1, d, d)),
@@ -105,7 +130,7 @@ def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
 
 
 def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
-    """Propose the number of heads H, and say how sure that is.
+    """Estimate the number H of heads, and the confidence in it.
 
     Parameters
     ----------
@@ -116,21 +141,22 @@ def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
     -------
     heads : int
         The place of the step from one eigenvalue to the next that is largest compared with all
-        later steps: those are of chance.
+        later steps: those are of chance.  Where no step is twice as large, at most 4.
     sureness : float
-        That step over the largest later one; below 2 the proposal is a guess.
+        That ratio over the largest later one; below 2 the estimate is a guess.
     """
     steps = eigenvalues[1:] / eigenvalues[:-1]
     if len(steps) < 2:
         return 1, 1.0
     later = np.maximum.accumulate(steps[::-1])[::-1]
     sureness = steps[:-1] / later[1:]
-    heads = int(np.argmax(sureness[:MOST_HEADS])) + 1
+    most = MAX_HEADS if sureness[:MAX_HEADS].max() >= SURE else FEW
+    heads = int(np.argmax(sureness[:most])) + 1
     return heads, float(sureness[heads - 1])
 
 
 def _flattest(moment: Float64, background: Float64, count: int) -> Float64:
-    """Return an orthonormal basis (d², count) of the directions of least moment."""
+    """Return an orthonormal basis (d², count) of the directions of smallest moment."""
     from scipy.linalg import eigh  # slow to import
 
     if count == 0:
@@ -148,19 +174,23 @@ def _shortest(moment: Float64, directions: Float64) -> Float64:
     return np.asarray(rest @ lstsq(A, b, cond=1e-12)[0])
 
 
-def _spectrum(moment: Float64, background: Float64) -> Float64:
+def _spectrum(moment: Float64, background: Float64, least: float) -> Float64:
     """Return the smallest eigenvalues of facts with their values against rows at large.
 
     (W_h, -1) is in the kernel for every head h if the facts are exact: H small ones.  Without the
     value the direction of the point itself would look small too, because certified rows are those
     of moderate logits.
+
+    Values are measured by their own root mean square, or by `least` where that is more: what is
+    smaller is zero, as for heads of W = 0, and (0, -1) in the kernel.  By their own size such
+    values would be of order one, and the spectrum one of rounding.
     """
     from scipy.linalg import eigh  # slow to import
 
     d2 = len(background)
     metric = np.zeros((d2 + 1, d2 + 1))
     metric[:d2, :d2] = background
-    metric[d2, d2] = moment[d2, d2]
-    last = min(2 * MOST_HEADS, d2) - 1
+    metric[d2, d2] = max(float(moment[d2, d2]), least**2)
+    last = min(2 * MAX_HEADS, d2) - 1
     values = eigh(moment, metric, eigvals_only=True, subset_by_index=(0, last))
     return np.asarray(np.maximum(values, 1e-14))

@@ -1,10 +1,9 @@
 """The sum of the value matrices: a first guess (phase 1) and its refinement (phases 3 and 4).
 
-A row at which all heads attend alike, with weights p, has the output p X Σ_h V_h: an average of the
-tokens seen through the sum alone.  Such rows are few, but no other matrix explains as many rows as
-well.  So the sum is the robust regression of the outputs on averages of tokens, every row with the
-weights that suit it best; and how well a guess explains the best rows of a fixed population
-certifies it.
+A row in which all heads attend alike, with weights p, has the output p X Σ_h V_h: an average of
+tokens times the sum. Such rows are few, but no other matrix explains as many rows as well. The sum
+is therefore the robust regression of the outputs on averages of tokens, with the best weights for
+every row; how well an estimate explains the best rows of a fixed population is its certificate.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import _core
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..config import threads
 from .examples import Examples, Float64
 
 POPULATION = 30_000
-"""Samples whose rows judge every guess."""
+"""The number of samples whose rows certify every estimate."""
 
 ACTIVE = 20_000
-"""Rows of a robust regression."""
+"""The number of rows of a robust regression."""
 
 ROUNDING = 1e-12
-"""Residual of a row, relative to the outputs, that is as good as none."""
+"""Residual of a row, relative to the outputs, that counts as zero."""
 
 COARSE = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
-"""Shares of the rows that phase 3 trusts, one after the other."""
+"""Fractions of the rows that phase 3 uses, one after the other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +39,13 @@ class SumEstimate:
     ----------
     V_sum : array (d, p)
     certificate : float
-        Residual below which the best `level` of the rows of a fixed population are explained as
-        averages of tokens, relative to the outputs.  Only comparable at equal `support`.
+        The `level` quantile of the residuals of the rows of a fixed population as averages of
+        tokens, relative to the outputs.  Only comparable at equal `support`.
     level : float
     support : int
-        How many tokens a row may be an average of.
+        The number of tokens that a row may be an average of.
     rounds : tuple of (share, certificate)
-        The certificate after each share of rows trusted.
+        The certificate after each fraction of the rows.
     """
 
     V_sum: Float64
@@ -59,8 +58,8 @@ class SumEstimate:
 def default_support(examples: Examples) -> int:
     """Return how many tokens a row may be an average of.
 
-    With many tokens almost any output is an average of all of them; p outputs tell heads that
-    attend alike from others only where few tokens take part.
+    With many tokens almost any output is an average of all of them; p outputs distinguish heads
+    that attend alike from others only if few tokens take part.
     """
     return min(examples.tokens, max(2, 1 + examples.out_dim // 4))
 
@@ -70,13 +69,28 @@ def crude_sum(
 ) -> SumEstimate:
     """Phase 1: regress the mean output of a sample on its mean token.
 
-    With attention that did not depend on X this would be Σ_h V_h exactly.  It is off by a part that
+    With attention that did not depend on X this would be Σ_h V_h exactly.  It has an error that
     grows with the key-query matrices and that no number of samples removes.
 
     Parameters
     ----------
     examples : Examples
-    support, num_threads : int, optional
+    support : int, optional
+        The most tokens that a row is averaged from.
+    num_threads : int, optional
+        Threads for this call, in place of the default.
+
+    Returns
+    -------
+    SumEstimate
+        V_sum (d, p) with its certificate.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If a number is out of range.
 
     References
     ----------
@@ -98,17 +112,33 @@ def one_hot_sum(
     support: int | None = None,
     num_threads: int | None = None,
 ) -> SumEstimate:
-    """Phase 3, its start: rows that one token should win at every head.
+    """Start phase 3 from rows in which all heads should attend to the same token.
 
     `point` is in the affine hull of the key-query matrices and shortest there, so that all heads
-    have the same inner product with it: rows of large margin under it are one-hot for all heads,
-    and their output is the winning token times Σ_h V_h.
+    have the same inner product with it: in rows of large margin under it all heads attend to one
+    token, and the output is that token times Σ_h V_h.
 
     Parameters
     ----------
     examples : Examples
-    point : array (d, d)
-    support, num_threads : int, optional
+    point : float64 array (d, d)
+        In the affine hull of the key-query matrices, shortest there.
+    support : int, optional
+        The most tokens that a row is averaged from.
+    num_threads : int, optional
+        Threads for this call, in place of the default.
+
+    Returns
+    -------
+    SumEstimate
+        V_sum (d, p) with its certificate.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If a number is out of range.
     """
     X, Y = examples.first(POPULATION).part(slice(None))
     scores = X @ point @ X.transpose(0, 2, 1)
@@ -135,21 +165,26 @@ def refine_sum(
     seed: int = 0,
     num_threads: int | None = None,
 ) -> SumEstimate:
-    """Phases 3 and 4: alternate the weights of the rows and least squares, trusting fewer rows.
+    """Phases 3 and 4: alternate reweighting of the rows and least squares, on fewer and fewer rows.
 
-    For each share, rows within ten times the share are kept, counted by (1 + (r/s)²)^-2 with s the
-    residual at the share itself, and the sum is solved for until it rests.  The estimate with the
-    smallest certificate is returned, the start included.
+    For each share (a fraction of the rows), rows within ten times the share are kept, weighted by
+    (1 + (r/s)²)^-2 with s the residual at the share itself, and the sum is solved for until it
+    converges. The estimate with the smallest certificate is returned, including the initial one.
 
     Parameters
     ----------
     examples : Examples
     start : SumEstimate
     shares : sequence of float
-        In (0, 1], falling.  Shares below 0.01 look at all rows, larger ones at a fixed population.
+        In (0, 1], decreasing. Shares below 0.01 use all rows, larger ones a fixed population.
     seed : int
-        Chooses the rows that are regressed where there are too many.
+        Chooses the rows for the regression if there are too many.
     num_threads : int, optional
+
+    Returns
+    -------
+    SumEstimate
+        The best of the start and all rounds.
 
     Raises
     ------
@@ -157,7 +192,7 @@ def refine_sum(
         A share is out of range.
     """
     for share in shares:
-        if not 0.0 < _checks.finite(share, "shares") <= 1.0:
+        if not 0.0 < checks.finite(share, "shares") <= 1.0:
             raise ValueError(f"shares: expected numbers above 0 and at most 1, got {share}")
     rng = np.random.default_rng(seed)
     best, V_sum, rounds = start, start.V_sum, list(start.rounds)
@@ -178,14 +213,36 @@ def with_support(
     *,
     num_threads: int | None = None,
 ) -> SumEstimate:
-    """Return the estimate judged anew, with rows that are averages of `support` tokens."""
+    """Judge an estimate anew, with rows that are averages of `support` tokens.
+
+    Parameters
+    ----------
+    examples : Examples
+    estimate : SumEstimate
+    support : int, optional
+        The most tokens that a row is averaged from.
+    num_threads : int, optional
+        Threads for this call, in place of the default.
+
+    Returns
+    -------
+    SumEstimate
+        The same V_sum with a new certificate.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If a number is out of range.
+    """
     return _judged(examples, estimate.V_sum, support, num_threads)
 
 
 def residuals(
     examples: Examples, V_sum: Float64, support: int, num_threads: int | None = None
 ) -> Float64:
-    """Return how far each row is from an average of `support` tokens, (rows,), relative."""
+    """Return the relative distance of each row from averages of `support` tokens, (rows,)."""
     parts = [
         _core.fit_rows(X, Y, None, V_sum, support, threads(num_threads))[1]
         for _, X, Y in examples.portions()
@@ -194,7 +251,7 @@ def residuals(
 
 
 def certificate_level(examples: Examples) -> float:
-    """Return the share of the rows that certifies a sum: a few rows for each unknown of a head."""
+    """Return the fraction of the rows that certifies a sum: a few rows per unknown of a head."""
     return float(np.clip(8.0 * examples.dim**2 / examples.rows, 0.002, 0.2))
 
 
@@ -216,7 +273,7 @@ def _regress(
     rng: np.random.Generator,
     num_threads: int | None,
 ) -> Float64:
-    """Return the sum where the rows within the share say it is."""
+    """Return the sum as estimated from the rows within the share."""
     found = residuals(examples, V_sum, support, num_threads)
     kept = min(1.0, 10.0 * share)
     rows = np.flatnonzero(found <= np.quantile(found, kept))
@@ -238,7 +295,7 @@ def _regress(
 
 
 def _solve(A: Float64, B: Float64) -> Float64:
-    """Solve A x = B for a second moment A; directions that no row has get 0."""
+    """Solve A x = B for a second moment A; the solution is 0 in directions that no row has."""
     from scipy.linalg import lstsq  # slow to import
 
     return np.ascontiguousarray(lstsq(A, B, cond=1e-12)[0])

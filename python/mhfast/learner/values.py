@@ -10,8 +10,12 @@ from .._arguments.values import frozen
 from ..models import Layer
 from .examples import Examples, Float64
 
+ROUNDING = 1e-12
+"""Of the largest singular value of normal equations, what counts as none: sums over all samples
+round to some 1e-15."""
+
 SAMPLES = 4000
-"""Most samples that are solved for; exact outputs need no more."""
+"""The largest number of samples used for exact outputs, which need no more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,9 +26,9 @@ class Values:
     ----------
     V : array (H, d, p)
     residual : float
-        Of the examples that were fitted, relative: ‖F(X) - Y‖ / ‖Y‖.
+        ‖F(X) - Y‖ / ‖Y‖ on the fitted examples.
     condition : float
-        Smallest over largest eigenvalue of the normal equations; 0 where heads attend alike.
+        Smallest over largest eigenvalue of the normal equations; 0 if heads attend alike.
     """
 
     V: Float64
@@ -32,7 +36,22 @@ class Values:
     condition: float
 
     def layer(self, W: Float64) -> Layer:
-        """Return the layer with these values and the key-query matrices W (H, d, d)."""
+        """Make the layer with these values and the key-query matrices W.
+
+        Parameters
+        ----------
+        W : float64 array (H, d, d)
+
+        Returns
+        -------
+        Layer
+            V (H, d, p).
+
+        Raises
+        ------
+        ValueError
+            If W does not have the heads and dimensions of V.
+        """
         return Layer(W, self.V)
 
 
@@ -44,7 +63,7 @@ def attention(W: Float64, X: Float64, num_threads: int | None = None) -> Float64
 
 
 def attended(weights: Float64, X: Float64) -> Float64:
-    """Return what the heads see, weights (n, H, T, T) times tokens: array (n T, H d)."""
+    """Return the attended tokens, weights (n, H, T, T) times tokens: array (n T, H d)."""
     n, heads, T, _ = weights.shape
     seen = weights.reshape(n, heads * T, T) @ X
     return seen.reshape(n, heads, T, -1).transpose(0, 2, 1, 3).reshape(n * T, -1)
@@ -57,16 +76,29 @@ def solve_values(
     samples: int | None = None,
     num_threads: int | None = None,
 ) -> Values:
-    """Phase 6: with the attention known, the outputs are linear in the value matrices.
+    """Phase 6: with the attention known, solve for the value matrices by least squares.
 
     Parameters
     ----------
     examples : Examples
-    W : array (H, d, d)
+    W : float64 array (H, d, d)
         Key-query matrices.
     samples : int, optional
-        How many samples to use, from the first on; None means up to 4000, and with noise all.
+        The number of samples to use, from the first on; None means up to 4000, or all with noise.
     num_threads : int, optional
+        Threads for this call, in place of the default.
+
+    Returns
+    -------
+    Values
+        V (H, d, p), with the relative residual and the conditioning of the equations.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If a number is out of range.
 
     References
     ----------
@@ -83,22 +115,10 @@ def solve_values(
         rows = np.concatenate([attended(attention(W, X, num_threads), X), Y.reshape(-1, p)], axis=1)
         moment += rows.T @ rows
     A, B, C = moment[:-p, :-p], moment[:-p, -p:], moment[-p:, -p:]
-    V, _, _, singular = lstsq(A, B, cond=1e-14)
+    V, _, _, singular = lstsq(A, B, cond=ROUNDING)
     left = max(float(np.trace(C) - np.vdot(B, V)), 0.0) / max(float(np.trace(C)), 1e-300)
     return Values(
         frozen(V.reshape(heads, d, p)),
         float(np.sqrt(left)),
         float(singular[-1] / singular[0]),
     )
-
-
-def relative_residual(examples: Examples, layer: Layer, num_threads: int | None = None) -> float:
-    """Return the root mean square of F(X) - Y for a layer of all outputs, relative to `scale`.
-
-    Over the examples that the scale is of that is ‖F(X) - Y‖ / ‖Y‖, noise included.
-    """
-    squares = sum(
-        float(np.sum((layer(X, num_threads=num_threads) - Y) ** 2))
-        for _, X, Y in examples.portions(whole=True)
-    )
-    return float(np.sqrt(squares / examples.rows)) / examples.scale

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
-from .._arguments.values import Array, frozen
+from .._arguments import checks
+from .._arguments.values import Array, Optional, frozen
 from ..dataset.dataset import Dataset, Seed, Seeds
-from . import initializers as starting
-from . import validation as settling
+from . import initializers, validation
 from .low_rank import LowRank
 from .model import Model
 from .random_step import random_step
@@ -30,11 +29,11 @@ class Classifier(Model):
     a scalar for each sample X (T, d). softmax acts on every row; ⟨,⟩ sums the products of all
     entries. The query side Z (q, d) is X itself, one of its tokens, external or a prompt.
 
-    The arrays are read-only, and shared with the caller only if nobody can write to them. A model
-    therefore never changes; `model + s * gradients` and `dataclasses.replace` make new ones.
+    The arrays are read-only, and copied if the caller could write to them. A model therefore never
+    changes; `model + s * gradients` and `dataclasses.replace` make new ones.
 
     W, U, prompt and an external query may each have a leading run axis of one common length R: R
-    models side by side, which share what has none. Results then have it too.
+    models side by side, which share the arrays without it. Results then have it too.
 
     Parameters
     ----------
@@ -43,13 +42,13 @@ class Classifier(Model):
     U : array (H, q, d) of the same dtype
         Readout matrices.
     query : None, int or array (n, q, d)
-        None: Z = X, so that q = T. An integer: that token of each sample, counted from its own end
-        if negative, so that q = 1; zeros in a sample too short to have it. An array: an external
-        query for each of n samples. A `query` that comes with the data overrides it.
+        None: Z = X, so that q = T. An integer: that token of each sample, counted from the end of
+        the sample if negative, so that q = 1; zeros in a sample that is too short. An array: an
+        external query for each of n samples. A `query` that comes with the data overrides it.
     prompt : array (q, d) of the same dtype, optional
         Trained query rows that all samples share; query must then be None.
     scale : float
-        Factor of the logits; 1.0 and not 1/sqrt(d) by default.
+        Factor of the logits; the default is 1.0, not 1/sqrt(d).
     causal : bool
         Whether a row sees only the tokens up to its own: row t of Z the tokens 0 ... t, the row of
         an integer query those up to that token. A prompt cannot be causal.
@@ -69,10 +68,10 @@ class Classifier(Model):
 
     losses: ClassVar[tuple[str, ...]] = ("logistic", "exponential", "linear", "squared")
 
-    W: Array | LowRank
+    W: Any  # Array or LowRank; which one, callers know
     U: Array
     query: int | Array | None = None
-    prompt: Array | None = None
+    prompt: Optional = None
     scale: float = 1.0
     causal: bool = False
 
@@ -86,19 +85,19 @@ class Classifier(Model):
         scale: float = 1.0,
         causal: bool = False,
     ) -> None:
-        W, heads, dim = settling.key_query(W)
-        U = _checks.real(U, "U", W.dtype, "W")
-        query, prompt = settling.query_side(query, prompt, dim, W.dtype)
-        rows = settling.rows(query, prompt)
-        _checks.shape(U, "U", "H q d", (heads, rows, dim), runs=True)
-        settling.no_empty_axis("W", W, "U", U)
+        W, heads, dim = validation.key_query(W)
+        U = checks.real(U, "U", W.dtype, "W")
+        query, prompt = validation.query_side(query, prompt, dim, W.dtype)
+        rows = validation.rows(query, prompt)
+        checks.shape(U, "U", "H q d", (heads, rows, dim), runs=True)
+        validation.no_empty_axis("W", W, "U", U)
         vars(self).update(
             W=W,
             U=frozen(U),
             query=query,
             prompt=prompt,
-            scale=_checks.finite(scale, "scale"),
-            causal=settling.causal(causal, prompt),
+            scale=validation.scale(scale, W.dtype),
+            causal=validation.causal(causal, prompt),
         )
         self._core  # noqa: B018  (checks that the run axes agree)
 
@@ -127,16 +126,34 @@ class Classifier(Model):
         runs : int, optional
             R, for parameters with a run axis.
         rank : int, optional
-            r, for a `LowRank` W; with `tied` its K is None.
+            r, for a `LowRank` W.
+        tied : bool
+            With `rank`: whether W has one factor, Q (K is None).
         prompt_rows : int, optional
-            q, for a prompt.
+            q, for a trained prompt of that many rows.
         dtype : float32 or float64
-        query, scale, causal
-            As for the class. U has q = `tokens` rows without a query or prompt, else as many as
-            that.
+        query : None, int or array (n, q, d)
+            The query side, as for the class. U has as many rows as the query side.
+        scale : float
+            The factor of the logits.
+        causal : bool
+            Whether a row sees only the tokens up to its own.
+
+        Returns
+        -------
+        Classifier
+            W (H, d, d) or its factors, U (H, q, d) and the prompt, with a leading R if `runs` is
+            given.
+
+        Raises
+        ------
+        TypeError
+            If a size, `query` or `dtype` is of the wrong kind.
+        ValueError
+            If a size is below 1, or `query` and `prompt_rows` are both given.
         """
         shapes = _shapes(heads, tokens, dim, rank, tied, prompt_rows, query, dtype)
-        arrays = starting.zeros(shapes, runs, dtype)
+        arrays = initializers.zeros(shapes, runs, dtype)
         return cls(**arrays, query=query, scale=scale, causal=causal)
 
     @classmethod
@@ -169,12 +186,40 @@ class Classifier(Model):
         std : float
             Standard deviation of every entry, at least 0.
         seed : int, numpy.random.Generator, or a sequence of them
-            Run r of a sequence is the draw of its entry r. The runs of one seed are independent.
-        runs, rank, tied, prompt_rows, dtype, query, scale, causal
-            As for `zeros`.
+            The draw of run r of a sequence is that of its entry r. The runs of one seed are
+            independent.
+        runs : int, optional
+            R, for parameters with a run axis.
+        rank : int, optional
+            r, for a `LowRank` W.
+        tied : bool
+            With `rank`: whether W has one factor, Q (K is None).
+        prompt_rows : int, optional
+            q, for a trained prompt of that many rows.
+        dtype : float32 or float64
+        query : None, int or array (n, q, d)
+            The query side, as for the class. U has as many rows as the query side.
+        scale : float
+            The factor of the logits.
+        causal : bool
+            Whether a row sees only the tokens up to its own.
+
+        Returns
+        -------
+        Classifier
+            W (H, d, d) or its factors, U (H, q, d) and the prompt, with a leading R if `runs` is
+            given.
+
+        Raises
+        ------
+        TypeError
+            If a size, a seed, `query` or `dtype` is of the wrong kind.
+        ValueError
+            If a size is below 1, `std` is negative, seeds are not as many as `runs`, or `query` and
+            `prompt_rows` are both given.
         """
         shapes = _shapes(heads, tokens, dim, rank, tied, prompt_rows, query, dtype)
-        arrays = starting.gaussian(shapes, std, seed, runs, dtype)
+        arrays = initializers.gaussian(shapes, std, seed, runs, dtype)
         return cls(**arrays, query=query, scale=scale, causal=causal)
 
     @classmethod
@@ -189,7 +234,35 @@ class Classifier(Model):
     ) -> Self:
         """Make the classifier one gradient step of random sign per head away from zero.
 
-        See `mhfast.models.random_step.random_step` for parameters and formula.
+            W_h = 0,   U_h = α_h / 2 · 1_q (Σ_i w_i y_i x̄_i / Σ w)ᵀ
+
+        with fair independent signs α_h and x̄_i the mean token of sample i; see
+        `mhfast.models.random_step`.
+
+        Parameters
+        ----------
+        data : Dataset
+            X (n, T, d), y (n,) of -1 and 1, weights w or None for ones.
+        heads : int
+            H, at least 1.
+        seed : int, numpy.random.Generator, or a sequence of them
+            A sequence gives a run axis.
+        query : int, optional
+            A token of each sample as the query, as for the class.
+        scale : float
+            The factor of the logits.
+
+        Returns
+        -------
+        Classifier
+            W (H, d, d) and U (H, q, d) of the dtype of the data.
+
+        Raises
+        ------
+        TypeError
+            If `data` is not a Dataset, or a seed is neither an integer nor a generator.
+        ValueError
+            If a label is neither -1 nor 1, or seeds are not as many as runs.
         """
         return cls(**random_step(data, heads, seed, query), query=query, scale=scale)
 
@@ -214,11 +287,11 @@ def _shapes(
     prompt_rows: int | None,
     query: int | npt.ArrayLike | None,
     dtype: npt.DTypeLike,
-) -> starting.Shapes:
+) -> initializers.Shapes:
     H, T, d = (
-        _checks.count(heads, "heads"),
-        _checks.count(tokens, "tokens"),
-        _checks.count(dim, "dim"),
+        checks.count(heads, "heads"),
+        checks.count(tokens, "tokens"),
+        checks.count(dim, "dim"),
     )
-    q = settling.query_rows(query, prompt_rows, T, d, _checks.float_dtype(dtype))
-    return starting.shapes(H, d, {"U": (H, q, d)}, rank, tied, prompt_rows)
+    q = validation.query_rows(query, prompt_rows, T, d, checks.float_dtype(dtype))
+    return initializers.shapes(H, d, {"U": (H, q, d)}, rank, tied, prompt_rows)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import Array
 from ..dataset.dataset import Seed, Seeds
 from .low_rank import LowRank
@@ -30,18 +30,18 @@ def shapes(
             raise ValueError("tied: expected False without a rank, got True")
         found: Shapes = {"W": (heads, dim, dim)}
     else:
-        factor = (heads, dim, _checks.count(rank, "rank"))
+        factor = (heads, dim, checks.count(rank, "rank"))
         found = {"Q": factor} if tied else {"Q": factor, "K": factor}
     found.update(readout)
     if prompt_rows is not None:
-        found["prompt"] = (_checks.count(prompt_rows, "prompt_rows"), dim)
+        found["prompt"] = (checks.count(prompt_rows, "prompt_rows"), dim)
     return found
 
 
 def zeros(shapes: Shapes, runs: int | None, dtype: npt.DTypeLike) -> dict[str, Any]:
     """Return the arguments of a constructor with all parameters zero."""
-    real = _checks.float_dtype(dtype)
-    lead = () if runs is None else (_checks.count(runs, "runs"),)
+    real = checks.float_dtype(dtype)
+    lead = () if runs is None else (checks.count(runs, "runs"),)
     return _arguments({name: np.zeros(lead + shape, real) for name, shape in shapes.items()})
 
 
@@ -53,14 +53,14 @@ def gaussian(
     Parameters are drawn in their order and in float64, so that a float32 model is the float64 model
     of the same seed rounded.
     """
-    real = _checks.float_dtype(dtype)
-    if _checks.finite(std, "std") < 0:
+    real = checks.float_dtype(dtype)
+    if checks.finite(std, "std") < 0:
         raise ValueError(f"std: expected a number of at least 0, got {std}")
     if runs is not None:
-        runs = _checks.count(runs, "runs")
-    if runs is None and not _checks.is_sequence(seed):
-        return _arguments(_draw(shapes, std, _checks.generator(seed), real))
-    draws = [_draw(shapes, std, rng, real) for rng in _checks.generators(seed, runs)]
+        runs = checks.count(runs, "runs")
+    if runs is None and not checks.is_sequence(seed):
+        return _arguments(_draw(shapes, std, checks.generator(seed), real))
+    draws = [_draw(shapes, std, rng, real) for rng in checks.generators(seed, runs)]
     return _arguments({name: np.stack([draw[name] for draw in draws]) for name in shapes})
 
 

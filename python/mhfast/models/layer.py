@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
-from .._arguments.values import Array, frozen
+from .._arguments import checks
+from .._arguments.values import Array, Optional, frozen
 from ..dataset.dataset import Seed, Seeds
-from . import initializers as starting
-from . import validation as settling
+from . import initializers, validation
 from .low_rank import LowRank
 from .model import Model
 
@@ -27,7 +26,7 @@ class Layer(Model):
         F(X) = Σ_h softmax(scale · Z W_h Xᵀ) X V_h,
 
     a (q, p) matrix for each sample X (T, d). softmax acts on every row. The query side Z (q, d) is
-    X itself, one of its tokens, external or a prompt; T is free.
+    X itself, one of its tokens, external or a prompt; T may be any number.
 
     The arrays are read-only and may have a run axis, as those of a `Classifier`.
 
@@ -37,8 +36,15 @@ class Layer(Model):
         Key-query matrices.
     V : array (H, d, p) of the same dtype
         Value matrices.
-    query, prompt, scale, causal
-        As for a `Classifier`.
+    query : None, int or array (n, q, d)
+        None: Z = X. An integer: that token of each sample. An array: an external query. As for a
+        `Classifier`.
+    prompt : array (q, d) of the same dtype, optional
+        Trained query rows that all samples share; query must then be None.
+    scale : float
+        Factor of the logits; the default is 1.0, not 1/sqrt(d).
+    causal : bool
+        Whether a row sees only the tokens up to its own.
 
     Raises
     ------
@@ -57,10 +63,10 @@ class Layer(Model):
         "logistic", "exponential", "linear", "squared", "cross_entropy",
     )  # fmt: skip
 
-    W: Array | LowRank
+    W: Any  # Array or LowRank; which one, callers know
     V: Array
     query: int | Array | None = None
-    prompt: Array | None = None
+    prompt: Optional = None
     scale: float = 1.0
     causal: bool = False
 
@@ -74,18 +80,18 @@ class Layer(Model):
         scale: float = 1.0,
         causal: bool = False,
     ) -> None:
-        W, heads, dim = settling.key_query(W)
-        V = _checks.real(V, "V", W.dtype, "W")
-        query, prompt = settling.query_side(query, prompt, dim, W.dtype)
-        _checks.shape(V, "V", "H d p", (heads, dim, None), runs=True)
-        settling.no_empty_axis("W", W, "V", V)
+        W, heads, dim = validation.key_query(W)
+        V = checks.real(V, "V", W.dtype, "W")
+        query, prompt = validation.query_side(query, prompt, dim, W.dtype)
+        checks.shape(V, "V", "H d p", (heads, dim, None), runs=True)
+        validation.no_empty_axis("W", W, "V", V)
         vars(self).update(
             W=W,
             V=frozen(V),
             query=query,
             prompt=prompt,
-            scale=_checks.finite(scale, "scale"),
-            causal=settling.causal(causal, prompt),
+            scale=validation.scale(scale, W.dtype),
+            causal=validation.causal(causal, prompt),
         )
         self._core  # noqa: B018  (checks that the run axes agree)
 
@@ -119,15 +125,34 @@ class Layer(Model):
         runs : int, optional
             R, for parameters with a run axis.
         rank : int, optional
-            r, for a `LowRank` W; with `tied` its K is None.
+            r, for a `LowRank` W.
+        tied : bool
+            With `rank`: whether W has one factor, Q (K is None).
         prompt_rows : int, optional
-            q, for a prompt.
+            q, for a trained prompt of that many rows.
         dtype : float32 or float64
-        query, scale, causal
-            As for the class.
+        query : None, int or array (n, q, d)
+            The query side, as for the class.
+        scale : float
+            The factor of the logits.
+        causal : bool
+            Whether a row sees only the tokens up to its own.
+
+        Returns
+        -------
+        Layer
+            W (H, d, d) or its factors, V (H, d, p) and the prompt, with a leading R if `runs` is
+            given.
+
+        Raises
+        ------
+        TypeError
+            If a size, `query` or `dtype` is of the wrong kind.
+        ValueError
+            If a size is below 1, or `query` and `prompt_rows` are both given.
         """
         shapes = _shapes(heads, dim, out_dim, rank, tied, prompt_rows)
-        arrays = starting.zeros(shapes, runs, dtype)
+        arrays = initializers.zeros(shapes, runs, dtype)
         return cls(**arrays, query=query, scale=scale, causal=causal)
 
     @classmethod
@@ -160,12 +185,40 @@ class Layer(Model):
         std : float
             Standard deviation of every entry, at least 0.
         seed : int, numpy.random.Generator, or a sequence of them
-            Run r of a sequence is the draw of its entry r. The runs of one seed are independent.
-        runs, rank, tied, prompt_rows, dtype, query, scale, causal
-            As for `zeros`.
+            The draw of run r of a sequence is that of its entry r. The runs of one seed are
+            independent.
+        runs : int, optional
+            R, for parameters with a run axis.
+        rank : int, optional
+            r, for a `LowRank` W.
+        tied : bool
+            With `rank`: whether W has one factor, Q (K is None).
+        prompt_rows : int, optional
+            q, for a trained prompt of that many rows.
+        dtype : float32 or float64
+        query : None, int or array (n, q, d)
+            The query side, as for the class.
+        scale : float
+            The factor of the logits.
+        causal : bool
+            Whether a row sees only the tokens up to its own.
+
+        Returns
+        -------
+        Layer
+            W (H, d, d) or its factors, V (H, d, p) and the prompt, with a leading R if `runs` is
+            given.
+
+        Raises
+        ------
+        TypeError
+            If a size, a seed, `query` or `dtype` is of the wrong kind.
+        ValueError
+            If a size is below 1, `std` is negative, seeds are not as many as `runs`, or `query` and
+            `prompt_rows` are both given.
         """
         shapes = _shapes(heads, dim, out_dim, rank, tied, prompt_rows)
-        arrays = starting.gaussian(shapes, std, seed, runs, dtype)
+        arrays = initializers.gaussian(shapes, std, seed, runs, dtype)
         return cls(**arrays, query=query, scale=scale, causal=causal)
 
     @property
@@ -182,7 +235,7 @@ class Layer(Model):
 
 def _shapes(
     heads: int, dim: int, out_dim: int, rank: int | None, tied: bool, prompt_rows: int | None
-) -> starting.Shapes:
-    H, d = _checks.count(heads, "heads"), _checks.count(dim, "dim")
-    p = _checks.count(out_dim, "out_dim")
-    return starting.shapes(H, d, {"V": (H, d, p)}, rank, tied, prompt_rows)
+) -> initializers.Shapes:
+    H, d = checks.count(heads, "heads"), checks.count(dim, "dim")
+    p = checks.count(out_dim, "out_dim")
+    return initializers.shapes(H, d, {"V": (H, d, p)}, rank, tied, prompt_rows)

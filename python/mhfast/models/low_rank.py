@@ -1,4 +1,4 @@
-"""`LowRank`: a key-query matrix kept as its factors."""
+"""`LowRank`: key-query matrices in factored form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.runs import NO_RUNS
 from .._arguments.values import Array, describe, frozen, same_fields
 
@@ -17,8 +17,8 @@ from .._arguments.values import Array, describe, frozen, same_fields
 class LowRank:
     """Key-query matrices W_h = Q_h K_hᵀ of rank r or less, in place of the `W` of a model.
 
-    Logits are computed as (Z Q_h) (X K_h)ᵀ, and the factors are what is trained. Each may have a
-    leading run axis. The arrays are read-only, as those of a model.
+    Logits are computed as (Z Q_h) (X K_h)ᵀ, and the factors are trained. Each may have a leading
+    run axis. The arrays are read-only, as those of a model.
 
     Parameters
     ----------
@@ -39,13 +39,13 @@ class LowRank:
     K: Array | None = None
 
     def __init__(self, Q: npt.ArrayLike, K: npt.ArrayLike | None = None) -> None:
-        Q = _checks.real(Q, "Q")
-        _checks.shape(Q, "Q", "H d r", (None, None, None), runs=True)
+        Q = checks.real(Q, "Q")
+        checks.shape(Q, "Q", "H d r", (None, None, None), runs=True)
         if Q.size == 0:
             raise ValueError(f"Q: expected no axis of length 0, got shape {Q.shape}")
         if K is not None:
-            K = _checks.real(K, "K", Q.dtype, "Q")
-            _checks.shape(K, "K", "H d r", Q.shape[-3:], runs=True)
+            K = checks.real(K, "K", Q.dtype, "Q")
+            checks.shape(K, "K", "H d r", Q.shape[-3:], runs=True)
             NO_RUNS.meet("Q", Q.shape, 3).meet("K", K.shape, 3)
         vars(self).update(Q=frozen(Q), K=None if K is None else frozen(K))
 
@@ -60,7 +60,13 @@ class LowRank:
         return self.Q.dtype
 
     def dense(self) -> Array:
-        """Return the matrices Q_h K_hᵀ themselves, (H, d, d)."""
+        """Compute the matrices W_h = Q_h K_hᵀ themselves.
+
+        Returns
+        -------
+        array (H, d, d) of the dtype of the factors
+            With a leading R if a factor has a run axis.
+        """
         product: Array = self.Q @ np.swapaxes(self.Q if self.K is None else self.K, -1, -2)
         return product
 

@@ -1,7 +1,8 @@
-"""What the models share: their query side, their parameters by name, their calls and run axis."""
+"""Common to the models: query side, parameters by name, calls and run axis."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
@@ -11,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core, config
-from .._arguments import checks as _checks
-from .._arguments.values import Array, describe, field_values, same_fields
+from .._arguments import checks
+from .._arguments.values import Array, Optional, describe, field_values, same_fields
 from . import problem as arguments
-from . import validation as settling
+from . import validation
 from .low_rank import LowRank
 from .problem import CoreModel
 
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class Model:
-    """Multi-head attention with a readout: what `Classifier` and `Layer` have in common."""
+    """Multi-head attention with a readout: the base class of `Classifier` and `Layer`."""
 
     losses: ClassVar[tuple[str, ...]]
-    """The names of the losses that the outputs of the model may have."""
+    """The names of the losses that are defined for the outputs of the model."""
 
-    W: Array | LowRank
+    W: Any  # Array or LowRank; which one, callers know
     query: int | Array | None
-    prompt: Array | None
+    prompt: Optional
     scale: float
     causal: bool
 
@@ -49,15 +50,16 @@ class Model:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of parameters, data and results: float32 or float64."""
-        return self.W.dtype
+        dtype: np.dtype[Any] = self.W.dtype
+        return dtype
 
     @property
-    def Q(self) -> Array | None:  # noqa: N802  (the name of the parameter)
+    def Q(self) -> Optional:  # noqa: N802  (the name of the parameter)
         """The query factor (H, d, r) of a `LowRank` W, else None."""
         return self.W.Q if isinstance(self.W, LowRank) else None
 
     @property
-    def K(self) -> Array | None:  # noqa: N802
+    def K(self) -> Optional:  # noqa: N802
         """The key factor (H, d, r) of a `LowRank` W that is not tied, else None."""
         return self.W.K if isinstance(self.W, LowRank) else None
 
@@ -68,9 +70,9 @@ class Model:
 
     @cached_property
     def parameters(self) -> Mapping[str, Array]:
-        """The arrays that can be trained, by name: those of W, Q, K, U, V and prompt there are."""
+        """The arrays that can be trained, by name: W or Q and K, U or V, and any prompt."""
         factored = isinstance(self.W, LowRank)
-        names = (name for name in _checks.PARAMETERS if not (name == "W" and factored))
+        names = (name for name in checks.PARAMETERS if not (name == "W" and factored))
         arrays = ((name, getattr(self, name, None)) for name in names)
         return MappingProxyType({name: array for name, array in arrays if array is not None})
 
@@ -85,7 +87,7 @@ class Model:
 
     @property
     def _rows(self) -> int | None:
-        """The number q of query rows, None if the parameters take any."""
+        """The number q of query rows, None if the parameters do not determine it."""
         raise NotImplementedError
 
     @property
@@ -95,7 +97,7 @@ class Model:
 
     def _query_rows(self, tokens: int) -> int:
         """Return the number q of query rows for samples of T = `tokens`."""
-        q = settling.rows(self.query, self.prompt) if self._rows is None else self._rows
+        q = validation.rows(self.query, self.prompt) if self._rows is None else self._rows
         return tokens if q is None else q
 
     def _targets(self, n: int, q: int, loss: str) -> tuple[str, tuple[int, ...]]:
@@ -124,14 +126,19 @@ class Model:
 
         Returns
         -------
-        array of the model's dtype: (n,) of a `Classifier`, (n, q, p) of a `Layer`. The result of a
-        sample does not depend on the others. In self-attention the rows of a layer at and beyond
-        `lengths` are 0. With a run axis in the model or in an argument it has a leading R.
+        array of the model's dtype
+            (n,) of a `Classifier`, (n, q, p) of a `Layer`; with a leading R if the model or an
+            argument
+            has a run axis. The result of a sample does not depend on the others. In self-attention
+            the
+            rows of a layer at and beyond `lengths` are 0.
 
         Raises
         ------
-        TypeError, ValueError
-            If an array has another dtype or does not fit the model.
+        TypeError
+            If an argument is of the wrong kind or dtype.
+        ValueError
+            If a shape or a value does not fit the model.
         """
         seen = arguments.problem(self, X, query=query, lengths=lengths)
         return _core.outputs(
@@ -150,17 +157,54 @@ class Model:
         """Compute the attention weights softmax(scale · Z_i W_h X_iᵀ).
 
         Rows sum to one; a row that sees no token is 0, and so is every weight of an unseen token.
-        Parameters and errors are those of calling the model.
+
+        Parameters
+        ----------
+        X : array (n, T, d) of the model's dtype, or Dataset
+        query : array (n, q, d), optional
+            An external query, in place of the model's own.
+        lengths : integers (n,), optional
+            The number of tokens of each sample; what is beyond has no influence.
+        num_threads : int, optional
+            Threads for this call, in place of the default.
 
         Returns
         -------
-        array (n, H, q, T) of the model's dtype, (R, n, H, q, T) with a run axis.
+        array of the model's dtype
+            (n, H, q, T), or (R, n, H, q, T) with a run axis.
+
+        Raises
+        ------
+        TypeError
+            If an argument is of the wrong kind or dtype.
+        ValueError
+            If a shape or a value does not fit the model.
         """
         seen = arguments.problem(self, X, query=query, lengths=lengths)
         return _core.attention(
             seen.data, self._core.parameters, seen.runs.length, self.scale, seen.causal,
             config.threads(num_threads),
         )  # fmt: skip
+
+    def replace(self, **changes: Any) -> Self:
+        """Return the model with other fields, checked as in its constructor.
+
+        Parameters
+        ----------
+        **changes
+            Arguments of the constructor by name, such as ``U=``, ``query=`` or ``scale=``.
+
+        Returns
+        -------
+        Classifier or Layer
+            Of the same kind; what is not given stays.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As the constructor.
+        """
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def __getitem__(self, index: int | slice | npt.ArrayLike) -> Self:
         """Select a run by an integer, or runs by a slice, integers or a mask.
@@ -174,7 +218,7 @@ class Model:
         """
         if self.runs is None:
             raise TypeError(f"expected a {type(self).__name__} with a run axis, got one without")
-        chosen = _checks.run_index(index, self.runs)
+        chosen = checks.run_index(index, self.runs)
         arrays = dict(self.parameters)
         if isinstance(self.query, np.ndarray):
             arrays["query"] = self.query

@@ -1,8 +1,8 @@
-"""Models and data in the form in which the core takes them, for single calls and for training.
+"""Models and data in the form that the core expects, for single calls and for training.
 
-A model becomes the tuple `parameters`, samples become a `Problem` with the tuple `data`. What a
-query token, a mask of lengths and the order of tokens mean is settled here: the core knows an
-external query side, lengths and causal rows only.
+A model becomes the tuple `parameters`, samples become a `Problem` with the tuple `data`. Query
+tokens, lengths and causal order are resolved here: the core supports an external query side,
+lengths and causal rows only.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
-from .._arguments import samples as _samples
+from .._arguments import checks, sample_checks
 from .._arguments.checks import PARAMETERS, Wrt
-from .._arguments.runs import NO_RUNS, Runs, repeated
+from .._arguments.names import Loss
+from .._arguments.runs import NO_RUNS, RunAxis, repeated
 from .._arguments.values import Array, frozen
 from ..dataset.dataset import Dataset, no_second_source
 from .low_rank import LowRank
@@ -39,33 +39,33 @@ AXES = {"W": 3, "Q": 3, "K": 3, "U": 3, "V": 3, "prompt": 2, "X": 3, "query": 3}
 """The number of axes of each array, and of its gradient, without the run axis."""
 
 BITS = {name: 1 << j for j, name in enumerate(AXES)}
-"""How the core is told the names of `wrt`."""
+"""The bits by which the core receives the names of `wrt`."""
 
 
 class CoreModel(NamedTuple):
-    """What the core is told of a model, worked out once for each model.
+    """A model in the form that the core expects, computed once for each model.
 
     Parameters
     ----------
     parameters : tuple
-        The arrays W, Q, K, U, V, prompt, None for those that the model has not.
+        The arrays W, Q, K, U, V, prompt, None for those that the model does not have.
     runs : Runs
         The run axis of the parameters and of an external query of the model.
     bits : int
         `wrt` for all parameters.
     plain : (q, d) or None
-        Shape of a sample of a classifier with self-attention and nothing else to heed; such calls
-        take a short way.
+        Shape of a sample of a classifier with plain self-attention, whose calls take a shorter
+        path.
     """
 
     parameters: CoreParameters
-    runs: Runs
+    runs: RunAxis
     bits: int
     plain: tuple[int, int] | None
 
 
-class Problem(NamedTuple):
-    """Samples as the core takes them for one model.
+class CoreProblem(NamedTuple):
+    """Samples in the form that the core expects for one model.
 
     Parameters
     ----------
@@ -80,13 +80,13 @@ class Problem(NamedTuple):
     """
 
     data: CoreData
-    runs: Runs
+    runs: RunAxis
     causal: bool
     token: int | npt.NDArray[np.int64] | None = None
 
 
 def core_model(model: Model) -> CoreModel:
-    """Work out what the core is told of a model. Models keep the result as ``_core``."""
+    """Convert a model to the form that the core expects. Models cache the result as ``_core``."""
     arrays = model.parameters
     U = arrays.get("U")
     runs = NO_RUNS
@@ -115,7 +115,7 @@ def named(parameters: CoreParameters) -> dict[str, Array]:
 
 
 def with_arrays(model: M, arrays: Mapping[str, Array]) -> M:
-    """Return `model` with other parameters, or another query, by name; the rest stays.
+    """Return `model` with some parameters, or the query, replaced by name.
 
     Arrays that are read-only and own their memory are kept, others are copied.
     """
@@ -124,7 +124,7 @@ def with_arrays(model: M, arrays: Mapping[str, Array]) -> M:
         before = old.get(name)
         if before is None or array.shape != before.shape or array.dtype != before.dtype:
             return dataclasses.replace(model, **_fields(model, arrays))  # type: ignore[type-var]
-    # Every step makes a model: what was settled for the one before is not settled again.
+    # Every step makes a model, so results of validation are taken over from the one before.
     new = {**old, **{name: frozen(array) for name, array in arrays.items()}}
     made = object.__new__(type(model))
     vars(made).update(vars(model))
@@ -137,7 +137,7 @@ def with_arrays(model: M, arrays: Mapping[str, Array]) -> M:
 
 
 def _fields(model: Model, arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """Return the fields of `model` that arrays belong to: factors make a W."""
+    """Return the fields of `model` for arrays by name; factors make a W."""
     fields: dict[str, Any] = dict(arrays)
     factors = {name: fields.pop(name) for name in ("Q", "K") if name in fields}
     if factors:
@@ -148,7 +148,7 @@ def _fields(model: Model, arrays: Mapping[str, Array]) -> dict[str, Any]:
 def trainable(parameters: CoreParameters, names: Iterable[str], runs: int) -> CoreParameters:
     """Return `parameters` for training: those in `names` as writable copies, one for each run.
 
-    With `runs` above 0 these have the leading axis of that length. The others are as they were.
+    With `runs` above 0 these have the leading axis of that length. The others are unchanged.
     """
     trained = set(names)
     W, Q, K, U, V, prompt = (
@@ -186,21 +186,24 @@ def wrt(model: Model, names: Wrt, *, inputs: bool = False) -> tuple[str, ...]:
 
 
 def bits(names: Iterable[str]) -> int:
-    """Return the names of `wrt` as the core takes them."""
+    """Return the names of `wrt` as the bits that the core expects."""
     return sum(BITS[name] for name in names)
 
 
-def loss(model: Model, name: str) -> str:
-    """Return the name of a loss that the model can have.
+def loss(model: Model, name: str) -> Loss:
+    """Check the name of a loss of the model.
 
     Raises
     ------
     ValueError
-        For another name; the message lists what there is.
+        If the model does not have this loss; the message lists its losses.
     """
     if name not in model.losses:
-        raise ValueError(f"loss: expected one of {', '.join(model.losses)}, got {name!r}")
-    return name
+        message = f"loss: expected one of {', '.join(model.losses)}, got {name!r}"
+        if name == "cross_entropy":
+            message += ", a loss of layers; of two classes labelled -1 and 1 it is 'logistic'"
+        raise ValueError(message)
+    return cast(Loss, name)
 
 
 def problem(
@@ -212,21 +215,21 @@ def problem(
     query: npt.ArrayLike | None = None,
     weight: npt.ArrayLike | None = None,
     lengths: npt.ArrayLike | None = None,
-    runs: Runs = NO_RUNS,
-) -> Problem:
-    """Return samples as the core takes them.
+    runs: RunAxis = NO_RUNS,
+) -> CoreProblem:
+    """Check samples and convert them to the form that the core expects.
 
     Parameters
     ----------
     model : Classifier or Layer
     X : array (n, T, d) or Dataset, which then holds y, query, weight and lengths
     y : array, optional
-        Targets of the shape that model and loss ask for.
+        Targets of the shape that model and loss require.
     loss : str, optional
         A loss of the model; "cotangent" for a real y that is an upstream gradient; None for outputs
         and attention, where y and weight do not matter.
     runs : Runs
-        A run axis met elsewhere, such as that of lr, or that of the problem before.
+        A run axis from another argument, such as lr or the training data.
 
     Raises
     ------
@@ -241,17 +244,17 @@ def problem(
         data = X
         X, y, query, weight, lengths = data.X, data.y, data.query, data.weight, data.lengths
     core = model._core
-    X = _checks.real(X, "X", model.dtype)
+    X = checks.real(X, "X", model.dtype)
     if loss is None:
         y = weight = None
     elif y is None:
         raise TypeError("y: expected labels beside the array X, got None")
     if query is weight is lengths is None and X.shape[1:] == core.plain and not runs.length:
         if y is None or loss is None:
-            return Problem((X, None, None, None, None), NO_RUNS, False)
-        targets = _samples.targets(y, loss, "n", (len(X),), X.dtype)
+            return CoreProblem((X, None, None, None, None), NO_RUNS, False)
+        targets = sample_checks.targets(y, loss, "n", (len(X),), X.dtype)
         if targets.ndim == 1:
-            return Problem((X, None, targets, None, None), NO_RUNS, False)
+            return CoreProblem((X, None, targets, None, None), NO_RUNS, False)
 
     seen = _seen(model, X, query, lengths, core.runs.join(runs))
     if y is None or loss is None:
@@ -264,44 +267,44 @@ def _seen(
     X: Array,
     query: npt.ArrayLike | None,
     lengths: npt.ArrayLike | None,
-    runs: Runs,
-) -> Problem:
-    """Settle the query side and the visible keys: a problem without y and weight."""
+    runs: RunAxis,
+) -> CoreProblem:
+    """Resolve the query side and the visible keys: a problem without y and weight."""
     if query is not None and model.prompt is not None:
         raise ValueError("query: expected None beside a model with a prompt, got an array")
     asking = model.query if query is None else query
     rows = model._rows
     itself = asking is None and model.prompt is None
-    _checks.shape(X, "X", "n T d", (None, rows if itself else None, model.dim), runs=True)
+    checks.shape(X, "X", "n T d", (None, rows if itself else None, model.dim), runs=True)
     runs = runs.meet("X", X.shape, 3)
     n, tokens, dim = X.shape[-3:]
     visible = None
     if lengths is not None:
-        visible = _samples.lengths(lengths, n, tokens)
+        visible = sample_checks.lengths(lengths, n, tokens)
         runs = runs.meet("lengths", visible.shape, 1)
 
     Z, token, causal = None, None, model.causal
     if query is None and isinstance(asking, int):
-        token, prefix = _samples.token(asking, tokens, visible)
-        Z = _samples.picked(X, token)
+        token, prefix = sample_checks.token(asking, tokens, visible)
+        Z = sample_checks.picked(X, token)
         if causal:  # one row sees the keys up to its token, as it does with shorter samples
             causal = False
             if np.less(prefix, tokens).any():
                 visible = np.full(n, prefix) if isinstance(prefix, int) else prefix
     elif asking is not None:
-        Z = _checks.real(asking, "query", model.dtype)
-        _checks.shape(Z, "query", "n q d", (n, rows, dim), runs=True)
+        Z = checks.real(asking, "query", model.dtype)
+        checks.shape(Z, "query", "n q d", (n, rows, dim), runs=True)
         runs = runs.meet("query", Z.shape, 3)
     if tokens == 0:
         raise ValueError(f"X: expected at least one token, got shape {X.shape}")
     if visible is not None:
-        X = _samples.padded(X, visible)
-    return Problem((X, Z, None, None, visible), runs, causal, token)
+        X = sample_checks.padded(X, visible)
+    return CoreProblem((X, Z, None, None, visible), runs, causal, token)
 
 
 def _labelled(
-    model: Model, seen: Problem, y: npt.ArrayLike, weight: npt.ArrayLike | None, loss: str
-) -> Problem:
+    model: Model, seen: CoreProblem, y: npt.ArrayLike, weight: npt.ArrayLike | None, loss: str
+) -> CoreProblem:
     """Add y and weight to a problem without them."""
     X, Z, _, _, lengths = seen.data
     n, tokens = X.shape[-3:-1]
@@ -310,13 +313,13 @@ def _labelled(
     if model.prompt is not None:
         q = model.prompt.shape[-2]
     letters, shape = model._targets(n, q, loss)
-    targets = _samples.targets(y, loss, letters, shape, X.dtype)
-    runs = seen.runs.meet(_samples.name(loss), targets.shape, len(shape))
+    targets = sample_checks.targets(y, loss, letters, shape, X.dtype)
+    runs = seen.runs.meet(sample_checks.name(loss), targets.shape, len(shape))
     weights = None
     if weight is not None:
-        weights, axes = _samples.weights(weight, shape[:2], X.dtype)
+        weights, axes = sample_checks.weights(weight, shape[:2], X.dtype)
         runs = runs.meet("weight", weights.shape, axes)
     if lengths is not None and itself and letters != "n":
         visible = np.arange(q) < lengths[..., None]
-        targets = _samples.filled(targets, visible, loss)
+        targets = sample_checks.filled(targets, visible, loss)
     return seen._replace(data=(X, Z, targets, weights, lengths), runs=runs)

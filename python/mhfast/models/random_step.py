@@ -6,18 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset, Seed, Seeds
-from ..dataset.seeds import START, settled, signs, stream
+from ..dataset.seeds import START, integer_seed, signs, stream
 
 
 def random_step(data: Dataset, heads: int, seed: Seed | Seeds, query: int | None) -> dict[str, Any]:
-    """Return the arrays of the classifier one gradient step of random sign per head from zero.
+    """Return the arrays of the classifier one gradient step with a random sign per head from zero.
 
         W_h = 0,   U_h = α_h / 2 · 1_q (Σ_i w_i y_i x̄_i / Σ w)ᵀ
 
     x̄_i (d,) is the mean token of sample i within its length, α_h independent fair signs.  This is a
-    step of size sqrt(H) of the logistic loss from zero, with its sign drawn anew for each head, so
+    step of size sqrt(H) of the logistic loss from zero, with an independent sign for each head, so
     that outputs do not grow with H.
 
     Parameters
@@ -27,7 +27,7 @@ def random_step(data: Dataset, heads: int, seed: Seed | Seeds, query: int | None
     heads : int
         H.
     seed : int, numpy.random.Generator, or a sequence of them
-        A run axis comes of a sequence of seeds or of the data. Run r is that of entry r and of the
+        A sequence of seeds or a run axis of the data gives a run axis. Run r uses entry r and the
         data of run r; the runs of one seed have independent signs.
     query : int, optional
         As for `Classifier`.  U has as many rows as the query side of data and model.
@@ -35,7 +35,7 @@ def random_step(data: Dataset, heads: int, seed: Seed | Seeds, query: int | None
     Returns
     -------
     dict of W (H,d,d) and U (H,q,d)
-        Of the dtype of the data, with the run axis there is.
+        Of the dtype of the data, with the run axis if there is one.
 
     Raises
     ------
@@ -51,21 +51,26 @@ def random_step(data: Dataset, heads: int, seed: Seed | Seeds, query: int | None
     """
     if not isinstance(data, Dataset):
         raise TypeError(f"data: expected a Dataset, got {type(data).__name__}")
-    heads = _checks.count(heads, "heads")
-    if data.runs is None and not _checks.is_sequence(seed):
-        return _of_one_run(data, stream(settled(seed), START), heads, query)
-    streams = _streams(seed, data.runs)
-    sides = [data] * len(streams) if data.runs is None else map(data.run, range(data.runs))
-    steps = [_of_one_run(side, rng, heads, query) for side, rng in zip(sides, streams, strict=True)]
+    heads = checks.count(heads, "heads")
+    if data.runs is None and not checks.is_sequence(seed):
+        return _of_one_run(data, stream(integer_seed(seed), START), heads, query)
+    generators = _generators(seed, data.runs)
+    data_of_runs = (
+        [data] * len(generators) if data.runs is None else map(data.run, range(data.runs))
+    )
+    steps = [
+        _of_one_run(data_of_run, rng, heads, query)
+        for data_of_run, rng in zip(data_of_runs, generators, strict=True)
+    ]
     return {name: np.stack([step[name] for step in steps]) for name in steps[0]}
 
 
-def _streams(seed: Seed | Seeds, runs: int | None) -> list[np.random.Generator]:
-    """Return the stream of each run: that of its own seed, or one of those of a common seed."""
-    if not _checks.is_sequence(seed):
-        root = settled(seed)
+def _generators(seed: Seed | Seeds, runs: int | None) -> list[np.random.Generator]:
+    """Return the random stream of each run: from its own seed, or spawned from a common seed."""
+    if not checks.is_sequence(seed):
+        root = integer_seed(seed)
         return [stream(root, START, r) for r in range(runs or 1)]
-    seeds = [settled(one) for one in seed]  # type: ignore[union-attr]
+    seeds = [integer_seed(one) for one in seed]  # type: ignore[union-attr]
     if not seeds or (runs is not None and len(seeds) != runs):
         expected = "at least one" if runs is None else f"R = {runs} of them"
         raise ValueError(f"seed: expected {expected}, got {len(seeds)}")
@@ -76,7 +81,7 @@ def _of_one_run(
     data: Dataset, rng: np.random.Generator, heads: int, query: int | None
 ) -> dict[str, Any]:
     """Return the arrays of one run."""
-    _checks.shape(data.y, "y", "n", (data.n,))
+    checks.shape(data.y, "y", "n", (data.n,))
     y = data.y.astype(np.float64)
     wrong = np.flatnonzero(np.abs(y) != 1.0)
     if wrong.size:

@@ -18,20 +18,25 @@ M = TypeVar("M", bound=Model)
 def stack(models: Sequence[M]) -> M:
     """Put models side by side on the run axis: ``stack(models)[r]`` equals ``models[r]``.
 
-    A model that has a run axis already gives all its runs, one after the other. External queries
-    that are equal stay shared.
+    A model that already has a run axis contributes all its runs. External queries that are equal
+    stay shared.
 
     Parameters
     ----------
     models : sequence of Classifier or of Layer
-        At least one; alike in kind, shapes, dtype, scale, causal and integer query.
+        At least one; all of the same kind, shapes, dtype, scale, causal and integer query.
+
+    Returns
+    -------
+    Classifier or Layer
+        Of the kind of the models, with a run axis of as many runs as they have together.
 
     Raises
     ------
     TypeError
-        If something is no model, or another kind of model or dtype than the first.
+        If an entry is not a model, or differs from the first in class or dtype.
     ValueError
-        If there is none, or one differs from the first in anything but values of arrays.
+        If there is none, or one differs from the first in more than the values of arrays.
     """
     models = list(models)
     if not models:
@@ -80,7 +85,7 @@ def _check_alike(first: Model, model: Model, name: str) -> None:
 
 
 def _shapes(model: Model) -> str:
-    """Tell the parameters and their shapes without a run axis."""
+    """Describe the parameters and their shapes without a run axis."""
     shapes = (
         f"{name} {array.shape[-arguments.AXES[name] :]}" for name, array in model.parameters.items()
     )

@@ -1,4 +1,4 @@
-"""Arguments of model constructors, checked and in the form in which models keep them."""
+"""Arguments of model constructors, checked and in the form that models store."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import Array, frozen
 from .low_rank import LowRank
 
 
 def key_query(W: npt.ArrayLike | LowRank) -> tuple[Array | LowRank, int, int]:
-    """Return W as it is kept, with the number H of heads and the dimension d."""
+    """Return W in the form that models store, the number H of heads and the dimension d."""
     if isinstance(W, LowRank):
         return W, *W.Q.shape[-3:-1]
-    W = _checks.real(W, "W")
+    W = checks.real(W, "W")
     columns = W.shape[-1] if W.ndim else None
-    _checks.shape(W, "W", "H d d", (None, columns, columns), runs=True)
+    checks.shape(W, "W", "H d d", (None, columns, columns), runs=True)
     return frozen(W), *W.shape[-3:-1]
 
 
@@ -33,22 +33,22 @@ def query_side(
     if prompt is not None:
         if query is not None:
             raise ValueError("query: expected None beside a prompt, got both")
-        rows = _checks.real(prompt, "prompt", dtype, like)
-        _checks.shape(rows, "prompt", "q d", (None, dim), runs=True)
+        rows = checks.real(prompt, "prompt", dtype, like)
+        checks.shape(rows, "prompt", "q d", (None, dim), runs=True)
         if rows.size == 0:
             raise ValueError(f"prompt: expected at least one row, got shape {rows.shape}")
         return None, frozen(rows)
     if query is None:
         return None, None
     if not np.ndim(query):
-        return _checks.integer(query, "query", "an integer or an array (n, q, d)"), None
-    Z = _checks.real(query, "query", dtype, like)
-    _checks.shape(Z, "query", "n q d", (None, None, dim), runs=True)
+        return checks.integer(query, "query", "an integer or an array (n, q, d)"), None
+    Z = checks.real(query, "query", dtype, like)
+    checks.shape(Z, "query", "n q d", (None, None, dim), runs=True)
     return frozen(Z), None
 
 
 def rows(query: int | Array | None, prompt: Array | None) -> int | None:
-    """Return the number q of rows that `query` or `prompt` decide on, None if the tokens do."""
+    """Return the number q of rows that `query` or `prompt` determine, None if the tokens do."""
     if prompt is not None:
         return int(prompt.shape[-2])
     if query is None:
@@ -63,18 +63,40 @@ def query_rows(
     dim: int,
     dtype: np.dtype[Any],
 ) -> int:
-    """Return the number q of rows of the readout of a classifier that is still to be made."""
+    """Return the number q of rows of the readout of a classifier that is being made."""
     if prompt_rows is not None:
-        return _checks.count(prompt_rows, "prompt_rows")
+        return checks.count(prompt_rows, "prompt_rows")
     which, _ = query_side(query, None, dim, dtype, "the model")
     if isinstance(which, int):
-        _checks.token_index(which, tokens)
+        checks.token_index(which, tokens)
     q = rows(which, None)
     return tokens if q is None else q
 
 
+def scale(value: object, dtype: np.dtype[Any]) -> float:
+    """Return the factor of the logits as a float that ``dtype`` can hold.
+
+    Raises
+    ------
+    TypeError
+        If it is no real number.
+    ValueError
+        If it is not finite, or neither zero nor within the range of ``dtype``.
+    """
+    number = checks.finite(value, "scale")
+    with np.errstate(over="ignore", under="ignore"):
+        kept = float(dtype.type(number))
+    if np.isinf(kept) or (kept == 0) != (number == 0):
+        limits = np.finfo(dtype)
+        raise ValueError(
+            f"scale: expected 0 or a number between {limits.smallest_subnormal:.1e} and "
+            f"{limits.max:.1e}, the range of {dtype.name}, got {number}"
+        )
+    return number
+
+
 def causal(value: object, prompt: Array | None) -> bool:
-    """Return `causal` as a bool, which a model with a prompt cannot have."""
+    """Return `causal` as a bool; a model with a prompt cannot be causal."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"causal: expected True or False, got {type(value).__name__}")
     if value and prompt is not None:

@@ -1,4 +1,4 @@
-"""What all optimizers have in common: decay, clipping, schedule and projection."""
+"""Common to all optimizers: decay, clipping, schedule and projection."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ Rates: TypeAlias = float | Numbers
 Schedule: TypeAlias = Numbers
 
 GROUPINGS = ("tensor", "head", "all")
+MOST_SHOWN = 8
 PROJECTIONS = ("ball", "sphere")
 
 
@@ -26,20 +27,21 @@ class StepRule:
     Parameters
     ----------
     schedule : sequence of float (steps,), optional
-        Entry k multiplies the step size at step k, counted from the start of the run (a continued
-        run goes on in it). It must cover every step that is taken. Kept as a tuple.
+        Entry k multiplies the step size at step k, counted from the start of the run (also in a
+        resumed run). It must cover every step that is taken. Stored as a tuple.
     l2 : float
         λ of the weight decay λθ added to the gradient; the recorded loss does not contain it.
     clip : float
-        Largest norm of the gradient over all trained parameters; a longer one is scaled to it.
+        Largest norm of the gradient over all trained parameters; a longer gradient is scaled down
+        to it.
     project : {None, "ball", "sphere"}
         After the step: "ball" scales parameters whose norm is above `radius` to it, "sphere" all
-        parameters but zero.
+        parameters except zeros.
     radius : float, optional
         The radius of the projection, above 0; given if and only if `project` is.
     project_by : {"tensor", "head", "all"}
-        What is projected by a norm of its own: every parameter, every head of every parameter, or
-        all trained parameters together. A parameter without heads counts as one head.
+        Over what the norm is taken: each parameter, each head of each parameter, or all trained
+        parameters together. A parameter without heads counts as one head.
 
     Raises
     ------
@@ -51,7 +53,7 @@ class StepRule:
 
     name: ClassVar[str]
     slots: ClassVar[int] = 0
-    """How many arrays of a parameter's shape the rule carries from step to step."""
+    """The number of arrays of state per parameter, of its shape."""
 
     schedule: Schedule | None = None
     l2: float = 0.0
@@ -62,9 +64,9 @@ class StepRule:
 
     def __post_init__(self) -> None:
         if self.schedule is not None:
-            self._settle("schedule", _numbers("schedule", "steps", self.schedule))
-        self._settle("l2", at_least_zero("l2", self.l2))
-        self._settle("clip", positive("clip", self.clip))
+            self._set_field("schedule", _numbers("schedule", "steps", self.schedule))
+        self._set_field("l2", at_least_zero("l2", self.l2))
+        self._set_field("clip", positive("clip", self.clip))
         one_of("project_by", self.project_by, GROUPINGS)
         if self.project is not None:
             one_of("project", self.project, PROJECTIONS)
@@ -72,22 +74,32 @@ class StepRule:
                 raise TypeError(
                     f"radius: expected a number with project={self.project!r}, got None"
                 )
-            self._settle("radius", positive("radius", self.radius, finite=True))
+            self._set_field("radius", positive("radius", self.radius, finite=True))
         elif self.radius is not None:
             raise ValueError(f"radius: expected None without project=, got {self.radius!r}")
 
-    def _settle(self, field: str, value: object) -> None:
-        object.__setattr__(self, field, value)  # the way around `frozen` that dataclasses offer
+    def _set_field(self, field: str, value: object) -> None:
+        object.__setattr__(self, field, value)  # the way to set a field when frozen
 
     def __repr__(self) -> str:
-        """Return the constructor call: what is positional, then what differs from its default."""
+        """Return the constructor call: positional arguments, then those that are not defaults.
+
+        Of many numbers only some are shown.
+        """
         order = sorted(fields(self), key=lambda field: bool(field.kw_only))
         given = (
-            f"{field.name}={getattr(self, field.name)!r}"
+            f"{field.name}={_shown(getattr(self, field.name))}"
             for field in order
             if field.default is MISSING or getattr(self, field.name) != field.default
         )
         return f"{type(self).__name__}({', '.join(given)})"
+
+
+def _shown(value: object) -> str:
+    """Return the repr of a field; of a long sequence its ends."""
+    if not isinstance(value, tuple) or len(value) <= MOST_SHOWN:
+        return repr(value)
+    return f"<{len(value)} numbers, {value[0]!r} to {value[-1]!r}>"
 
 
 def number(name: str, value: object) -> float:

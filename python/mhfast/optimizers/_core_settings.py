@@ -1,4 +1,4 @@
-"""Optimizers as the C++ core takes them, and the step sizes of some of several runs."""
+"""Optimizers in the form that the C++ core expects, and the step sizes of selected runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _UNUSED = {
     "beta2": 0.999, "weight_decay": 0.0, "target": 0.0, "factor": 0.5, "max_lr": math.inf,
     "p": 2.0, "normalized": False,
 }  # fmt: skip
-"""What stands for a field that a rule has not; only the step size of `PolyakStep` matters."""
+"""Placeholders for fields that an optimizer does not have; only the step size of `PolyakStep` is
+used."""
 
 
 def core_settings(optimizer: Optimizer, last: int, runs: int | None = None) -> dict[str, Any]:
-    """Return the optimizer as the C++ core takes it, for training that ends at step ``last``.
+    """Return the optimizer in the form that the core expects, for training up to step ``last``.
 
     With ``runs`` (R) there is a step size for each of them.
 
@@ -43,7 +44,7 @@ def core_settings(optimizer: Optimizer, last: int, runs: int | None = None) -> d
 
 
 def of_runs(optimizer: Optimizer, index: int | slice | np.ndarray[Any, Any]) -> Optimizer:
-    """Return the optimizer with the step sizes of some of its runs, of one run for an integer."""
+    """Return the optimizer with the step sizes of selected runs, of one run for an integer."""
     lr = getattr(optimizer, "lr", None)
     if not isinstance(lr, tuple):
         return optimizer

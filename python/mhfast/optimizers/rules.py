@@ -1,8 +1,8 @@
-"""The optimizers. θ stands for what is trained, g for its gradient after decay and clipping.
+"""The optimizers. θ are the trained parameters, g their gradient after decay and clipping.
 
 Plain gradient descent is the setting of Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization
 and Generalization of Multi-head Attention"; normalized steps, Polyak's step and mirror descent
-belong to the work on the implicit bias of attention. Every class takes the keyword fields of
+come from the work on the implicit bias of attention. Every class takes the keyword fields of
 `StepRule`: ``schedule, l2, clip, project, radius, project_by``.
 """
 
@@ -33,7 +33,7 @@ class GradientDescent(StepRule):
     Parameters
     ----------
     lr : float or (R,)
-        Step size, finite and at least 0, or one for each of R runs. Kept as a float or a tuple.
+        Step size, finite and at least 0, or one for each of R runs. Stored as a float or a tuple.
     """
 
     name: ClassVar[str] = "gradient_descent"
@@ -42,15 +42,15 @@ class GradientDescent(StepRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle("lr", rates(self.lr))
+        self._set_field("lr", rates(self.lr))
 
 
 @dataclass(frozen=True, repr=False)
 class NormalizedGradientDescent(StepRule):
     """Normalized gradient descent: θ_{k+1} = θ_k - lr g / (‖g‖ + eps).
 
-    A gradient that is exactly zero makes no step. The direction stays right where attention is so
-    saturated that the gradient itself is too small for the number format.
+    With a gradient of exactly zero no step is taken. The direction stays accurate even if attention
+    is so saturated that the gradient itself underflows.
 
     Parameters
     ----------
@@ -59,12 +59,12 @@ class NormalizedGradientDescent(StepRule):
     eps : float
         Added to the norm, finite and at least 0.
     by : {"tensor", "head", "all"}
-        What has a norm of its own: every parameter, every head of every parameter, or all trained
+        Over what the norm is taken: each parameter, each head of each parameter, or all trained
         parameters together. A parameter without heads counts as one head.
 
     Notes
     -----
-    Clipping comes before normalizing, so that it only matters together with ``eps``.
+    Clipping comes before normalizing, so it has an effect only together with ``eps``.
     """
 
     name: ClassVar[str] = "normalized_gradient_descent"
@@ -75,8 +75,8 @@ class NormalizedGradientDescent(StepRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle("lr", rates(self.lr))
-        self._settle("eps", at_least_zero("eps", self.eps))
+        self._set_field("lr", rates(self.lr))
+        self._set_field("eps", at_least_zero("eps", self.eps))
         one_of("by", self.by, GROUPINGS)
 
 
@@ -86,17 +86,17 @@ class PolyakStep(StepRule):
 
         θ_{k+1} = θ_k - min(max_lr, factor (L - target) / ‖g‖²) g,   no step if L <= target.
 
-    L is the recorded loss and ‖g‖ the norm over all that is trained. A schedule multiplies the step
-    size.
+    L is the recorded loss and ‖g‖ the norm over all trained parameters. A schedule multiplies the
+    step size.
 
     Parameters
     ----------
     max_lr : float
         Largest step size, above 0.
     target : float
-        The loss to be reached, for separable data 0.
+        The smallest attainable loss; 0 for separable data.
     factor : float
-        1 is Polyak's own step, 1/2 the more careful one; finite and above 0.
+        1 is Polyak's own step size, 1/2 a more cautious one; finite and above 0.
 
     References
     ----------
@@ -111,9 +111,9 @@ class PolyakStep(StepRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle("max_lr", positive("max_lr", self.max_lr))
-        self._settle("target", number("target", self.target))
-        self._settle("factor", positive("factor", self.factor, finite=True))
+        self._set_field("max_lr", positive("max_lr", self.max_lr))
+        self._set_field("target", number("target", self.target))
+        self._set_field("factor", positive("factor", self.factor, finite=True))
         if math.isinf(self.target):
             raise ValueError(f"target: expected a finite number, got {self.target}")
 
@@ -147,9 +147,9 @@ class Momentum(StepRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle("lr", rates(self.lr))
-        self._settle("beta", fraction("beta", self.beta))
-        self._settle("nesterov", truth("nesterov", self.nesterov))
+        self._set_field("lr", rates(self.lr))
+        self._set_field("beta", fraction("beta", self.beta))
+        self._set_field("nesterov", truth("nesterov", self.nesterov))
 
 
 @dataclass(frozen=True, repr=False)
@@ -169,7 +169,8 @@ class Adam(StepRule):
     beta1, beta2 : float
         In [0, 1).
     eps : float
-        Finite and at least 0.
+        Finite and at least 0. Where v and eps are 0 there is no step: an entry whose gradient has
+        always been 0, or so small that its square is, stays but for the decay.
     weight_decay : float
         The decoupled decay of AdamW, finite and at least 0; Adam's own is ``l2``.
 
@@ -190,11 +191,11 @@ class Adam(StepRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle("lr", rates(self.lr))
-        self._settle("beta1", fraction("beta1", self.beta1))
-        self._settle("beta2", fraction("beta2", self.beta2))
-        self._settle("eps", at_least_zero("eps", self.eps))
-        self._settle("weight_decay", at_least_zero("weight_decay", self.weight_decay))
+        self._set_field("lr", rates(self.lr))
+        self._set_field("beta1", fraction("beta1", self.beta1))
+        self._set_field("beta2", fraction("beta2", self.beta2))
+        self._set_field("eps", at_least_zero("eps", self.eps))
+        self._set_field("weight_decay", at_least_zero("weight_decay", self.weight_decay))
 
 
 @dataclass(frozen=True, repr=False)
@@ -212,10 +213,10 @@ class MirrorDescent(StepRule):
     p : float
         Finite and above 1.
     normalized : bool
-        Divide g by its dual norm ‖g‖_{p/(p-1)} first; a gradient that is exactly zero makes no
-        step.
+        Divide g by its dual norm ‖g‖_{p/(p-1)} first; with a gradient of exactly zero no step is
+        taken.
     by : {"tensor", "head", "all"}
-        What has a norm of its own, as in `NormalizedGradientDescent`.
+        Over what the norm is taken, as in `NormalizedGradientDescent`.
 
     References
     ----------
@@ -232,11 +233,11 @@ class MirrorDescent(StepRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle("lr", rates(self.lr))
-        self._settle("p", number("p", self.p))
+        self._set_field("lr", rates(self.lr))
+        self._set_field("p", number("p", self.p))
         if not 1.0 < self.p < math.inf:
             raise ValueError(f"p: expected a finite number above 1, got {self.p}")
-        self._settle("normalized", truth("normalized", self.normalized))
+        self._set_field("normalized", truth("normalized", self.normalized))
         one_of("by", self.by, GROUPINGS)
 
 

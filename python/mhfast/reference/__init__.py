@@ -2,12 +2,12 @@
 
 Functions take a `mhfast.Classifier` or `mhfast.Layer`, or anything with their attributes, and plain
 arrays, which may all have a run axis.  Every function states its shapes and its formula and then
-writes that formula down.  The compiled kernels are tested against it; nothing here is meant to be
-fast.  Gradients are dicts of arrays by name.
+implements that formula directly. The compiled kernels are tested against it; nothing here is meant
+to be fast.  Gradients are dicts of arrays by name.
 
 `model`: parameters, query rows and visible keys.  `attention`: weights and outputs.  `losses`.
-`gradients`: centred, so that they are right in saturation.  `normalized`: directions of gradients
-that underflow.  `hessian`.  `training`: the optimizers.  `runs`: the run axis, a loop.
+`gradients`: centred, so that they are accurate in saturation.  `normalized`: directions of
+gradients that underflow.  `hessian`.  `training`: the optimizers.  `runs`: the run axis, a loop.
 """
 
 from .attention import attention, outputs

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .attention import output_root, read_out, weights
-from .losses import loss_terms, real_targets, shares
+from .losses import loss_terms, loss_weights, real_targets
 from .model import Array, Inputs, Model, Query, double, inputs
 from .runs import over_runs
 
@@ -79,7 +79,7 @@ def softmax_tangent(A: Array, C: Array) -> Array:
 
 
 def textbook_softmax_tangent(A: Array, C: Array) -> Array:
-    """A∘(C - rowsum(A∘C)), taken literally."""
+    """A∘(C - rowsum(A∘C)), evaluated as written."""
     D: Array = A * (C - (A * C).sum(axis=-1, keepdims=True))
     return D
 
@@ -121,7 +121,7 @@ def readout_gradient(model: Model, A: Array, X: Array, G: Array) -> Gradient:
 
 
 def through_factors(model: Model, dW: Array) -> Gradient:
-    """Turn ∂W (H,d,d) into the gradients of what W is made of."""
+    """Turn ∂W (H,d,d) into the gradients of W or of its factors."""
     Q, K = model.Q, model.K
     if Q is None:
         return {"W": dW}
@@ -160,8 +160,8 @@ def backward(
 ) -> Gradient:
     """Gradients of Σ cotangent · outputs, cotangent (n,) for a classifier, (n,q,p) for a layer.
 
-    `wrt` None means all parameters; also "X", which has what reaches it as a query row, and
-    "query" for external rows.
+    `wrt` None means all parameters; also "X", which includes its part as query rows, and "query"
+    for external rows.
     """
     model = Model.of(model)
     data = inputs(model, X, query, lengths)
@@ -190,12 +190,12 @@ def value_and_grad(
     data = inputs(model, X, query, lengths)
     A = weights(model, data)
     F = read_out(model, data.X, A)
-    share = shares(data, F, weight, loss)
-    value, slope, _ = loss_terms(F, real_targets(data, y), loss)
-    gradient = _pull_back(model, data, A, share * slope, wrt, jacobian)
-    return float((share * value).sum()), gradient
+    loss_weight = loss_weights(data, F, weight, loss)
+    value, loss_derivative, _ = loss_terms(F, real_targets(data, y), loss)
+    gradient = _pull_back(model, data, A, loss_weight * loss_derivative, wrt, jacobian)
+    return float((loss_weight * value).sum()), gradient
 
 
 def textbook_value_and_grad(model: Any, X: ArrayLike, y: ArrayLike, **options: Any) -> Any:
-    """As `value_and_grad`, with D = A∘(C - rowsum(A∘C)) taken literally, for comparison."""
+    """As `value_and_grad`, with D = A∘(C - rowsum(A∘C)) evaluated as written, for comparison."""
     return value_and_grad(model, X, y, jacobian=textbook_softmax_tangent, **options)

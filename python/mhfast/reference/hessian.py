@@ -1,4 +1,4 @@
-"""The Hessian of the loss times a direction, by the exact formula.
+"""Hessian-vector products of the loss, by the exact formula.
 
 Every line of `gradients` is differentiated along the direction (forward over backward), where a
 dot stands for the derivative along it:
@@ -38,7 +38,7 @@ from .gradients import (
     softmax_tangent,
     through_factors,
 )
-from .losses import loss_terms, real_targets, shares, slope_tangent
+from .losses import derivative_tangent, loss_terms, loss_weights, real_targets
 from .model import Array, Model, Query, double, inputs
 from .runs import named_parts, over_runs
 
@@ -47,8 +47,8 @@ def hvp(model: Any, X: ArrayLike, y: ArrayLike, tangent: Any, **options: Any) ->
     """Hessian of the loss of `value_and_grad` times `tangent`, by name of the parameter.
 
     tangent: a dict, or a record such as `Gradients`, of arrays shaped like parameters; those that
-    are missing or None do not move.  `options`: loss, wrt (parameters whose rows of the product
-    are wanted), query, weight, lengths.
+    are missing or None are zero.  `options`: loss, wrt (parameters for which the product is
+    computed), query, weight, lengths.
     """
     return _hvp(model, X, y, named_parts(tangent), **options)
 
@@ -80,9 +80,9 @@ def _hvp(
 
     F = read_out(model, X, A)
     dF = read_out(model, X, dA) + read_out(moving, X, A)
-    share, target = shares(data, F, weight, loss), real_targets(data, y)
-    G = share * loss_terms(F, target, loss)[1]
-    dG = share * slope_tangent(F, target, dF, loss)
+    loss_weight, target = loss_weights(data, F, weight, loss), real_targets(data, y)
+    G = loss_weight * loss_terms(F, target, loss)[1]
+    dG = loss_weight * derivative_tangent(F, target, dF, loss)
 
     C = logit_gradient(X, cotangent_of_attended(model, G))
     dB = cotangent_of_attended(model, dG) + cotangent_of_attended(moving, G)

@@ -1,4 +1,4 @@
-"""Losses of outputs: value, slope and curvature, stable at any margin; and who counts how much."""
+"""Losses of outputs: value, derivative and curvature, stable at any margin; weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOSSES = ("logistic", "exponential", "linear", "squared", "cross_entropy")
 def loss_terms(
     outputs: ArrayLike, y: ArrayLike, loss: str = "logistic"
 ) -> tuple[Array, Array, Array]:
-    """Losses ℓ, their slopes r = ∂ℓ/∂F and log|r|, of outputs F and targets y of one shape.
+    """Losses ℓ, their derivatives r = ∂ℓ/∂F and log|r|, of outputs F and targets y of one shape.
 
     With the margin m = y F, y = ±1:
 
@@ -26,7 +26,7 @@ def loss_terms(
         cross_entropy   logsumexp(F) - F_y        r = softmax(F) - onehot(y)
 
     The last takes rows F (...,p), classes y (...) and gives values (...,1).  log|r| stays finite
-    where r itself underflows.
+    even if r itself underflows.
 
     Raises
     ------
@@ -41,8 +41,8 @@ def loss_terms(
     if loss == "logistic":
         small = np.exp(-np.abs(m))
         value = np.log1p(small) + np.maximum(-m, 0.0)
-        slope = -y * np.where(m > 0, small, 1.0) / (1.0 + small)
-        return value, slope, -np.log1p(small) - np.maximum(m, 0.0)
+        loss_derivative = -y * np.where(m > 0, small, 1.0) / (1.0 + small)
+        return value, loss_derivative, -np.log1p(small) - np.maximum(m, 0.0)
     if loss == "exponential":
         with np.errstate(over="ignore"):
             return np.exp(-m), -y * np.exp(-m), -m
@@ -61,8 +61,8 @@ def _cross_entropy(F: Array, y: NDArray[np.int64]) -> tuple[Array, Array, Array]
     F_y = np.where(own, F, 0.0).sum(axis=-1)
     value = np.logaddexp(0.0, log_others - F_y)[..., None]
     log_slope = np.where(own, log_others[..., None], F) - F_y[..., None] - value
-    slope = np.where(own, -1.0, 1.0) * np.exp(log_slope)
-    return value, slope, log_slope
+    loss_derivative = np.where(own, -1.0, 1.0) * np.exp(log_slope)
+    return value, loss_derivative, log_slope
 
 
 def _logsumexp(F: Array) -> Array:
@@ -73,21 +73,25 @@ def _logsumexp(F: Array) -> Array:
     return total
 
 
-def slope_tangent(
+def derivative_tangent(
     outputs: ArrayLike, y: ArrayLike, direction: ArrayLike, loss: str = "logistic"
 ) -> Array:
-    """Change of the slopes r as the outputs move along `direction`: ℓ'' times it.
+    """Tangent of the derivatives r as the outputs change along `direction`: ℓ'' times it.
 
     ℓ'' is, with m = y F and P = softmax(F),
 
         logistic   exp(-|m|) / (1 + exp(-|m|))²      exponential     exp(-m)
         linear     0                                 squared         2
                                                      cross_entropy   diag(P) - P Pᵀ
+
+    The last is P∘(dF - ⟨P, dF⟩), with differences taken from the likeliest output's dF, so that
+    they keep their relative accuracy where one probability is nearly one.
     """
     F, dF = double(outputs), double(direction)
     if loss == "cross_entropy":
         P = np.exp(F - _logsumexp(F)[..., None])
-        change: Array = P * (dF - (P * dF).sum(axis=-1, keepdims=True))
+        centred = dF - np.take_along_axis(dF, P.argmax(axis=-1)[..., None], axis=-1)
+        change: Array = P * (centred - (P * centred).sum(axis=-1, keepdims=True))
         return change
     m = double(y) * F
     if loss == "logistic":
@@ -98,7 +102,7 @@ def slope_tangent(
     return {"linear": 0.0, "squared": 2.0}[loss] * dF
 
 
-def shares(data: Inputs, outputs: Array, weight: ArrayLike | None, loss: str) -> Array:
+def loss_weights(data: Inputs, outputs: Array, weight: ArrayLike | None, loss: str) -> Array:
     """Factor of every loss, (n,) or (n,q,1): the loss is the sum of factor times ℓ.
 
     weight (n,) or None for ones: w_i / Σ_i w_i in every row; for cross_entropy, a mean over rows,
@@ -106,19 +110,19 @@ def shares(data: Inputs, outputs: Array, weight: ArrayLike | None, loss: str) ->
     padding rows is 0 and sums over rows leave them out.
     """
     w = np.ones(len(data.X)) if weight is None else double(weight)
-    share: Array
+    loss_weight: Array
     if outputs.ndim == 1:
-        share = w / w.sum()
-        return share
+        loss_weight = w / w.sum()
+        return loss_weight
     rows = np.ones(outputs.shape[:2]) if data.real is None else double(data.real)
     of_rows = rows * (w if w.ndim == 2 else w[:, None])
     counted = w if w.ndim == 1 and loss != "cross_entropy" else of_rows
-    share = of_rows / counted.sum()
-    return share[..., None]
+    loss_weight = of_rows / counted.sum()
+    return loss_weight[..., None]
 
 
 def real_targets(data: Inputs, y: ArrayLike) -> NDArray[Any]:
-    """Targets with 0 in padding rows, whose targets mean nothing."""
+    """Targets with 0 in padding rows, whose targets are arbitrary."""
     y = np.asarray(y)
     if data.real is None or y.ndim == 1:
         return y

@@ -1,7 +1,7 @@
-"""Models as the specification sees them: float64 parameters, and which query row sees which key.
+"""Models in the specification: float64 parameters, and which query row sees which key.
 
-Letters: n samples, T tokens (keys), q query rows, d token dimension, H heads, p outputs, r rank,
-R runs.
+Symbols: n samples, T tokens (keys), q query rows, d token dimension, H heads, p outputs, r rank, R
+runs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Model:
 
     @classmethod
     def of(cls, model: Any) -> Model:
-        """Read whatever has the attributes of `mhfast.Classifier` or `mhfast.Layer`."""
+        """Convert any object with the attributes of `mhfast.Classifier` or `mhfast.Layer`."""
         if isinstance(model, cls):
             return model
         arrays: dict[str, Any] = {n: getattr(model, n, None) for n in ("U", "V", "prompt")}
@@ -57,12 +57,12 @@ class Model:
         )
 
     def parameters(self) -> dict[str, Array]:
-        """Return what the model is made of, by name, in the order of `PARAMETERS`."""
+        """Return the parameters of the model by name, in the order of `PARAMETERS`."""
         arrays = ((name, getattr(self, name)) for name in PARAMETERS)
         return {name: array for name, array in arrays if array is not None}
 
     def dense(self) -> Array:
-        """W (H,d,d), whatever it is made of."""
+        """W (H,d,d), also for factors."""
         arrays = self.parameters()
         if "W" in arrays:
             return arrays["W"]
@@ -77,12 +77,12 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What a model is applied to.
+    """The inputs of a model.
 
     X (n,T,d): tokens, 0 beyond `lengths`.  Z (n,q,d): query rows.  visible (n,q,T): row sees key.
-    real (n,q): the row is no padding; None unless self-attention has lengths.
-    place (n,q): the token that the row is, if rows are tokens of the sample; outside of 0 .. T-1
-    where there is no such token.
+    real (n,q): the row is not padding; None unless self-attention has lengths. place (n,q): the
+    token that the row is, if rows are tokens of the sample; outside of 0 .. T-1 where there is no
+    such token.
     """
 
     X: Array
@@ -98,12 +98,12 @@ def inputs(
     """Query rows and visible keys of tokens X (n,T,d).
 
     The query side Z is the prompt, the same for all samples, or `query` if given, else the model's
-    own.  None: every token asks, q = T.  An integer j: token j of each sample asks, q = 1; -1 is
-    the sample's own last, and a token that does not exist is Z = 0.  An array (n,q,d): those rows.
+    own.  None: all tokens, q = T. An integer j: token j of each sample, q = 1; -1 is the last token
+    of the sample, and for a token that does not exist Z = 0.  An array (n,q,d): those rows.
 
-    Keys at and beyond lengths (n,) are invisible, and so are, with `causal`, keys behind the row:
-    behind the token that asks, or behind key t for row t of an external query.  In self-attention
-    a row at or beyond the length sees nothing.
+    Keys at and beyond lengths (n,) are invisible, and so are, with `causal`, keys after the row:
+    after the query token, or after key t for row t of an external query.  In self-attention a row
+    at or beyond the length sees nothing.
     """
     X = double(X)
     n, T, _ = X.shape

@@ -27,16 +27,16 @@ from .gradients import (
     readout_gradient,
     through_factors,
 )
-from .losses import loss_terms, real_targets, shares
+from .losses import loss_terms, loss_weights, real_targets
 from .model import Array, Inputs, Model, Query, inputs
 
 Part: TypeAlias = tuple[str, int]
 
 
 class Scaled(NamedTuple):
-    """An array with one exponent a head: exp(log[h]) · mantissa[h]; mantissa (H,...), log (H,).
+    """An array with one exponent per head: exp(log[h]) · mantissa[h]; mantissa (H,...), log (H,).
 
-    The prompt, which has no heads, counts as one: mantissa (1,q,d), log (1,).
+    The prompt, which has no heads, has a single one: mantissa (1,q,d), log (1,).
     """
 
     mantissa: Array
@@ -98,12 +98,12 @@ def _split_cotangent(
     data: Inputs, F: Array, y: ArrayLike, loss: str, weight: ArrayLike | None
 ) -> tuple[Array, Array]:
     """Ĝ of the shape of F with entries of size up to 1, and log g (n,q), or (n,1) if F is (n,)."""
-    _, slope, log_slope = loss_terms(F, real_targets(data, y), loss)
+    _, loss_derivative, log_slope = loss_terms(F, real_targets(data, y), loss)
     with np.errstate(divide="ignore"):
-        log_G = np.log(shares(data, F, weight, loss)) + log_slope
+        log_G = np.log(loss_weights(data, F, weight, loss)) + log_slope
     log_g = log_G[:, None] if F.ndim == 1 else log_G.max(axis=-1)
     size = np.where(log_g == -np.inf, 0.0, log_g)
-    G = np.copysign(np.exp(log_G - size.reshape((*log_G.shape[:-1], -1))), slope)
+    G = np.copysign(np.exp(log_G - size.reshape((*log_G.shape[:-1], -1))), loss_derivative)
     return G, log_g
 
 
@@ -145,7 +145,7 @@ def normalized(
 ) -> dict[str, Array]:
     """Return g / (‖g‖ + eps), after clipping all of g to norm `clip`; zero where g is zero.
 
-    `by` says what has a norm of its own: every "tensor", every "head" of every tensor, or "all".
+    `by` says over what norms are taken: every "tensor", every "head" of every tensor, or "all".
     """
     parts = [
         (name, h) for name, g in gradients.items() for h in range(len(g.log)) if g.mantissa[h].any()

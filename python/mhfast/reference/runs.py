@@ -19,7 +19,7 @@ AXES = {"W": 3, "Q": 3, "K": 3, "U": 3, "V": 3, "prompt": 2, "X": 3, "query": 3,
 
 
 def over_runs(function: Function) -> Function:
-    """Give `function(model, X, ...)` a run axis.
+    """Extend `function(model, X, ...)` to a run axis.
 
     Every parameter, X, y, cotangent, query, weight, lengths, lr and part of a tangent may have a
     leading R or not; those without are shared.  Results gain it: entry r is that of run r alone.
@@ -31,7 +31,7 @@ def over_runs(function: Function) -> Function:
         bound = signature.bind(*args, **options).arguments
         bound["model"] = model = Model.of(bound["model"])
         if bound.get("query") is None and model.query is not None and model.prompt is None:
-            bound["query"] = model.query  # then one place tells whether it has runs
+            bound["query"] = model.query  # then only one place determines whether it has runs
         axes = _axes(bound)
         runs = {len(a) for a, own in _arrays(bound, axes) if np.ndim(a) > own}
         if not runs:
@@ -95,7 +95,7 @@ def stacked(results: list[Any]) -> Any:
 
 
 def named_parts(record: Any) -> dict[str, Any]:
-    """Parameters by name, of a dict or of a record with their names such as `Gradients`."""
+    """Parameters by name, from a dict or an object with attributes such as `Gradients`."""
     if isinstance(record, Mapping):
         return dict(record)
     parts = ((name, getattr(record, name, None)) for name in PARAMETERS)

@@ -1,8 +1,8 @@
-"""Full-batch training, one step after the other, with every rule of `mhfast.optimizers`.
+"""Full-batch training, step by step, with every optimizer of `mhfast.optimizers`.
 
 Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
 Attention" (TMLR 2024) train with plain gradient descent; normalized steps, Polyak's step and mirror
-descent belong to the work on the implicit bias of attention.
+descent come from the work on the implicit bias of attention.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from .attention import outputs
 from .gradients import Wrt, asked, value_and_grad
-from .losses import margins, real_targets, shares
+from .losses import loss_weights, margins, real_targets
 from .model import Array, Model, Query, inputs
 from .normalized import add_decay, groups, norm, normalized, scaled_gradients
 from .runs import over_runs
@@ -40,10 +40,10 @@ def train(
     -------
     model : Model after the last step.
     history : dict of arrays (steps + 1,)
-        Entry k belongs to θ_k, before step k + 1.  loss; accuracy, the weighted share of outputs
+        Entry k belongs to θ_k, before step k + 1.  loss; accuracy, the weighted fraction of outputs
         (rows, for cross_entropy) whose margin is above 0; margin, the smallest one; both over rows
-        of weight above 0.  grad_norm, of the loss in what is trained; param_norm and distance
-        (from the start), of all parameters together.
+        of weight above 0.  grad_norm, of the loss with respect to the trained parameters;
+        param_norm and distance (from the initial ones), of all parameters together.
     """
     lr = getattr(optimizer, "lr", 1.0)
     return _train(model, X, y, lr, steps=steps, optimizer=optimizer, **options)
@@ -122,7 +122,7 @@ def step_size(optimizer: Any, lr: float, k: int, loss: float, length: float) -> 
 def moved(
     optimizer: Any, theta: Array, g: Array, slots: tuple[Array, Array], lr: float, k: int
 ) -> tuple[Array, tuple[Array, Array]]:
-    """Step k = 0, 1, ... of one parameter, and what the rule carries to the next step."""
+    """Step k = 0, 1, ... of one parameter, and the state for the next step."""
     m, v = slots
     if optimizer.name == "momentum":
         m = optimizer.beta * m + g
@@ -132,8 +132,9 @@ def moved(
         v = optimizer.beta2 * v + (1.0 - optimizer.beta2) * g**2
         mean = m / (1.0 - optimizer.beta1 ** (k + 1))
         square = v / (1.0 - optimizer.beta2 ** (k + 1))
-        theta = theta * (1.0 - lr * optimizer.weight_decay)
-        return theta - lr * mean / (np.sqrt(square) + optimizer.eps), (m, v)
+        size = np.sqrt(square) + optimizer.eps
+        step = np.divide(lr * mean, size, out=np.zeros_like(theta), where=size != 0.0)
+        return theta * (1.0 - lr * optimizer.weight_decay) - step, (m, v)
     if optimizer.name == "mirror_descent":
         s = np.sign(theta) * np.abs(theta) ** (optimizer.p - 1.0) - lr * g
         return np.sign(s) * np.abs(s) ** (1.0 / (optimizer.p - 1.0)), slots
@@ -141,7 +142,7 @@ def moved(
 
 
 def projected(optimizer: Any, theta: Parameters) -> Parameters:
-    """Scale what has a norm above `radius` to it; for the sphere, all that is not zero."""
+    """Scale parts with a norm above `radius` to it; for the sphere, all parts except zeros."""
     if optimizer.project is None:
         return theta
     heads = {name: np.array(a[None] if name == "prompt" else a) for name, a in theta.items()}
@@ -160,6 +161,6 @@ def _accuracy_and_margin(
     data = inputs(model, X, query, lengths)
     F = outputs(model, X, query=query, lengths=lengths)
     margin = margins(F, real_targets(data, y), loss)
-    share = np.broadcast_to(shares(data, F, weight, loss), margin.shape)
-    right = float((share * (margin > 0.0)).sum() / share.sum())
-    return right, float(margin[share > 0.0].min(initial=math.inf))
+    loss_weight = np.broadcast_to(loss_weights(data, F, weight, loss), margin.shape)
+    right = float((loss_weight * (margin > 0.0)).sum() / loss_weight.sum())
+    return right, float(margin[loss_weight > 0.0].min(initial=math.inf))

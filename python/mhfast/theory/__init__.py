@@ -3,7 +3,7 @@
 Curvature of a classifier and its loss (`bounds`, `hessian`), its tangent kernel and margin
 (`kernel`, `margin`), realizability, guarantees of training and generalization with their
 conditions, leave-one-out stability, the tokenized mixture in closed form, and the token-separation
-SVM.  Every formula, where it comes from and which test checks it: docs/theory.md.
+SVM.  docs/theory.md lists every formula with its source and its test.
 """
 
 from .bounds import CurvatureBounds, curvature_bounds

@@ -27,8 +27,8 @@ import numpy.typing as npt
 
 from ..dataset.dataset import Dataset
 from ..models import Classifier
+from .inputs import dense_W, norms, query_side, samples, settled
 from .runs import over_runs
-from .sides import classifier, dense_W, in_double, query_side, samples
 
 CONSTANTS = ("proved", "recalled")
 
@@ -73,14 +73,34 @@ class CurvatureBounds:
     @property
     def hessian(self) -> float:
         """Bound b1²/4 + b3/sqrt(H) of ‖∇²L‖."""
-        return self.b1**2 / 4 + self.weak_convexity
+        return self.b1 * self.b1 / 4 + self.weak_convexity
 
     def gradient(self, loss: float) -> float:
-        """Return the bound b1 L of ‖∇L‖ at the loss L."""
+        """Bound ‖∇L‖ by b1 L.
+
+        Parameters
+        ----------
+        loss : float
+            The loss L.
+
+        Returns
+        -------
+        float
+        """
         return self.b1 * loss
 
     def smallest_eigenvalue(self, loss: float) -> float:
-        """Return the bound -κ L from below of the eigenvalues of ∇²L at the loss L."""
+        """Bound the eigenvalues of ∇²L from below, by -κ L.
+
+        Parameters
+        ----------
+        loss : float
+            The loss L.
+
+        Returns
+        -------
+        float
+        """
         return -self.weak_convexity * loss
 
 
@@ -97,14 +117,15 @@ def curvature_bounds(
     Parameters
     ----------
     model : Classifier
-        With dense W and no prompt; any `query` and `scale`.  With a run axis every number of the
+        With dense W and no prompt; any `query` and `scale`. With a run axis every number of the
         result is an array (R,).
     X : array (n, T, d) or Dataset
+        The bounds are for samples of positive weight, and for losses of any weights.
     within : float
         Let the bounds hold in the whole ball of this radius about the model, by u + `within`.
     constants : {"proved", "recalled"}
-        "recalled" replaces b1 by β1 = sqrt(T) Rx (2 Rx² max_h ‖(W_h, U_h)‖ + 1), as stated in the
-        paper, constants from memory.  It is for self-attention with scale 1.
+        "recalled" replaces b1 by β1 = sqrt(T) Rx (2 Rx² max_h ‖(W_h, U_h)‖ + 1), for self-attention
+        with scale 1. Its constants are recalled, not derived or quoted.
 
     Returns
     -------
@@ -117,17 +138,15 @@ def curvature_bounds(
     ValueError
         `within` is negative, or the constants are unknown or not for this model.
     """
-    model, data = in_double(classifier(model, dense=True), samples(X))
+    model, data, _ = settled(model, samples(X), dense=True)
     if not within >= 0.0:
         raise ValueError(f"within: expected a number of at least 0, got {within}")
     if constants not in CONSTANTS:
         raise ValueError(f"constants: expected one of {', '.join(CONSTANTS)}, got {constants!r}")
     Z = query_side(model, data)
-    Rx = float(np.linalg.norm(data.X, axis=2).max())
-    Rz = float(np.linalg.norm(Z, axis=2).max())
+    Rx, Rz = float(norms(data.X, 1).max()), float(norms(Z, 1).max())
     q, scale = int(model.U.shape[1]), abs(model.scale)
-    squares = (model.U**2).sum(axis=(1, 2))
-    u = float(np.sqrt(squares.max())) + within
+    u = float(norms(model.U, 2).max()) + within
     if constants == "proved":
         b1 = math.sqrt(q) * Rx * (scale * Rz * Rx * u + 1)
     else:
@@ -136,6 +155,7 @@ def curvature_bounds(
                 "constants: expected 'proved' unless the model is self-attention with scale 1, "
                 "got 'recalled'"
             )
-        heads = float(np.sqrt((squares + (dense_W(model) ** 2).sum(axis=(1, 2))).max())) + within
-        b1 = math.sqrt(q) * Rx * (2 * Rx**2 * heads + 1)
+        both = (dense_W(model).reshape(model.heads, -1), model.U.reshape(model.heads, -1))
+        heads = float(norms(np.concatenate(both, axis=1), 1).max()) + within
+        b1 = math.sqrt(q) * Rx * (2 * Rx * Rx * heads + 1)
     return CurvatureBounds(Rx, Rz, q, model.heads, scale, u, b1)

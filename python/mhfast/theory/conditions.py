@@ -3,38 +3,87 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition: `statement` says value ≥ limit, or value ≤ limit where `at_least` is false."""
+    """One condition of a guarantee: value ≥ limit, or value ≤ limit.
+
+    Attributes
+    ----------
+    statement : str
+        The inequality in symbols.
+    value, limit : float
+        Its two sides.
+    at_least : bool
+        True for value ≥ limit, False for value ≤ limit.
+    of_heads : bool
+        Whether `value` is sqrt(H), so that a larger H would meet the condition.
+    """
 
     statement: str
     value: float
     limit: float
     at_least: bool
+    of_heads: bool = False
 
     @property
     def factor(self) -> float:
-        """By what factor the condition is met (1 or more) or missed (less than 1)."""
+        """The factor by which the condition is met (1 or more) or missed (less than 1).
+
+        NaN where a side is NaN, or where both are 0 or infinite: then nothing can be said.
+        """
         larger, smaller = self.value, self.limit
         if not self.at_least:
             larger, smaller = smaller, larger
-        return larger / smaller if smaller > 0.0 else math.inf
+        if math.isnan(larger) or math.isnan(smaller) or (math.isinf(larger) and larger == smaller):
+            return math.nan
+        if smaller > 0.0:
+            return larger / smaller
+        return math.inf if larger > 0.0 or self.value == self.limit else math.nan
 
     @property
     def met(self) -> bool:
-        """Whether the condition holds."""
+        """Whether the condition holds, which one with a NaN does not."""
         return self.factor >= 1.0
 
+    @property
+    def needed_heads(self) -> float:
+        """The smallest H that meets a condition on sqrt(H), all else equal; NaN for others."""
+        return least_heads(self.limit) if self.of_heads else math.nan
+
     def __str__(self) -> str:
-        verdict = "met, with a factor" if self.met else "not met, short by a factor"
-        factor = self.factor if self.met else 1.0 / self.factor if self.factor > 0.0 else math.inf
-        return (
-            f"{self.statement}: {self.value:.4g} against {self.limit:.4g}, "
-            f"{verdict} of {factor:.3g}"
-        )
+        factor = self.factor
+        inputs = f"{self.statement}: {self.value:.4g} against {self.limit:.4g}"
+        if math.isnan(factor):
+            return f"{inputs}, cannot be judged"
+        if factor >= 1.0:
+            return f"{inputs}, met, with a factor of {_shown(factor)}"
+        missed = f"{inputs}, not met, short by a factor of "
+        missed += _shown(1.0 / factor if factor > 0.0 else math.inf)
+        if self.of_heads:
+            missed += f"; needs H >= {heads_shown(self.needed_heads)}"
+        return missed
+
+
+def least_heads(root: float) -> float:
+    """Return the smallest whole H with sqrt(H) ≥ `root`, which 1 is at least; inf beyond 1e308."""
+    square = root * root
+    if not square < 2.0**52:  # from here on every float is whole
+        return square
+    heads = max(1.0, math.floor(square))
+    return heads if math.sqrt(heads) >= root else heads + 1.0
+
+
+def heads_shown(heads: float) -> str:
+    """Return a number of heads in words short enough for a line."""
+    return f"{heads:.0f}" if heads < 1e6 else f"{min(heads, sys.float_info.max):.2g}"
+
+
+def _shown(factor: float) -> str:
+    return f"{factor:.3g}" if factor < math.inf else f"more than {sys.float_info.max:.2g}"
 
 
 @dataclass(frozen=True)
@@ -46,12 +95,13 @@ class Guarantee:
     statement : str
         What is bounded.
     constants : {"proved", "recalled"}
-        "recalled": as stated in the paper, constants from memory.
+        "recalled": the constants are recalled, not derived or quoted.
     bound : float
         The right side.
     trivial : float
-        What is known without any theory.  A bound of at least this is vacuous.
+        What the quantity cannot exceed anyway.  A bound of at least this is vacuous.
     conditions : tuple of Condition
+        All must be met.
     distance, radius : float
         D0, and how far from θ0 the iterates may get.
     """
@@ -80,6 +130,10 @@ class Guarantee:
         lines += [f"  {condition}" for condition in self.conditions]
         if not self.applies:
             lines.append("  nothing is guaranteed: a condition is not met")
-        if self.vacuous:
-            lines.append(f"  vacuous: not below {self.trivial:.4g}")
+        if math.isnan(self.bound):
+            lines.append("  says nothing: the bound is not a number")
+        elif self.vacuous:
+            lines.append(f"  vacuous: not below {self.trivial:.4g}, which is known anyway")
+        elif not self.bound < math.log(2):
+            lines.append("  says little: not below log 2, the loss of a classifier of outputs 0")
         return "\n".join(lines)

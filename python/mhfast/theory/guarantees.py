@@ -14,11 +14,11 @@ Then (proved in docs/theory.md, with constants of our own)
     generalization  E[L_test(θ_k) - L(θ_k)] ≤ 2 E[S] if the conditions hold for every sample.
 
 θ^(-i) is trained in the same way on (1/n) Σ_{j≠i} ℓ_j, and e = exp((22/3) x / (1 - 2x)) ≤ 2.8,
-x = b3 D0²/sqrt(H) ≤ 7/64, bounds how much the steps spread two trainings.
+x = b3 D0²/sqrt(H) ≤ 7/64, bounds how much the steps increase the distance of two training runs.
 
 The approach is that of Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and
-Generalization of Multi-head Attention" (TMLR 2024), whose own constants, from memory, are
-available as constants="recalled".
+Generalization of Multi-head Attention" (TMLR 2024), whose own constants, recalled, not derived or
+quoted, are available as constants="recalled".
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients, norm, value_and_grad
 from ..models import Classifier
 from .bounds import CONSTANTS, CurvatureBounds, curvature_bounds
 from .conditions import Condition, Guarantee
-from .sides import classifier, in_double
+from .inputs import classifier, settled
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A start and a comparator, as far as the guarantees depend on them.
+    """The quantities of an initial model and a comparator on which the guarantees depend.
 
     Attributes
     ----------
@@ -49,10 +50,15 @@ class Comparison:
     start_loss, loss : float
         L(θ0) and L(θ*).
     radius : float
-        Radius of the ball in which `bounds` hold, 3 D0 (recalled: 4 D0).
+        Radius of the ball in which `bounds` hold, 3 D0, or 4 D0 with "recalled".
     bounds : CurvatureBounds
+        The bounds of gradient and Hessian in that ball.
     n : int
+        The number of samples.
     constants : {"proved", "recalled"}
+        "recalled": the constants are recalled, not derived or quoted.
+    output : float
+        sqrt(q) Rx (‖U0‖ + `radius`): no |Φ| is larger in the ball for tokens of norm Rx or less.
     """
 
     distance: float
@@ -62,53 +68,153 @@ class Comparison:
     bounds: CurvatureBounds
     n: int
     constants: str
+    output: float
+
+    @property
+    def largest_loss(self) -> float:
+        """What no sample's loss exceeds in the ball, from tokens and readouts alone."""
+        return float(np.logaddexp(0.0, self.output))
 
     def conditions(self, lr: float, steps: int) -> tuple[Condition, ...]:
-        """Return the conditions on H and lr for a number of steps."""
-        root, square = math.sqrt(self.bounds.heads), self.distance**2
+        """Return the conditions on H and lr for a number of steps.
+
+        Parameters
+        ----------
+        lr : float
+            The constant step size, above 0.
+        steps : int
+            The number k of steps, at least 1.
+
+        Returns
+        -------
+        tuple of Condition
+            Where the constants are recalled, not derived or quoted, the condition on H has an
+            unknown factor.
+
+        Raises
+        ------
+        TypeError
+            If `lr` is no number or `steps` no integer.
+        ValueError
+            If `lr` is not above 0, or `steps` is below 1.
+        """
+        lr, steps = _settings(lr, steps)
+        root, D0 = math.sqrt(self.bounds.heads), self.distance
         if self.constants == "proved":
-            enough = 64 / 7 * self.bounds.b3 * square
-            heads = Condition("sqrt(H) ≥ (64/7) b3 D0²", root, enough, True)
+            # The products of two in this order: neither over- nor underflows where the whole fits.
+            enough = 64 / 7 * (self.bounds.b3 * D0) * D0
+            heads = Condition("sqrt(H) ≥ (64/7) b3 D0²", root, enough, True, True)
         else:
-            heads = Condition("sqrt(H) ≥ D0³ (factor unknown)", root, self.distance**3, True)
+            heads = Condition("sqrt(H) ≥ D0³ (factor unknown)", root, D0 * D0 * D0, True)
         return (
             heads,
-            Condition("lr ≤ 1/ρ", lr, 1 / self.bounds.hessian, False),
-            Condition("lr ≤ D0²/(k L(θ*))", lr, _ratio(square, steps * self.loss), False),
-            Condition("lr ≤ D0²/L(θ0)", lr, _ratio(square, self.start_loss), False),
+            Condition("lr ≤ 1/ρ", lr, _ratio(1.0, self.bounds.hessian), False),
+            Condition("lr ≤ D0²/(k L(θ*))", lr, _ratio(D0, steps * self.loss) * D0, False),
+            Condition("lr ≤ D0²/L(θ0)", lr, _ratio(D0, self.start_loss) * D0, False),
         )
 
     def training(self, lr: float, steps: int) -> Guarantee:
-        """Return the bound of the average loss of steps 1 .. k."""
-        share = self.distance**2 / (lr * steps)
+        """Bound the average loss of steps 1 .. k.
+
+        Without the theory, but with lr ≤ 1/ρ, descent alone bounds it by L(θ0).
+
+        Parameters
+        ----------
+        lr : float
+            The constant step size, above 0.
+        steps : int
+            The number k of steps, at least 1.
+
+        Returns
+        -------
+        Guarantee
+            With its conditions. Its constants are those of `constants`: proved, or recalled, not
+            derived or quoted.
+
+        Raises
+        ------
+        TypeError
+            If `lr` is no number or `steps` no integer.
+        ValueError
+            If `lr` is not above 0, or `steps` is below 1.
+        """
+        lr, steps = _settings(lr, steps)
+        distance_term = self.distance / (lr * steps) * self.distance
         if self.constants == "proved":
-            bound = 5 / 3 * self.loss + share
+            bound = 5 / 3 * self.loss + distance_term
         else:
-            bound = 2 * self.loss + 5 / 4 * share
+            bound = 2 * self.loss + 5 / 4 * distance_term
         return self._guarantee(
             "average training loss of steps 1 .. k", bound, self.start_loss, lr, steps
         )
 
     def stability(self, lr: float, steps: int) -> Guarantee:
-        """Return the bound S of the on-average stability; it has proved constants only."""
+        """Bound the on-average stability by S; there are proved constants only.
+
+        Parameters
+        ----------
+        lr : float
+            The constant step size, above 0.
+        steps : int
+            The number k of steps, at least 1.
+
+        Returns
+        -------
+        Guarantee
+            With its conditions.
+
+        Raises
+        ------
+        TypeError
+            If `lr` is no number or `steps` no integer.
+        ValueError
+            If `constants` is not "proved", `lr` is not above 0, or `steps` is below 1.
+        """
+        lr, steps = _settings(lr, steps)
         if self.constants != "proved":
             raise ValueError("constants: expected 'proved' for the stability, got 'recalled'")
-        # Where the condition on H is not met the formula promises nothing; it is kept finite.
-        x = min(self.bounds.weak_convexity * self.distance**2, 7 / 64)
+        # If the condition on H is not met the formula guarantees nothing; it is kept finite.
+        square = self.distance * self.distance
+        x = min(self.bounds.weak_convexity * self.distance * self.distance, 7 / 64)
         spread = math.exp(22 / 3 * x / (1 - 2 * x))
-        travelled = 5 / 3 * lr * steps * self.loss + self.distance**2 + lr * self.start_loss
-        bound = spread * self.bounds.b1**2 / self.n * travelled
+        travelled = 5 / 3 * lr * steps * self.loss + square + lr * self.start_loss
+        bound = spread * (self.bounds.b1 * travelled) * self.bounds.b1 / self.n
         return self._guarantee(
-            "mean loss on left-out samples - training loss", bound, math.log(2), lr, steps
+            "mean loss on left-out samples - training loss", bound, self.largest_loss, lr, steps
         )
 
     def generalization(self, lr: float, steps: int) -> Guarantee:
-        """Return the bound of the expected generalization gap."""
+        """Bound the expected generalization gap.
+
+        Parameters
+        ----------
+        lr : float
+            The constant step size, above 0.
+        steps : int
+            The number k of steps, at least 1.
+
+        Returns
+        -------
+        Guarantee
+            With its conditions. Its constants are those of `constants`: proved, or recalled, not
+            derived or quoted.
+
+        Raises
+        ------
+        TypeError
+            If `lr` is no number or `steps` no integer.
+        ValueError
+            If `lr` is not above 0, or `steps` is below 1.
+        """
+        lr, steps = _settings(lr, steps)
         if self.constants == "proved":
             bound = 2 * self.stability(lr, steps).bound
         else:
-            bound = 4 / self.n * (2 * steps * self.loss + 9 * self.distance**2 / (4 * lr))
-        return self._guarantee("expected test loss - training loss", bound, math.log(2), lr, steps)
+            distance_term = 9 * (self.distance / (4 * lr)) * self.distance
+            bound = 4 / self.n * (2 * steps * self.loss + distance_term)
+        return self._guarantee(
+            "expected test loss - training loss", bound, self.largest_loss, lr, steps
+        )
 
     def _guarantee(
         self, statement: str, bound: float, trivial: float, lr: float, steps: int
@@ -127,7 +233,7 @@ def compare(
     comparator: Classifier,
     constants: str = "proved",
 ) -> Comparison:
-    """Measure what the guarantees need of a start θ0 and a comparator θ*.
+    """Compute the quantities that the guarantees need of an initial model θ0 and a comparator θ*.
 
     Parameters
     ----------
@@ -136,29 +242,58 @@ def compare(
     X : array (n, T, d) of the models' dtype, or Dataset
     y : array (n,) of -1 and 1, None with a Dataset
     constants : {"proved", "recalled"}
-        "recalled": as stated in the paper, constants from memory.
+        "recalled": the constants are recalled, not derived or quoted.
 
     Returns
     -------
     Comparison
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, start and comparator differ in more than W and U, a number is not
+        finite, or there are no such constants.
     """
     if constants not in CONSTANTS:
         raise ValueError(f"constants: expected one of {', '.join(CONSTANTS)}, got {constants!r}")
-    data = as_dataset(X, y)
-    end, _ = in_double(classifier(comparator, dense=True), data)
-    start, data = in_double(classifier(start, dense=True), data)
+    given = as_dataset(X, y)
+    _same_family(classifier(start, dense=True), classifier(comparator, dense=True))
+    try:
+        end, _, _ = settled(comparator, given, dense=True)
+    except ValueError as error:
+        raise ValueError(f"comparator: {error}") from error
+    start, data, _ = settled(start, given, dense=True)
     change = {name: end.parameters[name] - x for name, x in start.parameters.items()}
-    distance = norm(Gradients(**change))
+    distance = float(norm(Gradients(**change)))
     radius = (3.0 if constants == "proved" else 4.0) * distance
+    bounds = curvature_bounds(start, data, within=radius)
+    readout = float(norm(Gradients(U=start.U))) + radius
     return Comparison(
         distance=distance,
-        start_loss=value_and_grad(start, data)[0],
-        loss=value_and_grad(end, data)[0],
+        start_loss=float(value_and_grad(start, data)[0]),
+        loss=float(value_and_grad(end, data)[0]),
         radius=radius,
-        bounds=curvature_bounds(start, data, within=radius),
+        bounds=bounds,
         n=data.n,
         constants=constants,
+        output=math.sqrt(bounds.rows) * bounds.token_norm * readout,
     )
+
+
+def _same_family(start: Classifier, comparator: Classifier) -> None:
+    if {n: a.shape for n, a in start.parameters.items()} != {
+        n: a.shape for n, a in comparator.parameters.items()
+    }:
+        raise ValueError(
+            f"comparator: expected W and U of the shapes of the start, {start.U.shape} for U, "
+            f"got {comparator.U.shape}"
+        )
+    for name in ("scale", "causal", "query"):
+        ours, theirs = getattr(start, name), getattr(comparator, name)
+        if not np.array_equal(ours, theirs) or (ours is None) != (theirs is None):
+            raise ValueError(f"comparator: expected the {name} of the start, got another")
 
 
 def training_bound(
@@ -180,19 +315,28 @@ def training_bound(
     X : array (n, T, d) of the model's dtype, or Dataset
     y : array (n,) of -1 and 1, None with a Dataset
     comparator : Classifier
-        Any θ*; good ones are near and have a small loss, as the model that training reached.
+        Any θ*; good ones are near and have a small loss, such as the model that training reached.
     lr : float
-        The constant step size.
+        The constant step size, above 0.
     steps : int
-        k.
+        k, at least 1.
     constants : {"proved", "recalled"}
-        The formulas of this module; or average loss ≤ 2 L(θ*) + 5 D0²/(4 lr k) with iterates within
-        4 D0, as stated in the paper, constants from memory.  Its condition sqrt(H) ≳ D0³ has a
-        factor that we do not know and take as 1.
+        "proved": the formulas of this module. "recalled": average loss ≤ 2 L(θ*) + 5 D0²/(4 lr k)
+        with iterates within 4 D0, whose constants are recalled, not derived or quoted. Its
+        condition
+        sqrt(H) ≳ D0³ has a factor that we do not know and take as 1.
 
     Returns
     -------
     Guarantee
+        The bound with its conditions.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, `lr` or `steps` is not above 0, or there are no such constants.
     """
     lr, steps = _settings(lr, steps)
     return compare(start, X, y, comparator=comparator, constants=constants).training(lr, steps)
@@ -212,18 +356,35 @@ def generalization_bound(
 
     Parameters
     ----------
-    start, X, y, comparator, lr, steps
-        As in `training_bound`.  Samples may not be weighted.
+    start : Classifier
+        θ0, with dense W and no prompt.
+    X : array (n, T, d) of the model's dtype, or Dataset
+        Samples may not be weighted.
+    y : array (n,) of -1 and 1, None with a Dataset
+    comparator : Classifier
+        Any θ*, as in `training_bound`.
+    lr : float
+        The constant step size, above 0.
+    steps : int
+        k, at least 1.
     constants : {"proved", "recalled"}
-        The formulas of this module; or (4/n) (2 k L(θ*) + 9 D0²/(4 lr)), as stated in the paper,
-        constants from memory.
+        "proved": the formulas of this module. "recalled": (4/n) (2 k L(θ*) + 9 D0²/(4 lr)), whose
+        constants are recalled, not derived or quoted.
 
     Returns
     -------
     Guarantee
-        The expectation is over training sets, and the bound that of this one; the statement is
-        about the mean bound of training sets that all meet the conditions, whose tokens and those
-        of test samples are no longer than Rx here.
+        The expectation is over training sets, but the bound is computed from this one; the
+        statement is about the mean bound over training sets that all meet the conditions, and
+        assumes that no token of theirs or of test samples has a norm above Rx here.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, samples are weighted, `lr` or `steps` is not above 0, or there are
+        no such constants.
     """
     return _of_samples(X, y, start, comparator, constants).generalization(*_settings(lr, steps))
 
@@ -241,13 +402,29 @@ def stability_bound(
 
     Parameters
     ----------
-    start, X, y, comparator, lr, steps
-        As in `training_bound`.  Samples may not be weighted.
+    start : Classifier
+        θ0, with dense W and no prompt.
+    X : array (n, T, d) of the model's dtype, or Dataset
+        Samples may not be weighted.
+    y : array (n,) of -1 and 1, None with a Dataset
+    comparator : Classifier
+        Any θ*, as in `training_bound`.
+    lr : float
+        The constant step size, above 0.
+    steps : int
+        k, at least 1.
 
     Returns
     -------
     Guarantee
-        No expectation is involved: it holds for this training set.
+        It holds for this training set; no expectation is involved.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, samples are weighted, or `lr` or `steps` is not above 0.
     """
     return _of_samples(X, y, start, comparator, "proved").stability(*_settings(lr, steps))
 
@@ -262,9 +439,9 @@ def _of_samples(
 
 
 def _settings(lr: float, steps: int) -> tuple[float, int]:
-    if not _checks.finite(lr, "lr") > 0.0:
+    if not checks.finite(lr, "lr") > 0.0:
         raise ValueError(f"lr: expected a number above 0, got {lr}")
-    return float(lr), _checks.count(steps, "steps")
+    return float(lr), checks.count(steps, "steps")
 
 
 def _ratio(a: float, b: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -11,9 +12,13 @@ import numpy.typing as npt
 
 import mhfast
 
+from .._arguments.names import Loss
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients
+from ..models import Classifier
+from .inputs import check_finite, double, settled
+from .margin import cast_to
 from .runs import over_runs
 
 # Up to here a dense eigensolver on the columns is no slower than Lanczos' method, and exact.
@@ -32,7 +37,7 @@ class HessianExtremes(NamedTuple):
     smallest_vector, largest_vector : Gradients
         The unit eigenvectors, shaped like the parameters.
     products : int
-        Hessian-vector products spent.
+        The number of Hessian-vector products used.
     """
 
     smallest: float
@@ -50,7 +55,7 @@ def hessian_extremes(
     X: npt.ArrayLike | Dataset,
     y: npt.ArrayLike | None = None,
     *,
-    loss: str = "logistic",
+    loss: Loss = "logistic",
     wrt: Any = None,
     tolerance: float | None = None,
     num_threads: int | None = None,
@@ -67,8 +72,7 @@ def hessian_extremes(
     loss, wrt, num_threads
         As in `mhfast.value_and_grad`.
     tolerance : float, optional
-        Accuracy of an eigenvalue relative to the width of the spectrum: 1e-10 by default, and 1e-5
-        in float32.
+        Accuracy of an eigenvalue relative to the width of the spectrum: 1e-10 by default.
 
     Returns
     -------
@@ -79,18 +83,28 @@ def hessian_extremes(
     scipy.sparse.linalg.ArpackNoConvergence
         The tolerance is not reached.
     TypeError, ValueError
-        If an argument does not fit, as in `mhfast.value_and_grad`.
+        If an argument does not fit, as in `mhfast.value_and_grad`; a ValueError, too, if a number
+        of the model, of a sample that counts or of the Hessian is not finite.
 
     Notes
     -----
+    Everything is computed in float64, for arrays of float32 as well; the vectors are of the model's
+    dtype.
+
     SciPy's implicitly restarted Lanczos method on `mhfast.hvp`, from a fixed start: largest
     modulus first, then the other end of the spectrum shifted by it, so that an eigenvalue near zero
     is found as fast as any other.  Up to 48 parameters the Hessian is formed column by column.
     """
     data = as_dataset(X, y)
-    _, shape = mhfast.value_and_grad(
+    _, own = mhfast.value_and_grad(
         model, data, loss=loss, wrt=wrt, num_threads=num_threads
     )  # checks the arguments, and shows which arrays a vector consists of
+    if isinstance(model, Classifier):
+        model, data, _ = settled(model, data)
+    else:
+        model, data = double(model), double(data)
+        check_finite(model, data)
+    shape = cast_to(np.dtype(np.float64), own)
 
     def product(v: Array) -> Array:
         tangent = unflatten(v, shape)
@@ -98,13 +112,16 @@ def hessian_extremes(
             mhfast.hvp(model, data, None, tangent, loss=loss, wrt=wrt, num_threads=num_threads)
         )
 
-    return _extremes(product, shape, tolerance)
+    ends = _extremes(product, shape, 1e-10 if tolerance is None else tolerance)
+    vectors = (ends.smallest_vector, ends.largest_vector)
+    bottom, top = (cast_to(_dtype(own), vector) for vector in vectors)
+    return ends._replace(smallest_vector=bottom, largest_vector=top)
 
 
 def _extremes(
-    product: Callable[[Array], Array], shape: Gradients, tolerance: float | None
+    product: Callable[[Array], Array], shape: Gradients, tolerance: float
 ) -> HessianExtremes:
-    P, dtype = flatten(shape).size, _dtype(shape)
+    P = flatten(shape).size
     count, unit = 0, 1.0
 
     def apply(v: npt.NDArray[Any]) -> Array:
@@ -116,6 +133,11 @@ def _extremes(
     start /= np.linalg.norm(start)
     # In units of its own size a Hessian of 1e-200 does not underflow in squared norms.
     unit = float(np.abs(apply(start)).max()) or 1.0
+    if not math.isfinite(unit):
+        raise ValueError(
+            "X: expected a Hessian of finite numbers, got others: tokens, parameters or targets "
+            "are too large"
+        )
     pairs: list[tuple[float, Array]]
     if not apply(start).any():  # a random vector is mapped to zero by the zero matrix only
         pairs = [(0.0, start), (0.0, start)]
@@ -124,8 +146,6 @@ def _extremes(
         values, vectors = np.linalg.eigh((columns + columns.T) / 2)
         pairs = [(values[0], vectors[:, 0]), (values[-1], vectors[:, -1])]
     else:
-        if tolerance is None:
-            tolerance = 1e-10 if dtype == np.float64 else 1e-5
         pairs = _lanczos(apply, P, start, tolerance)
     residuals = [float(np.linalg.norm(apply(v) - value * v)) for value, v in pairs]
     (smallest, bottom), (largest, top) = pairs

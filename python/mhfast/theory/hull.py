@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from .._arguments.values import Array
+from .inputs import exponent, in_units
 
 
 def nearest_point(G: Array) -> Array:
-    """Return convex weights λ (n,) that minimise ‖Σ_i λ_i f_i‖² = λᵀ G λ, where G = ⟨f_i, f_j⟩.
+    """Compute convex weights λ that minimise ‖Σ_i λ_i f_i‖² = λᵀ G λ, where G = ⟨f_i, f_j⟩.
 
     This is the dual of the hard-margin problem: the nearest point w of the hull maximises
     min_i ⟨f_i, w⟩ / ‖w‖, and the maximum is ‖w‖.  Hence λ certifies its own quality: the margin
@@ -17,7 +20,17 @@ def nearest_point(G: Array) -> Array:
     Parameters
     ----------
     G : array (n, n)
-        Symmetric and positive semidefinite up to rounding.
+        Symmetric and positive semidefinite up to rounding, of any scale.
+
+    Raises
+    ------
+    ValueError
+        G is not square, or holds a number that is not finite.
+
+    Returns
+    -------
+    float64 array (n,)
+        The weights λ: at least 0, with sum 1.
 
     Notes
     -----
@@ -28,6 +41,12 @@ def nearest_point(G: Array) -> Array:
     """
     from scipy.optimize import nnls  # takes as long to import as all of mhfast
 
+    G = np.asarray(G, dtype=np.float64)
+    if G.ndim != 2 or G.shape[0] != G.shape[1] or not G.size:
+        raise ValueError(f"G: expected an array (n, n), got shape {G.shape}")
+    if not np.isfinite(G).all():
+        raise ValueError("G: expected finite inner products, got others")
+    G = in_units(G, exponent(G))  # a denormal size would have few digits
     size = float(G.diagonal().max())
     n = len(G)
     if size <= 0.0:
@@ -37,11 +56,24 @@ def nearest_point(G: Array) -> Array:
     target = np.zeros(n + 1)
     target[n] = 1.0
     weights, _ = nnls(np.vstack([root, np.ones(n)]), target, maxiter=30 * n)
-    share: Array = weights / weights.sum()
-    return share
+    convex_weights: Array = weights / weights.sum()
+    return convex_weights
 
 
-def is_positive(products: Array, G: Array) -> bool:
-    """Tell whether all of Gλ is positive beyond rounding, which proves a positive margin."""
-    rounding = 10 * len(G) * np.finfo(np.float64).eps * float(G.diagonal().max())
-    return bool(products.min() > rounding)
+def resolution(n: int, terms: int, precision: float, cancellation: float = 1.0) -> float:
+    """Return the margin below which n features cannot be told from inseparable ones.
+
+    It is relative to the longest feature: the larger of r, r² = 10 (n + sqrt(terms)) 2⁻⁵² c, and
+    16 c `precision`.  Inner products of features of so many numbers, and their combinations by n
+    convex weights, carry rounding below r², and a hull point found from them has a length of r
+    where the origin is in the hull.  Numbers given with a relative `precision` (2⁻²³ in float32)
+    leave a margin of about that.  `cancellation` c is by how much the longest feature is shorter
+    than what it is a difference of.
+    """
+    eps, c = float(np.finfo(np.float64).eps), max(1.0, cancellation)
+    return max(math.sqrt(10.0 * (n + math.sqrt(terms)) * eps * c), 16.0 * c * precision)
+
+
+def is_separated(products: Array, G: Array, least: float) -> bool:
+    """Tell whether all of Gλ proves a margin of twice `least`, relative to the longest feature."""
+    return bool(products.min() > (2.0 * least) ** 2 * float(G.diagonal().max()))

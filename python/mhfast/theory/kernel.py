@@ -8,11 +8,13 @@ keeps its digits where attention saturates),
 
 All but the last are products leftᵀ right over query rows.  They are formed for one head and as many
 rows of `left` as fit `BLOCK` numbers, and multiplied by BLAS; the gradients of all samples never
-exist at once.
+exist at once.  Tokens, readout and factors enter in units of their own size, powers of two, and
+so does each product, so that a kernel of any size is as exact as one of size 1.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,8 +25,8 @@ import numpy.typing as npt
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Classifier
+from .inputs import check_finite, classifier, exponent, in_units, query_side, samples
 from .runs import over_runs
-from .sides import classifier, query_side, samples
 
 # Numbers of one block of features, or of attention weights: 32 MiB in float64.
 BLOCK = 1 << 22
@@ -62,31 +64,68 @@ def ntk(
     TypeError
         The model is not a Classifier, or a dtype is not that of the model.
     ValueError
-        A shape does not fit, or `wrt` names something the model has not.
+        A shape does not fit, a number is not finite, or `wrt` names something the model has not.
 
     Notes
     -----
+    Weights of samples play no role.  An entry beyond the range of the dtype is inf, or 0.  BLAS
+    multiplies, whose order of sums may depend on the number of its threads: entries are equal up
+    to rounding, not bitwise.
+
     Beyond the result and one head's Z, A X and D X, at most two blocks of 2²² numbers are held.
     """
     model = classifier(model)
-    names = _names(model, wrt)
-    same = X2 is None
     first = samples(X)
-    second = first if X2 is None else samples(X2)
-    K = np.zeros((first.n, second.n), model.dtype)
-    prompts = [np.zeros(1), np.zeros(1)]
+    for data in (first,) if X2 is None else (first, samples(X2)):
+        check_finite(model, data)
+    K, unit = scaled_kernel(model, first, None if X2 is None else samples(X2), wrt)
+    return in_units(K, -2 * unit)
+
+
+def scaled_kernel(
+    model: Classifier,
+    first: Dataset,
+    second: Dataset | None = None,
+    wrt: str | Sequence[str] | None = None,
+) -> tuple[Array, int]:
+    """Return the kernel as K 4^unit, with the entries of K of moderate size."""
+    names = _names(model, wrt)
+    same = second is None
+    inputs = (first,) if second is None else (first, second)
+    total = _Sum(np.zeros((inputs[0].n, inputs[-1].n), model.dtype))
+    prompts: list[Any] = [0.0, 0.0]
     for h in range(model.heads):
-        both = [_Head(model, h, side, names) for side in ((first,) if same else (first, second))]
+        both = [_Head(model, h, side, names) for side in inputs]
         a, b = both[0], both[-1]
         if "U" in names:
-            _add(K, a.pooled, b.pooled)
+            total.add(_products(a.pooled, b.pooled), a.pooled_unit + b.pooled_unit)
         if "prompt" in names:
             prompts = [p + head.prompt() for p, head in zip(prompts, (a, b), strict=True)]
         for left, right in zip(a.outers, b.outers, strict=True):
-            _add_outer(K, left, right)
+            total.add(_outer_products(left[0], right[0]), left[1] + right[1])
     if "prompt" in names:
-        _add(K, prompts[0], prompts[0] if same else prompts[1])
-    return K / model.heads
+        unit = a.prompt_unit + b.prompt_unit
+        total.add(_products(prompts[0], prompts[0] if same else prompts[1]), unit)
+    K = total.value / model.heads
+    unit = total.unit - total.unit % 2
+    return in_units(K, unit - total.unit), unit // 2
+
+
+class _Sum:
+    """A sum of arrays, each times a power of two, kept in units of its largest part."""
+
+    def __init__(self, zeros: Array) -> None:
+        self.value, self.unit, self._empty = zeros, 0, True
+
+    def add(self, part: Array, unit: int) -> None:
+        if not part.any():
+            return
+        top = unit + exponent(part)
+        if self._empty or top > self.unit:
+            if not self._empty:
+                self.value = in_units(self.value, top - self.unit)
+            self.unit, self._empty = top, False
+        self.value += in_units(part, self.unit - unit)
 
 
 def _names(model: Classifier, wrt: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -105,29 +144,36 @@ class _Head:
     """The features of one head, for all samples of a data set.
 
     pooled (n, q, d) is A X; outers is a list with, for each parameter among W, Q, K, the products
-    whose sum is its gradient.
+    whose sum is its gradient.  Each comes with the exponent of its unit, a power of two.
     """
 
     def __init__(self, model: Classifier, h: int, data: Dataset, names: tuple[str, ...]) -> None:
-        Z = query_side(model, data)
-        self.pooled, moved = _pooled(model, h, data)
-        moved *= model.scale
-        self.outers: list[list[Outer]] = []
+        Z, z = _scaled(query_side(model, data))
+        x, u, w = exponent(data.X), exponent(model.U), 0
+        scale, s = math.frexp(model.scale)
+        self.pooled, moved = _pooled(model, h, data, x, u)
+        self.pooled_unit, m = x, 2 * x + u + s
+        moved *= scale
+        of_head, own = _scaled(moved)  # faint where attention saturates
+        self.outers: list[tuple[list[Outer], int]] = []
         if isinstance(model.W, np.ndarray):
-            W = model.W[h]
+            w = exponent(model.W)
+            W = in_units(model.W[h], w)
             if "W" in names:
-                self.outers.append([(Z, moved)])
+                self.outers.append(([(Z, of_head)], z + m + own))
         else:
-            Q = model.W.Q[h]
-            K = Q if model.W.K is None else model.W.K[h]
-            W = Q @ K.T
-            by_Q, by_K = (Z, moved @ K), (moved, Z @ Q)
+            q, k = exponent(model.W.Q), exponent(model.W.Q if model.W.K is None else model.W.K)
+            Q = in_units(model.W.Q[h], q)
+            K = Q if model.W.K is None else in_units(model.W.K[h], k)
+            W, w = Q @ K.T, q + k
+            by_Q, by_K = (Z, of_head @ K), (of_head, Z @ Q)
+            m_own = z + m + own
             if model.W.K is None:
-                self.outers += [[by_Q, by_K]] if "Q" in names else []
+                self.outers += [([by_Q, by_K], m_own + k)] if "Q" in names else []
             else:
-                self.outers += [[by_Q]] if "Q" in names else []
-                self.outers += [[by_K]] if "K" in names else []
-        self._moved, self._W = moved, W
+                self.outers += [([by_Q], m_own + k)] if "Q" in names else []
+                self.outers += [([by_K], m_own + q)] if "K" in names else []
+        self._moved, self._W, self.prompt_unit = moved, W, m + w
 
     def prompt(self) -> Array:
         """Return the gradient with respect to the query rows, (n, q, d)."""
@@ -135,9 +181,17 @@ class _Head:
         return gradient
 
 
-def _pooled(model: Classifier, h: int, data: Dataset) -> tuple[Array, Array]:
-    """Return A X and D X of head h, (n, q, d) each, a block of samples at a time."""
-    U = model.U[h]
+def _scaled(array: Array) -> tuple[Array, int]:
+    unit = exponent(array)
+    return in_units(array, unit), unit
+
+
+def _pooled(model: Classifier, h: int, data: Dataset, x: int, u: int) -> tuple[Array, Array]:
+    """Return A X and D X of head h, (n, q, d) each, a block of samples at a time.
+
+    X is taken in units of 2^x and U in units of 2^u, but for the attention.
+    """
+    U = in_units(model.U[h], u)
     head = _one_head(model, h)
     pooled = np.empty((data.n, *U.shape), model.dtype)
     moved = np.empty_like(pooled)
@@ -148,8 +202,9 @@ def _pooled(model: Classifier, h: int, data: Dataset) -> tuple[Array, Array]:
         if isinstance(model.query, np.ndarray) and data.query is None:
             own = replace(head, query=model.query[part])
         A = own.attention(block)[:, 0]
-        pooled[part] = A @ block.X
-        moved[part] = _score_gradient(A, U @ block.X.transpose(0, 2, 1)) @ block.X
+        tokens = in_units(block.X, x)
+        pooled[part] = A @ tokens
+        moved[part] = _score_gradient(A, U @ tokens.transpose(0, 2, 1)) @ tokens
     return pooled, moved
 
 
@@ -172,25 +227,28 @@ def _score_gradient(A: Array, C: Array) -> Array:
     return D
 
 
-def _add(K: Array, a: Array, b: Array) -> None:
-    """Add the inner products of two sets of features; of one set if both are the same object."""
+def _products(a: Array, b: Array) -> Array:
+    """Return the inner products of two sets of features; of one set if both are the same object."""
     left = a.reshape(len(a), -1)
-    K += left @ (left if a is b else b.reshape(len(b), -1)).T
+    found: Array = left @ (left if a is b else b.reshape(len(b), -1)).T
+    return found
 
 
-def _add_outer(K: Array, left: list[Outer], right: list[Outer]) -> None:
-    """Add the inner products of features that are sums of products over query rows."""
-    if left[0][0].shape[1] == 1:  # features of rank one: no need to form them
+def _outer_products(left: list[Outer], right: list[Outer]) -> Array:
+    """Return the inner products of features that are sums of products over query rows."""
+    first, second = left[0][0], right[0][0]
+    K: Array = np.zeros((len(first), len(second)), first.dtype)
+    if first.shape[1] == 1:  # features of rank one: no need to form them
         for a, b in left:
             for a2, b2 in right:
                 K += (a[:, 0] @ a2[:, 0].T) * (b[:, 0] @ b2[:, 0].T)
-        return
-    _, _, rows = left[0][0].shape
-    columns = left[0][1].shape[2]
+        return K
+    rows, columns = first.shape[2], left[0][1].shape[2]
     step = max(1, BLOCK // (columns * max(K.shape)))
     for part in _slices(rows, step):
         features = _features(left, part)
-        _add(K, features, features if right is left else _features(right, part))
+        K += _products(features, features if right is left else _features(right, part))
+    return K
 
 
 def _features(outers: list[Outer], part: slice) -> Array:

@@ -1,4 +1,4 @@
-"""The tangent-kernel margin, and the report of a good initialization that it belongs to."""
+"""The tangent-kernel margin, and the properties of a good initialization."""
 
 from __future__ import annotations
 
@@ -10,35 +10,38 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import checks
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients, norm, value_and_grad
 from ..models import Classifier
-from .hull import is_positive, nearest_point
-from .kernel import ntk
+from .hull import is_separated, nearest_point, resolution
+from .inputs import classifier, norms, settled
+from .kernel import scaled_kernel
 from .runs import over_runs
-from .sides import classifier, in_double
 
 
 @dataclass(frozen=True, eq=False)
 class TangentMargin:
-    """The largest margin γ of the tangent features, with what proves it.
+    """The largest margin γ of the tangent features, with its certificate.
 
     Attributes
     ----------
     margin : float
         γ = min_i y_i ⟨∇Φ(X_i), θ*⟩ of `direction`; 0 if the features are not separable.
     direction : Gradients
-        θ* of norm sqrt(2).  Where the features are not separable, the gradients of the hull point
-        itself: zero up to rounding.
+        θ* of norm sqrt(2).  If the features are not separable, the gradients of the hull point
+        itself, which are zero up to rounding.
     dual : float
         sqrt(2) ‖Σ_i λ_i y_i ∇Φ(X_i)‖ with λ = `weights`: no direction of norm sqrt(2) has a larger
         margin.
     weights : float64 array (n,)
-        Convex weights λ.  Those above zero belong to the support vectors; where the features are
-        not separable they put the origin into the convex hull of y_i ∇Φ(X_i).
+        Convex weights λ.  Those above zero belong to the support vectors; if the features are not
+        separable they show that the origin lies in the convex hull of y_i ∇Φ(X_i).
     margins : float64 array (n,)
-        y_i ⟨∇Φ(X_i), θ*⟩; zeros where the features are not separable.
+        y_i ⟨∇Φ(X_i), θ*⟩; zeros where the features are not separable, NaN for samples of weight 0.
+    resolution : float
+        A margin of this size cannot be told from 0, whatever the solver: see `ntk_margin`.
     """
 
     margin: float
@@ -46,6 +49,7 @@ class TangentMargin:
     dual: float
     weights: Array
     margins: Array
+    resolution: float
 
     @property
     def gap(self) -> float:
@@ -54,8 +58,16 @@ class TangentMargin:
 
     @property
     def separable(self) -> bool:
-        """Whether `direction` separates; if not, `weights` are the certificate."""
+        """Whether `direction` separates, by more than rounding could feign."""
         return self.margin > 0.0
+
+    @property
+    def inseparable(self) -> bool:
+        """Whether `weights` put the origin into the hull up to rounding, which proves γ ≈ 0.
+
+        Neither this nor `separable` where γ is within a factor of two of what can be resolved.
+        """
+        return self.dual <= self.resolution
 
 
 @over_runs
@@ -81,36 +93,56 @@ def ntk_margin(
     TangentMargin
         With a run axis in model or data every number is an array (R,) and arrays gain a leading R.
 
+    Raises
+    ------
+    TypeError
+        If the model is not a Classifier, or an array has the wrong kind or dtype.
+    ValueError
+        If a shape or a name in `wrt` does not fit, a number is not finite, or a
+        label is neither -1 nor 1.
+
     Notes
     -----
+    A sample of weight 0 is no constraint; what weight another one has does not matter.
+
     γ / sqrt(2) is the distance of the origin from the convex hull of y_i ∇Φ(X_i), whose nearest
     point `nearest_point` finds from the tangent kernel; everything is computed in float64.  The
-    gap is typically 1e-12 of γ.  Features count as not separable where that distance is below
-    rounding, sqrt(10 n · 2⁻⁵²) of the longest gradient.
+    gap is typically 1e-12 of γ.  Rounding hides a distance below r times the longest gradient,
+    r² = 10 (n + sqrt(P)) 2⁻⁵² for P parameters, r = 16 · 2⁻²³ if larger in float32.
+    Features count as separable where a direction has a margin of twice that, and as inseparable
+    where the hull point is shorter.
 
     Property P3 of the good initialization of Deora, Ghaderi, Taheri, Thrampoulidis, "On the
     Optimization and Generalization of Multi-head Attention" (TMLR 2024).
     """
     dtype = classifier(model).dtype  # of the direction, so that it can be added to the model
-    model, data = in_double(model, as_dataset(X, y))
-    labels = _labels(data)
-    G = labels[:, None] * ntk(model, data, wrt=wrt) * labels
+    n = as_dataset(X, y).n
+    model, data, counting = settled(model, as_dataset(X, y))
+    labels = _labels(data, counting)
+    K, unit = scaled_kernel(model, data, wrt=wrt)
+    G = labels[:, None] * K * labels
     weights = nearest_point(G)
     # The linear loss -Σ λ_i y_i Φ(X_i) has minus the hull point for its gradient.
     combined = replace(data, y=labels, weight=weights)
     _, gradient = value_and_grad(model, combined, loss="linear", wrt=wrt)
-    length = norm(gradient)
+    length = float(norm(gradient))
     products = G @ weights
-    if not is_positive(products, G):
-        dual, margins = math.sqrt(2) * length, np.zeros(data.n)
-        return TangentMargin(0.0, cast_to(dtype, -gradient), dual, weights, margins)
-    margins = math.sqrt(2) / length * products
+    parameters = sum(x.size for x in arrays_of(gradient).values())
+    least = resolution(data.n, parameters, float(np.finfo(dtype).eps))
+    longest = math.ldexp(math.sqrt(G.diagonal().max()), unit)
+    separable = is_separated(products, G, least)
+    if separable:  # the products are in units of 4^unit
+        margins = math.sqrt(2) * np.ldexp(products * (math.ldexp(1.0, unit) / length), unit)
+    else:
+        margins = np.zeros(data.n)
+    direction = gradient * (-math.sqrt(2) / length) if separable else -gradient
     return TangentMargin(
-        float(margins.min()),
-        cast_to(dtype, gradient * (-math.sqrt(2) / length)),
-        math.sqrt(2) * length,
-        weights,
-        margins,
+        margin=float(margins.min()),
+        direction=cast_to(dtype, direction),
+        dual=math.sqrt(2) * length,
+        weights=_at(counting, weights, n, 0.0),
+        margins=_at(counting, margins, n, math.nan),
+        resolution=math.sqrt(2) * least * longest,
     )
 
 
@@ -142,10 +174,10 @@ class GoodInitialization:
 def good_initialization(
     model: Classifier, X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None = None
 ) -> GoodInitialization:
-    """Report how good a start `model` is for training on the data.
+    """Report how good an initialization `model` is for training on the data.
 
-    Good means small B2, BΦ and large γ: then every loss ε is reached at a distance of about
-    sqrt(2) (2 BΦ + log(1/ε)) / γ, given enough heads (see `realizability`).
+    A good initialization has small B2 and BΦ and a large γ: then every loss ε is reached at a
+    distance of about sqrt(2) (2 BΦ + log(1/ε)) / γ, given enough heads (see `realizability`).
 
     Parameters
     ----------
@@ -156,13 +188,21 @@ def good_initialization(
     Returns
     -------
     GoodInitialization
+        Of the samples of positive weight.
+
+    Raises
+    ------
+    TypeError
+        If the model is not a Classifier, or an array has the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, or run axes differ.
 
     References
     ----------
     Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
     Attention" (TMLR 2024).
     """
-    model, data = in_double(classifier(model), as_dataset(X, y))
+    model, data, _ = settled(model, as_dataset(X, y))
     return GoodInitialization(
         head_norm=float(head_norms(list(model.parameters.values())).max()),
         output=float(np.abs(model(data)).max()),
@@ -172,21 +212,33 @@ def good_initialization(
 
 def cast_to(dtype: np.dtype[Any], g: Gradients) -> Gradients:
     """Return gradients with all their arrays in `dtype`."""
-    arrays = {name: getattr(g, name) for name in (field.name for field in fields(g))}
-    return Gradients(
-        **{name: x.astype(dtype, copy=False) for name, x in arrays.items() if x is not None}
-    )
+    return Gradients(**{name: x.astype(dtype, copy=False) for name, x in arrays_of(g).items()})
+
+
+def arrays_of(g: Gradients) -> dict[str, Array]:
+    """Return the arrays that gradients have, by name."""
+    named = {field.name: getattr(g, field.name) for field in fields(g)}
+    return {name: x for name, x in named.items() if x is not None}
 
 
 def head_norms(arrays: Sequence[Array]) -> Array:
     """Return the norm (H,) of every head over arrays (H, ...)."""
-    norms: Array = np.sqrt(sum((a**2).reshape(len(a), -1).sum(axis=1) for a in arrays))
-    return norms
+    together = np.concatenate([a.reshape(len(a), -1) for a in arrays], axis=1)
+    return norms(together, 1)
 
 
-def _labels(data: Dataset) -> Array:
+def _labels(data: Dataset, counting: npt.NDArray[np.int64]) -> Array:
+    checks.shape(data.y, "y", "n", (data.n,))
     y: Array = data.y.astype(np.float64)
     wrong = np.flatnonzero(np.abs(y) != 1.0)
     if wrong.size:
-        raise ValueError(f"y: expected -1 or 1, got {y[wrong[0]]} at index {wrong[0]}")
+        at = counting[wrong[0]]
+        raise ValueError(f"y: expected -1 or 1, got {y[wrong[0]]} at index {at}")
     return y
+
+
+def _at(places: npt.NDArray[np.int64], values: Array, n: int, elsewhere: float) -> Array:
+    """Return n numbers that are `values` at `places`."""
+    spread = np.full(n, elsewhere)
+    spread[places] = values
+    return spread

@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..gradients import Gradients
 from ..models import Classifier
+from .inputs import exponent, in_units
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class MixtureMargins:
 
     @property
     def total(self) -> float:
-        """γ_linear + γ_attention, a bound from below of the tangent margin without noise."""
+        """γ_linear + γ_attention, a lower bound of the tangent margin without noise."""
         return self.linear + self.attention
 
 
@@ -81,8 +82,9 @@ def mixture_margins(
     ValueError
         If a number is out of range.
     """
-    T, M = _checks.count(tokens, "tokens"), _checks.count(contexts, "contexts")
-    zeta, S = relevant_fraction, norm
+    T, M = checks.count(tokens, "tokens"), checks.count(contexts, "contexts")
+    zeta, S = checks.finite(relevant_fraction, "relevant_fraction"), checks.finite(norm, "norm")
+    noise = checks.finite(noise, "noise")
     if not 0.0 < zeta <= 1.0:
         raise ValueError(f"relevant_fraction: expected a number in (0, 1], got {zeta}")
     if not S > 0.0:
@@ -91,8 +93,8 @@ def mixture_margins(
         raise ValueError(f"noise: expected a number of at least 0, got {noise}")
     saturated = S * math.sqrt(T) / math.sqrt(2)
     return MixtureMargins(
-        linear=saturated * (zeta - 2 * (1 - zeta) * noise / S**2),
-        attention=T * zeta**2 * (1 - zeta) * S**4 / (4 * math.sqrt(2 * (M + 1))),
+        linear=saturated * (zeta - 2 * (1 - zeta) * (noise / S / S)),
+        attention=T * zeta**2 * (1 - zeta) * (S * S) * (S * S) / (4 * math.sqrt(2 * (M + 1))),
         saturated=saturated,
     )
 
@@ -136,7 +138,7 @@ def separating_direction(data: Dataset, signs: npt.ArrayLike) -> Gradients:
     data : Dataset
         Made by `mhfast.data.tokenized_mixture`.
     signs : array (H,) of -1 and 1
-        α, the signs of the heads of the start.
+        α, the signs of the heads of the initialization.
 
     Returns
     -------
@@ -149,9 +151,12 @@ def separating_direction(data: Dataset, signs: npt.ArrayLike) -> Gradients:
         The data set is not a tokenized mixture, or a sign is not -1 or 1.
     """
     truth, alpha = _truth(data), _signs(signs)
-    plus, minus = truth["mu_plus"], truth["mu_minus"]
+    unit = exponent(truth["mu_plus"])  # only the direction matters, and squares must be numbers
+    plus, minus, contexts = (
+        in_units(truth[name], unit) for name in ("mu_plus", "mu_minus", "contexts")
+    )
     W = np.outer(plus, plus) + np.outer(minus, minus)
-    W = W + np.outer(truth["contexts"].sum(axis=0), plus + minus)
+    W = W + np.outer(contexts.sum(axis=0), plus + minus)
     U = np.broadcast_to(plus - minus, (len(alpha), data.tokens, data.dim))
     W = alpha[:, None, None] * W
     return Gradients(

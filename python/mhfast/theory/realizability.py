@@ -1,4 +1,4 @@
-"""Realizability: how far from a start a given loss is to be found.
+"""Realizability: the distance from an initialization at which a given loss is reached.
 
 With γ the tangent margin at θ0, θ* its direction of norm sqrt(2), BΦ = max_i |Φ(X_i; θ0)| and any
 B ≥ BΦ, B > 0, the point
@@ -29,9 +29,10 @@ from ..gradients import Gradients, value_and_grad
 from ..models import Classifier
 from ..training.run import Run
 from .bounds import curvature_bounds
+from .conditions import heads_shown, least_heads
+from .inputs import settled
 from .margin import GoodInitialization, good_initialization, head_norms
 from .runs import over_runs
-from .sides import classifier, in_double
 
 # Candidates for B, as multiples of the larger of BΦ and `SMALL`.
 ALLOWANCES = np.geomspace(1.0, 1e6, 601)
@@ -52,7 +53,10 @@ class Realizability:
     loss : array
         The loss at θ(ε), measured.
     heads_factor : array
-        sqrt(H) over what the condition asks for, with the B that asks for least if none meets it.
+        sqrt(H) over the value that the condition requires, for the B that requires least if none
+        meets it.
+    heads_needed : array
+        The smallest H that meets the condition, all else equal: with the B that asks for least.
     start : GoodInitialization
         B2, BΦ, γ and the direction.
     """
@@ -62,12 +66,21 @@ class Realizability:
     head_distance: Array
     loss: Array
     heads_factor: Array
+    heads_needed: Array
     start: GoodInitialization
 
     @property
     def met(self) -> npt.NDArray[np.bool_]:
         """Where the condition on H is met, so that loss ≤ ε is guaranteed."""
         return self.heads_factor >= 1.0
+
+    def __str__(self) -> str:
+        lines = ["      loss   distance   measured  sqrt(H)/needed  condition on H"]
+        columns = (self.epsilon, self.distance, self.loss, self.heads_factor, self.heads_needed)
+        for row in zip(*map(np.ravel, columns), strict=True):
+            met = "met" if row[3] >= 1.0 else f"needs H >= {heads_shown(row[4])}"
+            lines.append("{:10.3g} {:10.4g} {:10.3g} {:15.3g}".format(*row[:4]) + f"  {met}")
+        return "\n".join(lines)
 
 
 @over_runs
@@ -80,8 +93,8 @@ def realizability(
 ) -> Realizability:
     """Follow the tangent direction of the largest margin until the loss is ε.
 
-    B is the smallest with which the condition on H holds.  Where none is, nothing is guaranteed; B
-    is then BΦ (at least 1e-3), and only the measured loss tells what is reached.
+    B is the smallest for which the condition on H holds. If there is none, nothing is guaranteed; B
+    is then BΦ (at least 1e-3), and only the measured loss shows what is reached.
 
     Parameters
     ----------
@@ -99,27 +112,37 @@ def realizability(
     Raises
     ------
     ValueError
-        A loss is not in (0, 1), or the tangent features do not separate the data, so that the
-        construction does not exist.
+        A loss is not in (0, 1), a number is not finite, or the tangent features do not separate
+        the data, so that the construction does not exist.
+
+    Notes
+    -----
+    The construction bounds the loss of every sample of positive weight by ε, and so their mean with
+    any weights, which is the loss that is measured.
     """
-    model, data = in_double(classifier(model, dense=True), as_dataset(X, y))
+    model, data, _ = settled(model, as_dataset(X, y), dense=True)
     targets = _targets(epsilon)
     start = good_initialization(model, data)
     if not start.tangent.separable:
-        raise ValueError(
-            "model: expected tangent features that separate the data, got margin 0; "
+        proof = (
             "ntk_margin(model, X, y).weights is the certificate"
+            if start.tangent.inseparable
+            else f"rounding hides what is below {2 * start.tangent.resolution:.2g}"
+        )
+        raise ValueError(
+            f"model: expected tangent features that separate the data, got margin 0; {proof}"
         )
     direction = start.tangent.direction
-    steps, factors = np.empty_like(targets), np.empty_like(targets)
-    for i, e in enumerate(targets):
-        steps[i], factors[i] = _step(model, data, start, float(e))
+    steps, factors, heads = np.array(
+        [_step(model, data, start, float(e)) for e in targets]
+    ).reshape(-1, 3).T  # fmt: skip
     return Realizability(
         epsilon=targets,
         distance=math.sqrt(2) * steps,
         head_distance=steps * head_norms(_arrays(direction)).max(),
         loss=np.array([value_and_grad(model + float(s) * direction, data)[0] for s in steps]),
         heads_factor=factors,
+        heads_needed=heads,
         start=start,
     )
 
@@ -130,7 +153,7 @@ def travelled(
     *,
     per_head: bool = False,
 ) -> Array:
-    """Return how far training had travelled when its loss first was at most each ε.
+    """Compute the distance from the initialization at which the loss of a run first was at most ε.
 
     Parameters
     ----------
@@ -139,17 +162,17 @@ def travelled(
         "loss", "W" and "U".
     epsilon : sequence of float
     per_head : bool
-        The largest distance that a single head travelled, max_h ‖θ_h - θ0_h‖, in place of that of
-        all heads together: what is to be compared with `Realizability.head_distance`.
+        The largest distance of a single head, max_h ‖θ_h - θ0_h‖, instead of that of all heads
+        together, to be compared with `Realizability.head_distance`.
 
     Returns
     -------
-    float64 array (m,), (R, m) with a run axis: NaN where training did not get there.
+    float64 array (m,), (R, m) with a run axis: NaN where training did not reach ε.
 
     Raises
     ------
     ValueError
-        The run has not these records.
+        The run does not have these records.
     """
     targets = _targets(epsilon)
     names = ("W", "U") if per_head else ("distance",)
@@ -178,25 +201,29 @@ def _largest_of_heads(run: Run) -> Array:
 
 def _step(
     model: Classifier, data: Dataset, start: GoodInitialization, epsilon: float
-) -> tuple[float, float]:
-    """Return s and the factor by which the condition on H is met."""
+) -> tuple[float, float, float]:
+    """Return s, the factor by which the condition on H is met, and the H that would meet it."""
     B = max(start.output, SMALL) * ALLOWANCES
     s = (2 * B + math.log(1 / epsilon)) / start.margin
     U = start.tangent.direction.U
     assert U is not None  # the margin was taken over all parameters
     here = curvature_bounds(model, data)
-    farther = float(np.sqrt((U**2).sum(axis=(1, 2))).max())
-    # b3 is affine in the readout's norm, which grows along the segment by at most s ‖θ*_h‖.
-    slope = curvature_bounds(model, data, within=1.0).b3 - here.b3
-    needed = s**2 * (here.b3 + slope * farther * s) / B
-    factors = math.sqrt(model.heads) / needed
+    # The readout's norm grows along the segment by at most s ‖θ*_h‖.  Factors are multiplied in an
+    # order in which they stay moderate for tokens of any size.
+    reach = here.scale * here.query_norm * here.token_norm
+    readout = here.readout + s * float(head_norms([U]).max())
+    needed = math.sqrt(here.rows) * (s * reach) * (s * here.token_norm / B)
+    with np.errstate(over="ignore"):
+        needed = needed * (2 * reach * readout + 1)
+        factors = math.sqrt(model.heads) / needed if needed.all() else np.full_like(B, math.inf)
     at = int(np.argmax(factors >= 1.0))  # 0 if there is none
-    return float(s[at]), float(factors[at] if factors[at] >= 1.0 else factors.max())
+    met = bool(factors[at] >= 1.0)
+    return float(s[at]), float(factors[at] if met else factors.max()), least_heads(needed.min())
 
 
 def _targets(epsilon: Sequence[float] | npt.NDArray[np.floating]) -> Array:
     targets: Array = np.asarray(epsilon, dtype=np.float64)
-    if targets.ndim != 1 or not ((targets > 0.0) & (targets < 1.0)).all():
+    if targets.ndim != 1 or not targets.size or not ((targets > 0.0) & (targets < 1.0)).all():
         raise ValueError(f"epsilon: expected a sequence of losses in (0, 1), got {epsilon!r:.80}")
     return targets
 

@@ -1,4 +1,4 @@
-"""The run axis in the theory: a function of one model and its data, over all runs."""
+"""The run axis in the theory: applying a function of one model and its data to all runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def over_runs(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Let function(model, X, ...) take a model and a Dataset with run axes, and stack its results.
+    """Extend function(model, X, ...) to a model and a Dataset with run axes, by stacking results.
 
     Every number of the result becomes an array (R,), every array gains a leading R.  Arrays in
     place of a Dataset are shared by all runs.
@@ -52,9 +52,9 @@ def over_runs(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 def stacked(results: Sequence[Any]) -> Any:
-    """Return the results of the runs, numbers, arrays or records of them, as one.
+    """Stack the results of the runs, which are numbers, arrays or dataclasses of them.
 
-    Whole numbers and None that all runs share stay as they are.
+    Integers and None that all runs share stay unchanged.
     """
     first: Any = results[0]
     kind: Any = type(first)
@@ -65,6 +65,6 @@ def stacked(results: Sequence[Any]) -> Any:
     if dataclasses.is_dataclass(first):
         names = [field.name for field in dataclasses.fields(first)]
         return kind(**{n: stacked([getattr(r, n) for r in results]) for n in names})
-    if isinstance(first, tuple):  # a named one
+    if isinstance(first, tuple):  # a named tuple
         return kind(*(stacked(part) for part in zip(*results, strict=True)))
     raise TypeError(f"expected results that stack, got {kind.__name__}")

@@ -13,14 +13,14 @@ from ..dataset.dataset import Dataset, as_dataset
 from ..models import Classifier
 from ..optimizers import GradientDescent
 from ..training.train import train
-from .sides import classifier
+from .inputs import classifier
 
 DIVISORS = ("n-1", "n")
 
 
 @dataclass(frozen=True, eq=False)
 class Stability:
-    """Losses along leave-one-out training; arrays are float64 (K,), one entry a recorded step.
+    """Losses along leave-one-out training; arrays are float64 (K,), one entry per recorded step.
 
     Attributes
     ----------
@@ -28,8 +28,8 @@ class Stability:
     train_loss : array
         L(θ_k), of training on all samples.
     left_out_loss : array
-        (1/n) Σ_i ℓ_i(θ_k^(-i)): each sample's loss where it was left out.  It estimates without
-        bias the test loss of training on n - 1 samples.
+        (1/n) Σ_i ℓ_i(θ_k^(-i)): the loss of each sample when it is left out. It is an unbiased
+        estimate of the test loss of training on n - 1 samples.
     test_loss : array or None
         Loss of θ_k on the test set.
     left_out : array (K, n)
@@ -72,22 +72,34 @@ def leave_one_out(
     Parameters
     ----------
     model : Classifier
-        The start of all trainings.
+        The initial model of all runs.
     X : array (n, T, d) of the model's dtype, or Dataset without weights, n at least 2
     y : array (n,) of -1 and 1, None with a Dataset
     steps : int
+        The number of steps, at least 1.
     lr : float
+        The constant step size.
     every : int
         Losses are recorded every so many steps.
     test : Dataset, optional
+        A test set on which the run with all samples is evaluated.
     divisor : {"n-1", "n"}
-        Without sample i the loss is the sum over the others divided by this; "n" is what the
-        theorem behind `stability_bound` speaks about.
+        Without sample i the loss is the sum over the others divided by this; "n" is the divisor in
+        the theorem behind `stability_bound`.
     num_threads : int, optional
+        Threads for this call, in place of the default.
 
     Returns
     -------
     Stability
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind or dtype.
+    ValueError
+        If a shape does not fit, samples are weighted, n is below 2, there is no such divisor, or
+        the numbers of a training do not stay finite.
 
     References
     ----------
@@ -95,6 +107,8 @@ def leave_one_out(
     Generalization of Multi-head Attention" (TMLR 2024).
     """
     model, data = classifier(model), as_dataset(X, y)
+    if data.runs is not None:
+        raise ValueError(f"X: expected one data set, as X.run(0) is, got {data.runs} runs")
     n = data.n
     if data.weight is not None:
         raise ValueError("weight: expected None, since leaving out a sample has no weight, got one")
@@ -113,7 +127,7 @@ def leave_one_out(
         record={"loss": every, **{f"{name}_loss": every for name in tests}},
         **common,
     )
-    own = np.eye(n)  # run i sees all but sample i, and is judged on that
+    own = np.eye(n)  # run i is trained without sample i, and evaluated on it
     without = train(
         model,
         replace(data, weight=1 - own),
@@ -122,6 +136,12 @@ def leave_one_out(
         record={"own_loss": every},
         **common,
     )
+    ended = [run.step for run in (whole, *(without[i] for i in range(n))) if run.step < steps]
+    if ended:
+        raise ValueError(
+            "lr: expected trainings whose numbers stay finite, got one that ends at step "
+            f"{ended[0]}"
+        )
     left_out = without.history["own_loss"].T
     return Stability(
         steps=whole.steps["loss"],

@@ -1,8 +1,9 @@
-"""The arguments of `mhfast.train`, checked and in the form in which the core takes them."""
+"""The arguments of `mhfast.train`, checked and in the form that the core expects."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,19 +11,20 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.checks import PARAMETERS, Wrt
-from .._arguments.runs import NO_RUNS, Runs
+from .._arguments.runs import NO_RUNS, RunAxis
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients
 from ..models import Model
 from ..models import problem as _core_arguments
-from ..models.problem import AXES, CoreParameters, Problem
-from ..optimizers import Optimizer, StepRule
+from ..models.problem import AXES, CoreParameters, CoreProblem
+from ..optimizers import OPTIMIZERS, Optimizer, StepRule
 from .history import NamedRows
 from .quantities import MissingFunction, Record
 from .run import Run, Stop
+from .run_axis import settled_steps
 
 Pair: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]
 Tests: TypeAlias = Dataset | Pair | Mapping[str, Dataset | Pair]
@@ -36,17 +38,31 @@ LETTERS = {
 
 
 def optimizer(value: Optimizer | None) -> Optimizer:
-    """Return the optimizer; TypeError if it is none."""
+    """Return the optimizer; TypeError if it is not one."""
     if not isinstance(value, StepRule):
-        raise TypeError(f"optimizer: expected one such as GradientDescent(lr), got {value!r}")
+        raise TypeError(f"optimizer: expected {_optimizers(value)}, got {value!r:.80}")
     return value
+
+
+def _optimizers(value: object) -> str:
+    """Return what to write in place of a name, a class or anything else."""
+    known = {kind.__name__: kind for kind in OPTIMIZERS}
+    name = getattr(value, "__name__", value)
+    plain = {"".join(filter(str.isalpha, key)).lower(): key for key in known}
+    plain |= {kind.name.replace("_", ""): key for key, kind in known.items()}
+    plain |= {"sgd": "GradientDescent", "gd": "GradientDescent"}
+    if isinstance(name, str):
+        key = plain.get("".join(filter(str.isalpha, name)).lower())
+        if key is not None:
+            return f"a made one, such as mhfast.{key}(lr{', p' if key == 'MirrorDescent' else ''})"
+    return f"one of {', '.join(known)}, such as GradientDescent(lr)"
 
 
 def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: Model) -> Dataset:
     """Return the training data; lists of numbers adapt to the dtype of the model."""
     if isinstance(X, Dataset):
         return as_dataset(X, y)
-    return as_dataset(_checks.real(X, "X", model.dtype), y)
+    return as_dataset(checks.real(X, "X", model.dtype), y)
 
 
 def tests(test: Tests | None, model: Model) -> dict[str, Dataset]:
@@ -79,7 +95,7 @@ def tests(test: Tests | None, model: Model) -> dict[str, Dataset]:
 
 def problems(
     run: Run, data: Dataset, tests: Mapping[str, Dataset]
-) -> tuple[Problem, list[Problem]]:
+) -> tuple[CoreProblem, list[CoreProblem]]:
     """Return training data and test sets as the core reads them.
 
     Returns
@@ -90,7 +106,7 @@ def problems(
     Raises
     ------
     TypeError, ValueError
-        If data do not fit the model, or run axes each other; the message names the test set.
+        If data do not fit the model, or run axes differ; the message names the test set.
     """
     rates = getattr(run.optimizer, "lr", None)
     runs = NO_RUNS.meet("lr", (len(rates),), 0) if isinstance(rates, tuple) else NO_RUNS
@@ -115,7 +131,7 @@ def problems(
 
 
 def core_record(rows: NamedRows, data: Dataset) -> tuple[Any, ...]:
-    """Return a record as the core takes it; ``data`` are the training data."""
+    """Return a record in the form that the core expects; ``data`` are the training data."""
     entry = rows.entry
     record = (entry.name, entry.dataset, entry.every, rows.buffer)
     if entry.name != "attention_groups":
@@ -127,16 +143,16 @@ def core_record(rows: NamedRows, data: Dataset) -> tuple[Any, ...]:
 
 
 def directions(
-    given: Directions | None, model: Model, runs: Runs = NO_RUNS
+    given: Directions | None, model: Model, runs: RunAxis = NO_RUNS
 ) -> dict[str, CoreParameters]:
-    """Return directions as the core takes them, under the keys of their cosines.
+    """Return directions in the form that the core expects, under the keys of their cosines.
 
     A single one is "cosine"; one of several is "cosine_<name>", without names "cosine_0", ...
 
     Raises
     ------
     TypeError
-        If something is no direction, or of another dtype than the model.
+        If something is not a direction, or has another dtype than the model.
     ValueError
         If a name or a shape does not fit the model, or a direction has no entry other than zero.
     """
@@ -160,7 +176,7 @@ def directions(
 
 
 def _is_direction(given: object) -> bool:
-    """Tell a direction from several: a dict of arrays by parameter is one."""
+    """Tell one direction from several: a dict of arrays by parameter is one."""
     if isinstance(given, Gradients | Model):
         return True
     return isinstance(given, Mapping) and any(
@@ -168,7 +184,7 @@ def _is_direction(given: object) -> bool:
     )
 
 
-def _direction(label: str, given: object, model: Model, runs: Runs) -> CoreParameters:
+def _direction(label: str, given: object, model: Model, runs: RunAxis) -> CoreParameters:
     if isinstance(given, Model):
         parts: Mapping[str, npt.ArrayLike | None] = given.parameters
     elif isinstance(given, Gradients):
@@ -186,9 +202,9 @@ def _direction(label: str, given: object, model: Model, runs: Runs) -> CoreParam
             known = ", ".join(model.parameters)
             raise ValueError(f"{label}: expected parts among {known}, got {name!r}")
         axes = AXES[name]
-        array = _checks.real(part, f"{label}.{name}", model.dtype)
+        array = checks.real(part, f"{label}.{name}", model.dtype)
         shape = model.parameters[name].shape[-axes:]
-        _checks.shape(array, f"{label}.{name}", LETTERS[name], shape, runs=runs.length > 0)
+        checks.shape(array, f"{label}.{name}", LETTERS[name], shape, runs=runs.length > 0)
         runs = runs.meet(f"{label}.{name}", array.shape, axes)
         arrays[name] = array
         somewhere = somewhere | array.any(axis=tuple(range(-axes, 0)))
@@ -200,14 +216,14 @@ def _direction(label: str, given: object, model: Model, runs: Runs) -> CoreParam
 
 def steps(value: int) -> int:
     """Return the number of steps, at least 0."""
-    number = _checks.integer(value, "steps")
+    number = checks.integer(value, "steps")
     if number < 0:
         raise ValueError(f"steps: expected an integer of at least 0, got {number}")
     return number
 
 
 def wrt(model: Model, names: Wrt) -> tuple[str, ...]:
-    """Return the names of what is trained, at least one."""
+    """Return the names of the trained parameters, at least one."""
     asked = _core_arguments.wrt(model, names)
     if not asked:
         raise ValueError(f"wrt: expected at least one of {', '.join(model.parameters)}, got none")
@@ -233,14 +249,42 @@ def stop(value: Stop) -> Stop:
     for name in value:
         if name not in THRESHOLDS:
             raise ValueError(f"stop: expected names from {', '.join(THRESHOLDS)}, got {name!r}")
-    return {name: _checks.finite(number, f"stop[{name!r}]") for name, number in value.items()}
+    return {name: checks.finite(number, f"stop[{name!r}]") for name, number in value.items()}
+
+
+def warn_of_nonfinite(run: Run, first: int, data: Dataset) -> None:
+    """Warn if the training that began at step ``first`` could not take one step from it."""
+    reasons = np.atleast_1d(np.asarray(run.reason))
+    ended = np.atleast_1d(np.asarray(run.stopped if run.stopped is not None else -1))
+    if run.reason == "steps" or not np.any((reasons == "nonfinite") & (ended == first)):
+        return
+    parts: dict[str, npt.NDArray[Any] | None] = {
+        "X": data.X, "y": data.y, "query": data.query, **run.model.parameters
+    }  # fmt: skip
+    for name, array in parts.items():
+        if array is not None and not np.isfinite(array).all():
+            place = tuple(np.argwhere(~np.isfinite(array))[0].tolist())
+            cause = f"{name} holds {array[place]} at index {', '.join(map(str, place))}"
+            break
+    else:
+        cause = "data and parameters are finite, so it is too large for their dtype"
+    warnings.warn(
+        f"no step was taken: the loss or its gradient is not finite at step {first}; {cause}",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def thresholds(value: Stop) -> dict[str, float]:
+    """Return the thresholds as the core takes them: none for a function."""
+    return {} if callable(value) else {str(name): number for name, number in value.items()}
 
 
 def frozen(run: Run, *, released: bool) -> npt.NDArray[np.int64]:
-    """Return the steps (max(R, 1),) at which runs were frozen, -1 for those that go on.
+    """Return the steps (max(R, 1),) at which runs were frozen, -1 for those that continue.
 
-    Of R runs those stay frozen that turned non-finite, and those that a threshold had ended unless
-    they are ``released``. One training alone goes on from where it ended.
+    Of R runs, those that became non-finite stay frozen, and so do those that a threshold had ended
+    unless they are ``released``. A single run always continues from where it ended.
     """
     if not isinstance(run.stopped, np.ndarray):
         return np.full(1, -1, np.int64)
@@ -248,8 +292,20 @@ def frozen(run: Run, *, released: bool) -> npt.NDArray[np.int64]:
     return np.where([reason in lasting for reason in run.reason], run.stopped, -1)
 
 
+def since(run: Run, frozen: npt.NDArray[np.int64]) -> int | tuple[int, ...]:
+    """Return `Run.since` as runs go on that are not ``frozen`` any longer.
+
+    Such a run has the state of the step where it stopped; the steps that others took meanwhile are
+    not its own.
+    """
+    if not isinstance(run.stopped, np.ndarray):
+        return run.since
+    missed = np.where((run.stopped >= 0) & (frozen < 0), run.step - run.stopped, 0)
+    return settled_steps(run.since + missed)
+
+
 def restored(record: Record) -> Record:
-    """Return ``record``; ValueError if it is that of a saved run and functions are missing."""
+    """Return ``record``; ValueError if it comes from a saved run and its functions are missing."""
     if isinstance(record, Mapping):
         for what in record:
             if isinstance(what, MissingFunction):
@@ -284,4 +340,4 @@ def checkpoint(
         raise TypeError(f"checkpoint: expected a path, got {type(path).__name__}")
     if not Path(path).parent.is_dir():
         raise ValueError(f"checkpoint: expected an existing directory, got {Path(path).parent}")
-    return path, _checks.count(every, "checkpoint every")
+    return path, checks.count(every, "checkpoint every")

@@ -4,16 +4,17 @@
 |------------------------|------------------------------------------------------|
 | about                  | JSON text: everything that is not an array           |
 | model.W, start.W, ...  | parameters at the step reached and at step 0         |
-| query, schedule, lr    | where the model or the optimizer has such an array   |
+| query, schedule, lr    | if the model or the optimizer has such an array      |
 | stopped                | with a run axis                                      |
-| state.W.j, ...         | what the optimizer carries from step to step         |
+| state.W.j, ...         | state of the optimizer, such as moments              |
 | history.j, steps.j     | rows and steps of the j-th record named in `about`   |
-| subspace.basis, ...    | where training goes on in the span of the tokens:    |
-|                        | its basis, and start, model and state inside         |
+| subspace.basis, ...    | if training continues in the span of the tokens:     |
+|                        | its basis, and the model, initial model and state    |
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import uuid
@@ -21,7 +22,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +31,11 @@ from .._arguments.checks import PARAMETERS
 from .._arguments.values import frozen
 from ..models import Classifier, Layer, LowRank, Model
 from ..optimizers import OPTIMIZERS
+from . import segments
 from .quantities import MissingFunction
 from .subspace import Subspace
 
-_FORMAT = "mhfast run 2"
+_FORMAT = "mhfast run 3"
 _MODELS: dict[str, type[Any]] = {"classifier": Classifier, "layer": Layer}
 _OPTIMIZERS = {kind.name: kind for kind in OPTIMIZERS}
 _PLAIN = ("step", "reason", "loss", "wrt", "since")
@@ -62,19 +64,21 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         "scale": model.scale,
         "causal": model.causal,
         "optimizer": [optimizer.name, settings],
+        "arrays": list(arrays),
         "names": list(run["history"]),
         "record": [[*_code(what), every] for what, every in run["record"].items()],
         "stop": _code(run["stop"]),
         "stopped": None if "stopped" in arrays else run["stopped"],
         **{name: run[name] for name in _PLAIN},
+        "segments": segments.stored(run["segments"]),
     }
-    _write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
+    write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
 
 
 def _parts(
     model: Model, start: Model, state: Mapping[str, tuple[npt.NDArray[Any], ...]]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of a run, or of one inside its subspace, by their names in the file."""
+    """Return the arrays of a run, or of the run in its subspace, by their names in the file."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     for role, of_role in (("model", model), ("start", start)):
         arrays |= {f"{role}.{name}": array for name, array in of_role.parameters.items()}
@@ -95,19 +99,77 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     ValueError
         If it is not the file of a run.
     """
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = dict(archive)
-        about = json.loads(str(arrays["about"]))
-        if about["format"] != _FORMAT:
-            raise ValueError(f"the format is {about['format']!r}, not {_FORMAT!r}")
-        return _fields(about, arrays)
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"path: expected a file of Run.save, got {path}: {error}") from error
+    with open(path, "rb") as file:
+        try:
+            arrays = _arrays(file)
+            about = json.loads(str(arrays.pop("about")))
+            if about["format"] != _FORMAT:
+                raise ValueError(f"the format is {about['format']!r}, not {_FORMAT!r}")
+            if about["arrays"] != list(arrays):
+                raise ValueError("an array is missing, or is there that should not be")
+            run = _fields(about, arrays)
+            _check(run)
+            return run
+        # Damage shows as whatever zipfile, zlib, NumPy, json or a constructor make of it.
+        except Exception as error:
+            cause = str(error) or type(error).__name__
+            raise ValueError(
+                f"path: expected a file of Run.save, got {os.fspath(path)}, which cannot be "
+                f"read: {cause}"
+            ) from error
+
+
+def _arrays(file: BinaryIO) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of an archive in their order, each checked by its sum before it is read."""
+    arrays = {}
+    with zipfile.ZipFile(file) as archive:
+        for name in archive.namelist():
+            content = io.BytesIO(archive.read(name))
+            array: npt.NDArray[Any] = np.lib.format.read_array(content, allow_pickle=False)
+            arrays[name.removesuffix(".npy")] = array
+    return arrays
+
+
+def _check(run: Mapping[str, Any]) -> None:
+    """Raise unless the fields of a run fit each other, as those of every saved run do."""
+    model, runs = run["model"], run["model"].runs
+    layout = _layout(model)
+    if _layout(run["start"]) != layout:
+        raise ValueError("the parameters at the start and at the end differ in shape or dtype")
+    for name, slots in run["state"].items():
+        if [(slot.shape, slot.dtype) for slot in slots] != [layout[name]] * run["optimizer"].slots:
+            raise ValueError(f"the state of the optimizer does not fit {name}")
+    for name, k in run["steps"].items():
+        rows = run["history"][name]
+        if rows.dtype.kind != "f" or k.dtype != np.int64 or np.any(np.diff(k) <= 0):
+            raise ValueError(f"the record {name!r} is not one of numbers and steps")
+        expected = k.shape if runs is None else (runs, *k.shape)
+        if rows.shape[: len(expected)] != expected:
+            raise ValueError(f"the record {name!r} has not one row a step")
+    if runs is None:
+        fits = isinstance(run["reason"], str) and isinstance(run["stopped"], int | None)
+    else:
+        ends = np.asarray(run["stopped"])
+        fits = len(run["reason"]) == runs and ends.shape == (runs,) and ends.dtype == np.int64
+    since = run["since"] if isinstance(run["since"], tuple) else (run["since"],)
+    counts = (run["step"] + 1, *(k + 1 for k in since), *run["record"].values())
+    if not fits or not all(type(number) is int and number >= 1 for number in counts):
+        raise ValueError("its steps and reasons do not fit each other")
+    stop = run["stop"]
+    if not callable(stop) and not all(type(value) is float for value in stop.values()):
+        raise ValueError("its thresholds are not numbers")
+    if run["loss"] not in model.losses or not set(run["wrt"]) <= set(model.parameters):
+        raise ValueError("its loss and what it trained do not fit the model")
+
+
+def _layout(model: Model) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    return {name: (array.shape, array.dtype) for name, array in model.parameters.items()}
 
 
 def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    names = about["names"]
+    names, since = about["names"], about["since"]
+    if sum(key.startswith("history.") for key in arrays) != len(names):
+        raise ValueError("there are more or fewer records than names")
     kind, settings = about["optimizer"]
     own = {name: arrays[name] for name in ("schedule", "lr") if name in arrays}
     return {
@@ -121,8 +183,10 @@ def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
         "stop": _decode(*about["stop"]),
         "stopped": arrays.get("stopped", about["stopped"]),
         **{name: about[name] for name in _PLAIN},
+        "since": tuple(since) if isinstance(since, list) else since,
         "wrt": tuple(about["wrt"]),
         "subspace": _subspace(about, arrays),
+        "segments": segments.restored(about.get("segments", [])),
     }
 
 
@@ -162,7 +226,7 @@ def _state(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[npt.NDArra
 
 
 def _code(value: object) -> tuple[str, object]:
-    """Return a value of `record` or `stop` as JSON can hold it: a function by its name."""
+    """Return a value of `record` or `stop` that JSON can represent: for a function, its name."""
     if isinstance(value, MissingFunction):
         return "function", value.name
     return "value", value
@@ -172,9 +236,10 @@ def _decode(kind: str, value: Any) -> Any:
     return MissingFunction(value) if kind == "function" else value
 
 
-def _write_at_once(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write a neighbour of the file, force it to disk and rename it."""
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+def write_at_once(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write a temporary file beside it, flush it to disk and rename it."""
+    # Not from the name of the file, which may already be as long as a name can be.
+    draft = path.with_name(f".{uuid.uuid4().hex}.part")
     try:
         with open(draft, "xb") as file:
             np.savez(file, **arrays)

@@ -1,4 +1,4 @@
-"""The rows of a history: buffers that fill while training goes on, joined to what came before.
+"""The rows of a history: buffers that are filled during training, joined to earlier rows.
 
 A history array is (rows, ...) for one run and (R, rows, ...) for R runs side by side.
 """
@@ -32,7 +32,7 @@ Steps: TypeAlias = dict[str, npt.NDArray[np.int64]]
 class NamedRows:
     """Rows of a record of the vocabulary, which the core writes: buffer (rows, ...).
 
-    Of a norm ``beyond``, a number or (R,), is the part that the core does not see.
+    For a norm, ``beyond``, a number or (R,), is the contribution that the core does not see.
     """
 
     entry: Entry
@@ -55,13 +55,13 @@ class NamedRows:
 
 @dataclass
 class FunctionRows:
-    """Rows of a function of the model. The first value settles their shape and dtype."""
+    """Rows of a function of the model. The first value determines their shape and dtype."""
 
     entry: Entry
     function: Metric
     capacity: int
     runs: int = 0
-    earlier: Rows | None = None  # the rows of the run that is continued
+    earlier: Rows | None = None  # the rows of the run that is resumed
     buffer: Rows | None = None  # (rows, ...), with R runs (rows, R, ...)
     taken: list[int] = field(default_factory=list)
 
@@ -76,7 +76,7 @@ class FunctionRows:
             If the value is not real.
         ValueError
             If its shape differs from that of the first or lacks the runs, or the rows would take
-            too much room.
+            too much memory.
         """
         if self.taken and self.taken[-1] == k:
             return
@@ -132,7 +132,7 @@ def prepare(
     first: int,
     last: int,
 ) -> tuple[list[NamedRows], list[FunctionRows]]:
-    """Make room for all records of a training from step ``first`` to ``last``.
+    """Allocate the rows of all records of training from step ``first`` to ``last``.
 
     Parameters
     ----------
@@ -140,13 +140,13 @@ def prepare(
     model : the model that is trained, with the run axis where there is one
     data, core_data : the training data, and the arrays that the core gets of them
     directions : the keys of the columns of the record "cosine"
-    earlier : the history of the run that is continued
+    earlier : the history of the run that is resumed
     first, last : the range of steps
 
     Raises
     ------
     ValueError
-        If a record lacks what it needs, does not fit its earlier rows, or takes too much room.
+        If a record lacks what it needs, does not fit its earlier rows, or takes too much memory.
     """
     runs = model.runs or 0
     named = []
@@ -177,7 +177,7 @@ def of_subspace(
     trained_whole: Callable[..., Any],
     sees_tests: bool,
 ) -> tuple[list[NamedRows], list[FunctionRows]]:
-    """Leave to the core what it can record inside the span; take the rest from the whole model.
+    """Let the core record what it can inside the span; compute the rest from the whole model.
 
     Parameters
     ----------
@@ -218,11 +218,11 @@ def joined(
     parts: Sequence[tuple[History, Steps]],
     runs: int,
 ) -> tuple[History, Steps]:
-    """Join the earlier history up to step ``first`` and what was recorded from there on.
+    """Join the earlier history up to step ``first`` and the rows recorded from there on.
 
-    The earlier row at ``first`` gives way to a new one. Once a step is taken it goes in any case:
-    if it was not due but the end point of the earlier call, an uninterrupted run would not have it.
-    Records that are not continued stay as they are.
+    The earlier row at ``first`` is replaced by a new one. Once a step is taken it is removed in any
+    case: if it was recorded only because the earlier call ended there, an uninterrupted run would
+    not have it. Records that are not continued stay unchanged.
 
     Raises
     ------

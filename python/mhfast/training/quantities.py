@@ -1,4 +1,4 @@
-"""What `mhfast.train` records: the vocabulary, when a record is due and the room it takes.
+"""What `mhfast.train` records: the names, when a record is due and the memory it takes.
 
 | name             | one row of the history                                                        |
 |------------------|-------------------------------------------------------------------------------|
@@ -13,35 +13,44 @@
 | W, Q, K, U, V,   | a snapshot of the parameter, of those that the model has                      |
 | prompt           |                                                                               |
 | attention        | the weights (n,H,q,T)                                                         |
-| attention_max    | (H,), the largest weight of a row, mean over samples and rows                 |
+| attention_max    | (H,), the largest weight of a row, mean over the rows that see a key, each    |
+|                  | with the weight that the loss gives it                                        |
 | attention_groups | (H, sample groups, token groups), the weight that a row gives to the tokens   |
-|                  | of a group, mean over the samples of a group and their rows                   |
+|                  | of a group, the same mean over the rows of a group's samples                  |
 
-loss, accuracy and margin exist for test sets too, behind the name of the set: ``test_loss``. All
-else is about the training data; a function of the model can record the rest. With R runs side by
-side a row holds R of these, and the history of a record is an array (R, rows, ...). These are the
-quantities that Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of
-Multi-head Attention" and the work on the implicit bias of attention are about.
+loss, accuracy and margin exist for test sets too, with the name of the set as a prefix:
+``test_loss``. All other quantities refer to the training data; anything else can be recorded by a
+function of the model. With R runs side by side a row holds R of these, and the history of a record
+is an array (R, rows, ...). These are the quantities that Deora, Ghaderi, Taheri, Thrampoulidis, "On
+the Optimization and Generalization of Multi-head Attention" and the work on the implicit bias of
+attention are about.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.checks import PARAMETERS
+from .._arguments.names import RecordName
 from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models.problem import AXES, CoreData
 
 Metric: TypeAlias = Callable[[Any], npt.ArrayLike]
-Record: TypeAlias = str | Metric | Sequence[str | Metric] | Mapping[str | Metric, int]
+Record: TypeAlias = (
+    RecordName
+    | Metric
+    | Sequence[RecordName | Metric]
+    | Mapping[Any, int]  # of names and functions; also of test sets, whose names the call knows
+)
 
 LIMIT = 2 * 1024**3
 """Bytes that the records of one call of `mhfast.train` may take."""
@@ -58,7 +67,7 @@ def names(parameters: Sequence[str] = PARAMETERS) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class MissingFunction:
-    """Stands for a function that a saved or pickled run had, whose code is not stored."""
+    """A placeholder for a function of a saved or pickled run, whose code is not stored."""
 
     name: str
 
@@ -67,14 +76,14 @@ class MissingFunction:
         return self.name
 
     def __call__(self, *_: object) -> bool:
-        """Fail as the function cannot be called."""
+        """Raise, because the function cannot be called."""
         self.refuse("record or stop")
 
     def refuse(self, argument: str) -> NoReturn:
-        """Raise the ValueError of going on without the function."""
+        """Raise the ValueError for resuming without the function."""
         raise ValueError(
             f"{argument}: the function {self.name!r} is not kept in a saved or pickled run; "
-            f"give {argument}= again to go on"
+            f"give {argument}= again to resume"
         )
 
 
@@ -97,8 +106,8 @@ def parse(
     Parameters
     ----------
     record : str, function, sequence of them, or dict of them to int
-        Names of the vocabulary, for a test set behind ``<its name>_``, or functions of the model.
-        The number says every how many steps; without a dict it is 1.
+        Names of quantities, for a test set with the prefix ``<its name>_``, or functions of the
+        model. The number is the period in steps; without a dict it is 1.
     parameters : sequence of str
         The names of the parameters of the model.
     tests : sequence of str
@@ -142,7 +151,7 @@ def _pairs(record: Record) -> list[tuple[str | Metric, int]]:
     for what, _ in pairs:
         if not isinstance(what, str) and not callable(what):
             raise TypeError(f"record: expected a name or a function, got {what!r}")
-    return [(what, _checks.count(every, f"record {what!r}")) for what, every in pairs]
+    return [(what, checks.count(every, f"record {what!r}")) for what, every in pairs]
 
 
 def _unknown(what: str, vocabulary: Sequence[str], tests: Sequence[str]) -> str:
@@ -150,8 +159,16 @@ def _unknown(what: str, vocabulary: Sequence[str], tests: Sequence[str]) -> str:
     for test in tests:
         message += f", behind '{test}_' also {', '.join(OF_ANY_SET)}"
     if not tests:
+        if what in {f"test_{name}" for name in OF_ANY_SET}:
+            return f"record: expected test= beside {what!r}, got no test set"
         message += ", with test= also names behind 'test_'"
-    return f"{message}; got {what!r}"
+    return f"{message}; got {what!r}{close_to(what, vocabulary)}"
+
+
+def close_to(what: object, known: Iterable[str]) -> str:
+    """Return the names that a misspelt one may have meant, as the end of a message."""
+    close = difflib.get_close_matches(what, list(known)) if isinstance(what, str) else []
+    return f", did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def due_steps(first: int, last: int, every: int) -> npt.NDArray[np.int64]:
@@ -182,7 +199,7 @@ def row_of(
     Returns
     -------
     shape, dtype
-        Snapshots and attention have the dtype of the model, all else is float64.
+        Parameters and attention have the dtype of the model, everything else is float64.
 
     Raises
     ------
@@ -226,7 +243,7 @@ def check_room(sizes: Mapping[str, int]) -> None:
 
 
 def size_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Return the bytes of a buffer, as a Python int that no size overflows."""
+    """Return the bytes of a buffer, as a Python int, which cannot overflow."""
     return math.prod(shape) * dtype.itemsize
 
 

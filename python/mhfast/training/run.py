@@ -1,104 +1,136 @@
-"""`Run`: what training returns, with its history; it can be saved, drawn and continued."""
+"""`Run`: what training returns, with its history; it can be saved, plotted and resumed."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments.names import Loss, Threshold
 from .._arguments.values import Array, same_fields
 from ..models import Model
 from ..optimizers import Optimizer
-from . import display
-from . import files as _run_file
-from .quantities import Metric, MissingFunction
+from . import display, files
+from .quantities import Metric, MissingFunction, close_to
 from .run_axis import selected
+from .segments import Segment
 from .subspace import Subspace
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
+    from typing_extensions import TypeVar
 
-Stop: TypeAlias = Mapping[str, float] | Callable[[int, Any], object]
+    # What is said to be a Run without its model is that of any model.
+    ModelT_co = TypeVar("ModelT_co", bound=Model, default=Model, covariant=True)
+else:
+    from typing import TypeVar
+
+    ModelT_co = TypeVar("ModelT_co", bound=Model, covariant=True)
+
+Stop: TypeAlias = Mapping[Threshold, float] | Callable[[int, Any], object]
+Rows: TypeAlias = npt.NDArray[Any]
 Stopped: TypeAlias = int | npt.NDArray[np.int64] | None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Run:
-    """The result of `mhfast.train`, and all that is needed to go on from there.
+class History(dict[str, Rows]):
+    """A dict of records whose KeyError tells a misspelt name what there is."""
 
-    Trainings side by side are one Run with a run axis of length R on what depends on the run;
-    ``run[r]`` is the Run that training r alone would have given, ``run[a:b]`` a Run of some.
+    def __missing__(self, name: str) -> NoReturn:
+        """Raise the KeyError."""
+        raise KeyError(
+            f"{name!r} is not a record of this run, which has {', '.join(self) or 'none'}"
+            f"{close_to(name, self)}"
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Run(Generic[ModelT_co]):
+    """The result of `mhfast.train`, and everything that is needed to resume it.
+
+    R runs that are trained side by side are one Run, with a run axis of length R on everything that
+    depends on the run; ``run[r]`` is the Run that training r alone would have returned,
+    ``run[a:b]`` selects several.
 
     Attributes
     ----------
     model : Classifier or Layer
-        The parameters θ_k at the step that was reached. A run that stopped earlier is at the step
-        where it stopped.
+        The parameters θ_k at the step reached. With R runs, those of a run that stopped earlier are
+        from the step where it stopped.
     history : dict of arrays (rows, ...) or (R, rows, ...)
-        One entry a record, under its name; functions under their name, the cosine to a direction
-        with a name under ``cosine_<name>``. Row j holds the value at step ``steps[name][j]``. A run
+        One entry per record, under its name; functions under their name, the cosine to a named
+        direction under ``cosine_<name>``. Row j holds the value at step ``steps[name][j]``. A run
         that stopped repeats its last values.
     steps : dict of int arrays (rows,)
-        The k of every row: the multiples of the record's "every" and the step reached. Values at k
-        belong to θ_k, before step k + 1.
+        The step k of every row: the multiples of the period of the record, and the step reached.
+        Values at k belong to θ_k, before step k + 1.
     step : int
-        The step k reached, counted from the start of the run over all calls that continued it.
+        The step k reached, counted from step 0 of the run over all calls that resumed it.
     reason : str, or list of R of them
-        Why it ended: "steps" when all steps that were asked for are done; "loss", "grad_norm",
-        "accuracy" or "margin" when that threshold is met; "stop" or "callback" when that function
-        said so; "nonfinite" when the loss or a gradient at θ_k is not finite (no step is taken from
-        there); "interrupted" or "exception" in a run that an exception carries; "checkpoint" in a
-        file written on the way.
+        Why it ended: "steps" when all requested steps are done; "loss", "grad_norm", "accuracy" or
+        "margin" when that threshold is met; "stop" or "callback" when that function returned true;
+        "nonfinite" when the loss or a gradient at θ_k is not finite (no step is taken from there);
+        "interrupted" or "exception" in a run attached to an exception; "checkpoint" in a file
+        written during training.
     stopped : int or None, or int64 array (R,)
-        The step at which the run ended before all steps that were asked for were done; None, or -1
-        in the array, if they are done.
+        The step at which the run ended before all requested steps were done; None, or -1 in the
+        array, if they are done.
     optimizer, loss, wrt, record, stop
-        The settings, which continuing the run keeps unless told otherwise.
+        The settings, which are kept when the run is resumed unless they are given again.
     start : Classifier or Layer
-        The parameters θ_0, from which "distance" is measured.
+        The initial parameters θ_0, from which "distance" is measured.
     state : dict of tuples of arrays
-        What `Momentum` and `Adam` carry from step to step, for each parameter in ``wrt``.
-    since : int
-        The step at which ``state`` was zero: 0 unless the optimizer was changed on the way.
+        The state of `Momentum` (velocity) and `Adam` (moments), for each parameter in ``wrt``.
+    since : int, or tuple of R of them
+        The step at which ``state`` was zero if the run has taken every step since: 0 unless the
+        optimizer was changed later; more for runs that were frozen while others continued.
     subspace : Subspace or None
-        Where tokens have many more dimensions than their span, the run inside the span, where it
-        goes on bitwise; see `train`.
+        If training took place inside the span of the tokens, the run in that span, from which it is
+        resumed bit for bit; see `train`.
+    segments : tuple of Segment
+        Which steps were taken with which settings on which data, in order; empty where that is not
+        known.
 
     Notes
     -----
     Functions in ``record`` and ``stop`` survive copying. Saving and pickling replace them by a
-    placeholder, since code cannot be stored safely: to go on, give them again.
+    placeholder, since code cannot be stored safely: give them again in order to resume.
     """
 
-    model: Model
+    model: ModelT_co
     history: dict[str, npt.NDArray[Any]]
     steps: dict[str, npt.NDArray[np.int64]]
     step: int
     reason: str | list[str]
     stopped: Stopped
     optimizer: Optimizer
-    loss: str
+    loss: Loss
     wrt: tuple[str, ...]
     record: dict[str | Metric, int]
     stop: Stop
-    start: Model
+    start: ModelT_co
     state: dict[str, tuple[Array, ...]] = field(default_factory=dict)
-    since: int = 0
+    since: int | tuple[int, ...] = 0
     subspace: Subspace | None = None
+    segments: tuple[Segment, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("history", "steps"):
+            object.__setattr__(self, name, History(getattr(self, name)))
 
     @property
     def runs(self) -> int | None:
-        """The number R of trainings side by side; None without a run axis."""
+        """The number R of runs side by side; None without a run axis."""
         return self.model.runs
 
-    def __getitem__(self, index: int | slice | npt.ArrayLike) -> Run:
-        """Return the Run of one training, or a Run of some by a slice, a mask or integers.
+    def __getitem__(self, index: int | slice | npt.ArrayLike) -> Run[ModelT_co]:
+        """Select one run by an integer, or several by a slice, a mask or integers.
 
         Raises
         ------
@@ -113,26 +145,53 @@ class Run:
         """Write the run as an .npz archive without pickled objects.
 
         The file appears under ``path`` at once and complete, or not at all.
-        """
-        _run_file.write(path, _stored(self))
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Run:
-        """Read a run that `save` wrote; nothing in the file is executed.
+        Parameters
+        ----------
+        path : str or path
+            The name of the file. An existing file is replaced.
 
         Raises
         ------
+        OSError
+            If the file cannot be written.
+        """
+        files.write(path, _stored(self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Run[Any]:
+        """Read a run that `save` wrote; nothing in the file is executed.
+
+        Parameters
+        ----------
+        path : str or path
+            The name of the file.
+
+        Returns
+        -------
+        Run
+            Equal to the run that was saved; functions are placeholders.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be read.
         ValueError
             If the file is not a saved run.
         """
-        return cls(**_run_file.read(path))
+        return cls(**files.read(path))
 
     def to_dataframe(self) -> DataFrame:
-        """Return the history as a pandas DataFrame, one row a step and one column a record.
+        """Return the history as a pandas DataFrame, one row per step and one column per record.
 
-        A record with one value a head, or with any other single axis, gets a column for each:
+        A record with one value per head, or with any other single axis, gets a column for each:
         ``attention_max[0]``. Records with more axes do not fit a table and are left out. Steps at
         which something was not recorded hold NaN. With R runs the index is (run, step).
+
+        Returns
+        -------
+        pandas.DataFrame
+            The index is the step k, or (run, step) with R runs.
 
         Raises
         ------
@@ -141,39 +200,49 @@ class Run:
         """
         return display.table(self)
 
-    def plot(self) -> Figure:
-        """Draw the scalar records against the steps, one panel for each kind of record.
+    def plot(self, ax: Axes | Sequence[Axes] | npt.NDArray[np.object_] | None = None) -> Figure:
+        """Plot the scalar records against the steps, one panel for each kind of record.
 
-        Records of the training data and of test sets share a panel, and so do all cosines; the loss
-        and the norm of the gradient have a logarithmic axis. With R runs a line is the mean over
-        the runs, in a band from the 10 % to the 90 % quantile.
+        Records of the training data and of test sets share a panel, and so do all cosines. The loss
+        and the norm of the gradient have a logarithmic axis, unless a value is negative. With R
+        runs a line is the mean over the runs, in a band from the 10 % to the 90 % quantile; runs
+        that ended as "nonfinite" beside others are counted in the legend and left out.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, or as many as there are panels, optional
+            Where to draw, for example Axes of a pyplot figure. By default a new figure that pyplot
+            does not know: a notebook shows it once, and nothing has to be closed.
 
         Returns
         -------
         matplotlib.figure.Figure
+            To be saved by ``.savefig(path)``.
 
         Raises
         ------
         ImportError
             If matplotlib is not installed.
+        TypeError
+            If `ax` is no Axes.
         ValueError
-            If there is no scalar record.
+            If there is no scalar record, or not one of `ax` for each panel.
         """
-        return display.figure(self)
+        return display.figure(self, ax)
 
     def __getstate__(self) -> dict[str, Any]:
         return _stored(self)
 
-    def __copy__(self) -> Run:
+    def __copy__(self) -> Run[ModelT_co]:
         return replace(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Run:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Run[ModelT_co]:
         return Run(**{name: deepcopy(value, memo) for name, value in vars(self).items()})
 
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other)
 
-    # Else Python would iterate by index, and a run axis is not what a Run consists of.
+    # Without this Python would iterate by index, but a Run is not a sequence of its runs.
     __iter__ = None
 
     def __repr__(self) -> str:
@@ -187,13 +256,13 @@ class Run:
 class Interrupted(KeyboardInterrupt):
     """Training was interrupted by Ctrl-C.
 
-    Attributes
+    Parameters
     ----------
     run : Run
-        The run up to the step reached; ``mhfast.train(run, ...)`` goes on from there.
+        The run up to the step reached, an attribute too; ``mhfast.train(run, ...)`` resumes it.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run[Any]) -> None:
         super().__init__(run)
         self.run = run
 
@@ -214,7 +283,7 @@ def _stored(run: Run) -> dict[str, Any]:
 
 
 def _counted(reason: str | list[str]) -> str:
-    """Return a reason, or those of R runs with how often each occurs."""
+    """Return a reason, or the reasons of R runs with the number of times each occurs."""
     if isinstance(reason, str):
         return repr(reason)
     return repr({each: reason.count(each) for each in dict.fromkeys(reason)})

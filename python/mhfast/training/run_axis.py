@@ -1,35 +1,38 @@
-"""The run axis of a `Run`: taking some of its trainings, and branching one training into several.
+"""The run axis of a `Run`: selecting some of its runs, and branching one run into several.
 
-What is selected is the Run that these trainings would have given without the others: a training
-that stopped before the others ends there.
+The selection is the Run that training these runs without the others would have returned: a run that
+stopped before the others ends there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.runs import repeated
 from .._arguments.values import Array
 from ..models import Model
 from ..models.problem import AXES, with_arrays
 from ..optimizers import of_runs
+from .segments import of_training
 
 if TYPE_CHECKING:
     from .run import Run, Stopped
 
+M = TypeVar("M", bound=Model)
 
-def selected(run: Run, index: int | slice | npt.ArrayLike) -> Run:
-    """Return the Run of one training (an integer) or of some (a slice, a mask or integers)."""
+
+def selected(run: Run[M], index: int | slice | npt.ArrayLike) -> Run[M]:
+    """Return one run (for an integer) or several (for a slice, a mask or integers)."""
     if run.runs is None:
         raise TypeError("run: expected a Run with a run axis to select from, got one training")
     assert isinstance(run.stopped, np.ndarray)
-    which: Any = _checks.run_index(index, run.runs)
+    which: Any = checks.run_index(index, run.runs)
     one = isinstance(which, int)
     ends = run.stopped[which]
     last = run.step if np.any(ends < 0) else int(np.max(ends))
@@ -47,7 +50,9 @@ def selected(run: Run, index: int | slice | npt.ArrayLike) -> Run:
         reason=run.reason[which] if one else [run.reason[r] for r in np.arange(run.runs)[which]],
         stopped=_ended_at(ends) if one else ends,
         optimizer=of_runs(run.optimizer, which),
+        since=settled_steps(np.broadcast_to(run.since, run.runs)[which]),
         subspace=None if run.subspace is None else run.subspace[which],
+        segments=of_training(run.segments, which, last),
     )
 
 
@@ -59,7 +64,7 @@ def _until(
     last: int, rows: npt.NDArray[Any], k: npt.NDArray[np.int64], axis: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Return the rows up to θ_last, whose own row is the first at or after it."""
-    if not len(k) or k[-1] < last:  # a record that was given up earlier
+    if not len(k) or k[-1] < last:  # a record that was not continued
         return rows, k
     count = int(np.searchsorted(k, last)) + 1
     k = k[:count].copy()
@@ -67,11 +72,11 @@ def _until(
     return np.take(rows, range(count), axis), k
 
 
-def spread(run: Run, runs: int) -> Run:
-    """Return the run with the run axis of length ``runs`` on all that is trained and recorded.
+def spread(run: Run[M], runs: int) -> Run[M]:
+    """Return the run with a run axis of length ``runs`` on everything trained and recorded.
 
-    A Run that has it keeps its arrays; one training is repeated, so that it can go on as several.
-    0 is no run axis.
+    A Run that already has it keeps its arrays; a single run is repeated, so that it can be resumed
+    as several. 0 means no run axis.
     """
     if not runs:
         return run
@@ -109,10 +114,16 @@ def _spread_state(
     }
 
 
-def _spread_model(model: Model, names: tuple[str, ...], runs: int) -> Model:
+def _spread_model(model: M, names: tuple[str, ...], runs: int) -> M:
     given = model.parameters
     lacking = [name for name in names if given[name].ndim == AXES[name]]
     arrays = {name: repeated(given[name], AXES[name], runs) for name in lacking}
     for array in arrays.values():
         array.flags.writeable = False
     return with_arrays(model, arrays) if arrays else model
+
+
+def settled_steps(steps: npt.ArrayLike) -> int | tuple[int, ...]:
+    """Return steps of runs as `Run.since` keeps them: one number where all are the same."""
+    each = [int(step) for step in np.ravel(steps)]
+    return each[0] if len(set(each)) == 1 else tuple(each)

@@ -31,8 +31,8 @@ class Loop:
     Attributes
     ----------
     run : Run
-        The settings, and what was there at the first step of this call; it has the run axis on all
-        that is trained if there is one.
+        The settings and the state at the first step of this call; everything trained has the run
+        axis if there is one.
     named, functions
         The rows that the core and this loop fill.
     callback : function or None
@@ -40,13 +40,13 @@ class Loop:
     parameters, state : tuples of the core
         Parameters and the optimizer's arrays, which the core overwrites.
     subspace : Subspace or None
-        The span of the tokens in which the core trains; its parameters and state are of that.
+        The span of the tokens in which the core trains; `parameters` and `state` then refer to it.
     stopped : int64 array (max(R, 1),)
-        The step at which each run was frozen, -1 for those that go on; the core overwrites it.
+        The step at which each run was frozen, -1 for those that continue; the core overwrites it.
     reasons : list of str
-        Why the core froze each run, "" for those that go on; the core overwrites it.
+        Why the core froze each run, "" for those that continue; the core overwrites it.
     ended_by : str
-        Which function asked for the end, if one did.
+        Which function ended training, if one did.
     """
 
     run: Run
@@ -85,7 +85,7 @@ class Loop:
         return math.gcd(*periods)
 
     def at(self, k: int) -> bool:
-        """Do what is due at θ_k; true ends training."""
+        """Do everything that is due at θ_k; true ends training."""
         due = [rows for rows in self.functions if k % rows.entry.every == 0]
         saving = self.checkpoint is not None and k > self.run.step and k % self.checkpoint[1] == 0
         stop = self.run.stop if callable(self.run.stop) else None
@@ -95,7 +95,7 @@ class Loop:
         for rows in due:
             rows.take(k, model)
         if self.checkpoint is not None and saving:
-            # The core records θ_k after this call; going on from the file does so too.
+            # The core records θ_k after this call, and so does a run resumed from the file.
             written = [count_due(self.run.step, k - 1, rows.entry.every) for rows in self.named]
             self.so_far(k, "checkpoint", written).save(self.checkpoint[0])
         if self.callback is not None and self.callback(k, model):
@@ -105,7 +105,7 @@ class Loop:
         return bool(self.ended_by)
 
     def model(self) -> Model:
-        """Return the model with the parameters as they are now, in memory of its own."""
+        """Return the model with a copy of the current parameters."""
         run = self.run
         if self.subspace is None:
             return self._trained(run.model)
@@ -113,7 +113,7 @@ class Loop:
         return with_arrays(run.model, whole)
 
     def _trained(self, model: Model) -> Model:
-        """Return ``model`` with what the core has trained."""
+        """Return ``model`` with the parameters that the core has trained."""
         trained = {n: a.copy() for n, a in named(self.parameters).items() if n in self.run.wrt}
         for array in trained.values():
             array.flags.writeable = False
@@ -128,7 +128,7 @@ class Loop:
         reason : str
             Why it ends there, for those that were not frozen before.
         written : sequence of int
-            How many rows of the records in `named` are there.
+            The number of rows written for each record in `named`.
         """
         run = self.run
         parts = [
@@ -165,7 +165,7 @@ class Loop:
         return {"reason": reasons[0], "stopped": None if stopped[0] < 0 else int(stopped[0])}
 
     def _state(self) -> dict[str, tuple[Array, ...]]:
-        """Return what the optimizer carries from step to step, in memory of its own."""
+        """Return a copy of the state of the optimizer."""
         return {
             name: tuple(slot.copy() for slot in slots if slot is not None)
             for name, slots in zip(PARAMETERS, self.state, strict=True)

@@ -2,16 +2,16 @@
 
 The gradients by W, by its factors, by U and by V are sums of outer products of tokens. With B
 (d, r) an orthonormal basis of all tokens of the training data, whatever the loss, steps along
-gradients and along what they add up to give
+gradients and their sums give
 
     W_k = W_0 + B (S_k - S_0) Bᵀ,    S_0 = Bᵀ W_0 B,
 
 where S_k are the key-query matrices of a model of r-dimensional tokens, trained on X B from S_0 on;
 in the same way U_k = U_0 + (Ũ_k - Ũ_0) Bᵀ, and B from the left for V and the factors. The gradient
 by a prompt is a sum of rows x W_kᵀ, which stay in the span if that holds the prompt and x W_0ᵀ of
-every token. Loss, outputs and norms of gradients are those of the whole model. So are the steps of
-every rule that knows the gradient by its norms only; coordinatewise rules such as Adam do not go
-this way.
+every token. Loss, outputs and norms of gradients equal those of the whole model. So do the steps of
+every optimizer that uses gradients only linearly and through norms; coordinatewise optimizers such
+as Adam cannot be treated this way.
 """
 
 from __future__ import annotations
@@ -25,24 +25,27 @@ import numpy.typing as npt
 
 from .._arguments.values import Array, frozen, same_fields
 from ..models import Model
-from ..models.problem import AXES, CoreParameters, Problem, with_arrays
+from ..models.problem import AXES, CoreParameters, CoreProblem, with_arrays
 from ..models.problem import named as by_name
 from ..optimizers import GradientDescent, Momentum, NormalizedGradientDescent, PolyakStep, StepRule
 
-LEAST_SIZE = 1 << 18
-"""Numbers in the parameters of a run, below which a step is short whatever the dimension."""
+MIN_SIZE = 1 << 18
+"""Least size of the parameters of a run, in numbers; below it a step is fast in any dimension."""
 
-LEAST_RATIO = 2
-"""Dimensions of a token, at least, for each token that differs from the others."""
+MIN_RATIO = 2
+"""Least number of dimensions of a token per distinct token."""
 
-MOST_TOKENS = 1 << 24
-"""Numbers in X or the queries, above which looking for the tokens that differ takes too much."""
+MAX_TOKENS = 1 << 24
+"""Largest size of X or the queries, in numbers; beyond it finding distinct tokens takes too
+long."""
 
 WITHIN = 1e-12
-"""What of a token may be outside a span that holds it: the rounding of the basis."""
+"""Relative size of the part of a token that may lie outside a span that contains it: rounding of
+the basis."""
 
 ROUNDING = 16.0
-"""What of a start may be outside, in units of its last place, that still counts as nothing."""
+"""Size, in units of the last place, of the part of the initial parameters outside that counts as
+zero."""
 
 _EQUIVARIANT = (GradientDescent, NormalizedGradientDescent, PolyakStep, Momentum)
 _LEFT = ("W", "Q", "K", "V")
@@ -51,16 +54,16 @@ _RIGHT = ("W", "U", "prompt", "query")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Subspace:
-    """The span of the tokens of a run, and the run as it goes on inside it.
+    """The span of the tokens of a run, and the run inside it.
 
     Attributes
     ----------
     basis : float64 array (d, r) or (R, d, r)
         B, orthonormal columns.
     start, model : Classifier or Layer
-        The parameters at step 0 and at the step reached, inside: of dimension r.
+        The parameters inside, of dimension r, at step 0 and at the step reached.
     state : dict of tuples of arrays
-        What the optimizer carries from step to step, inside.
+        The state of the optimizer, inside.
     """
 
     basis: npt.NDArray[np.float64]
@@ -71,14 +74,14 @@ class Subspace:
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other)
 
-    def problem(self, problem: Problem) -> Problem:
-        """Return the data as they are inside: tokens and queries by their coordinates."""
+    def problem(self, problem: CoreProblem) -> CoreProblem:
+        """Return the data inside: tokens and queries in coordinates of the span."""
         X, Z, y, weight, lengths = problem.data
         Z = None if Z is None else self._inside("query", Z)
         return problem._replace(data=(self._inside("query", X), Z, y, weight, lengths))
 
     def __getitem__(self, which: Any) -> Subspace:
-        """Select one run, or some."""
+        """Select one run, or several."""
         return Subspace(
             frozen(self.basis[which]) if self.basis.ndim == 3 else self.basis,
             self.start[which],
@@ -89,7 +92,7 @@ class Subspace:
     def whole(
         self, start: Model, names: Iterable[str], parameters: CoreParameters
     ) -> dict[str, Array]:
-        """Return the parameters in `names` of the whole model from those inside.
+        """Compute the parameters in `names` of the whole model from those inside.
 
         Parameters
         ----------
@@ -109,14 +112,14 @@ class Subspace:
         return arrays
 
     def whole_state(self, state: Mapping[str, tuple[Array, ...]]) -> dict[str, tuple[Array, ...]]:
-        """Return what the optimizer carries for the whole model, which is all in the span."""
+        """Return the state of the optimizer for the whole model, which lies in the span."""
         return {
             name: tuple(self._outside(name, slot) for slot in slots)
             for name, slots in state.items()
         }
 
     def rest(self, start: Model) -> npt.NDArray[np.float64]:
-        """Return the norm of what of the start is not in the span, or (R,) of them."""
+        """Return the norm of the part of the initial parameters outside the span, or (R,) norms."""
         total: Any = 0.0
         for name, array in start.parameters.items():
             left = array - self._outside(name, self.start.parameters[name], np.float64)
@@ -124,7 +127,7 @@ class Subspace:
         return np.asarray(np.sqrt(total))
 
     def holds(self, start: Model) -> bool:
-        """Tell whether the start is all in the span, so that what is outside has no part in it."""
+        """Tell whether the initial parameters lie in the span, so that nothing outside matters."""
         size: Any = 0.0
         for name, array in start.parameters.items():
             size = size + _squares(name, array)
@@ -138,7 +141,7 @@ class Subspace:
         return bool(np.all(np.linalg.norm(left, axis=-1) <= WITHIN * sizes))
 
     def _inside(self, name: str, array: Array) -> Array:
-        """Return an array inside. Tokens enter in float64, the large products keep their type."""
+        """Project an array into the span; tokens in float64, large products in their dtype."""
         B = _beside(self.basis, AXES[name])
         if name in _LEFT:
             array = np.swapaxes(B.astype(array.dtype, copy=False), -1, -2) @ array
@@ -156,19 +159,19 @@ class Subspace:
         return array
 
 
-def enter(run: Any, problem: Problem) -> Subspace | None:
-    """Return the span in which a run trains on these data; None where it trains as it is.
+def enter(run: Any, problem: CoreProblem) -> Subspace | None:
+    """Return the span in which a run trains on these data; None if it trains the whole model.
 
-    A run that is in the span of its data goes on there. One at step 0 enters where the parameters
-    are large and the tokens few beside their dimensions.
+    A run that is already in the span of its data stays there. A run at step 0 enters it if the
+    parameters are large and there are few tokens compared with their dimensions.
     """
     optimizer: StepRule = run.optimizer
     if not isinstance(optimizer, _EQUIVARIANT) or optimizer.l2 > 0.0 or optimizer.project:
         return None
     model: Model = run.start
-    if run.subspace is None and (run.step > 0 or _size(model) < LEAST_SIZE):
+    if run.subspace is None and (run.step > 0 or _size(model) < MIN_SIZE):
         return None
-    if any(side is not None and side.size > MOST_TOKENS for side in problem.data[:2]):
+    if any(side is not None and side.size > MAX_TOKENS for side in problem.data[:2]):
         return None
     tokens = _tokens(problem, model, run.wrt)
     if run.subspace is not None:
@@ -177,9 +180,10 @@ def enter(run: Any, problem: Problem) -> Subspace | None:
     if not np.isfinite(tokens).all():
         return None
     tokens = _distinct(tokens)
-    if LEAST_RATIO * tokens.shape[-2] > tokens.shape[-1]:
+    if MIN_RATIO * tokens.shape[-2] > tokens.shape[-1]:
         return None
-    # What depends on other tokens, zeros included, is given directions of its own: harmless.
+    # Tokens that depend on others, zeros included, get arbitrary further directions, which is
+    # harmless.
     basis = np.linalg.qr(np.swapaxes(tokens, -1, -2))[0]
     inside = Subspace(frozen(basis), model, model, {})
     arrays = {name: inside._inside(name, array) for name, array in model.parameters.items()}
@@ -194,7 +198,7 @@ def enter(run: Any, problem: Problem) -> Subspace | None:
 
 
 def _distinct(tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return every token once, of each run; zeros where other runs have more."""
+    """Return every distinct token of each run once, padded with zeros if other runs have more."""
     runs = []
     for rows in tokens.reshape(-1, *tokens.shape[-2:]):
         places = {row.tobytes(): j for j, row in enumerate(rows)}
@@ -205,29 +209,29 @@ def _distinct(tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return found.reshape(*tokens.shape[:-2], *found.shape[1:])
 
 
-def _tokens(problem: Problem, start: Model, names: Iterable[str]) -> npt.NDArray[np.float64]:
+def _tokens(problem: CoreProblem, start: Model, names: Iterable[str]) -> npt.NDArray[np.float64]:
     """Return rows (rows, d) or (R, rows, d) whose span the gradients by `names` never leave."""
     X, Z = problem.data[:2]
-    sides = [X]
+    spanning = [X]
     if Z is not None and problem.token is None:
-        sides.append(Z)
+        spanning.append(Z)
     if start.prompt is not None:
-        sides.append(start.prompt[..., None, :, :])
+        spanning.append(start.prompt[..., None, :, :])
         if "prompt" in names and "Q" in start.parameters:
-            sides.append(np.swapaxes(start.parameters["Q"], -1, -2))
+            spanning.append(np.swapaxes(start.parameters["Q"], -1, -2))
         elif "prompt" in names:
             keys = X.reshape(*X.shape[:-3], 1, -1, X.shape[-1])
-            sides.append(keys @ np.swapaxes(start.parameters["W"], -1, -2))
-    lead = max((side.shape[:-3] for side in sides), key=len)
+            spanning.append(keys @ np.swapaxes(start.parameters["W"], -1, -2))
+    lead = max((side.shape[:-3] for side in spanning), key=len)
     rows = [
         np.broadcast_to(side, (*lead, *side.shape[-3:])).reshape(*lead, -1, side.shape[-1])
-        for side in sides
+        for side in spanning
     ]
     return np.concatenate(rows, axis=-2, dtype=np.float64)
 
 
 def _size(model: Model) -> int:
-    """Return how many numbers the parameters of one run have."""
+    """Return the size of the parameters of one run, in numbers."""
     return sum(int(np.prod(array.shape[-AXES[name] :])) for name, array in model.parameters.items())
 
 
@@ -238,5 +242,5 @@ def _squares(name: str, array: Array) -> Array:
 
 
 def _beside(basis: Array, axes: int) -> Array:
-    """Return the basis with axes of length 1 for those between runs and matrices."""
+    """Return the basis with axes of length 1 inserted between the run axis and the matrix."""
     return basis[:, None] if basis.ndim == 3 and axes == 3 else basis

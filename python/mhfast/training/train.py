@@ -6,12 +6,14 @@ import os
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments.checks import Wrt
+from .._arguments.names import Loss
 from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models import problem as _core_arguments
@@ -23,19 +25,22 @@ from .history import of_subspace, prepare
 from .progress import progress_bar
 from .quantities import Record
 from .run import Interrupted, Run, Stop
-from .run_axis import spread
+from .run_axis import settled_steps, spread
+from .segments import Segment, extended, fingerprint
 from .session import Callback, Loop
 from .subspace import enter
 
+M = TypeVar("M", bound=Model)
+
 
 def train(
-    model: Model | Run,
+    model: M | Run[M],
     X: npt.ArrayLike | Dataset,
     y: npt.ArrayLike | None = None,
     *,
     steps: int,
     optimizer: Optimizer | None = None,
-    loss: str | None = None,
+    loss: Loss | None = None,
     wrt: Wrt = None,
     test: Tests | None = None,
     record: Record | None = None,
@@ -45,30 +50,31 @@ def train(
     checkpoint: tuple[str | os.PathLike[str], int] | None = None,
     progress: bool = False,
     num_threads: int | None = None,
-) -> Run:
+) -> Run[M]:
     """Train a model by full-batch gradient descent.
 
-    The loop runs in C++; Python is entered for ``callback``, a ``stop`` function, functions in
-    ``record`` and checkpoints only. The result is bitwise the same for every number of threads.
+    The loop runs in C++; it calls Python only for ``callback``, a ``stop`` function, functions in
+    ``record`` and checkpoints. The result is bitwise the same for every number of threads.
 
-    Where the model, the data or the step sizes have a run axis of length R, R trainings go side by
-    side. What is trained is then repeated for each run, what is not and lacks the axis is shared,
-    and run r goes as it would alone.
+    If the model, the data or the step sizes have a run axis of length R, R models are trained side
+    by side. Trained parameters without the axis are repeated for each run, everything else without
+    it is shared, and run r gives the same result as alone.
 
     Parameters
     ----------
     model : Classifier, Layer or Run
-        Where to start. A Run goes on bitwise as if it had never stopped; it keeps its optimizer
-        with what that carries from step to step, loss, wrt, record and stop unless they are given.
-        Data, test sets and directions are not part of a run and are given again.
+        The initial model. A Run is resumed bit for bit, as if it had never stopped; it keeps its
+        optimizer and its state, loss, wrt, record and stop unless they are given. Data, test sets
+        and directions are not part of a run and must be given again.
     X : array (n, T, d) or (R, n, T, d) of the model's dtype, or Dataset
     y : array
         Targets of the shape of model(X): labels -1 and 1, real targets for "squared", classes
         without the last axis for "cross_entropy"; None with a Dataset.
     steps : int
-        How many steps to take, for a Run how many more.
+        The number of steps to take; for a Run, the number of further steps.
     optimizer : one of `mhfast.optimizers`
-        Another kind than that of the Run begins anew with what it carries from step to step.
+        If it is of another kind than that of the Run, its state (momentum or moments) starts at
+        zero.
     loss : str
         "logistic" (the default), "exponential", "linear", "squared", and for a Layer
         "cross_entropy", as in `value_and_grad`.
@@ -79,26 +85,27 @@ def train(
     record : str, function, sequence of them, or dict of them to int
         What to record, by default the loss. Names are those of `mhfast.training.quantities`: loss,
         accuracy, margin, grad_norm, param_norm, distance, cosine, the parameters, attention,
-        attention_max and attention_groups; behind ``test_`` or ``<name of the test set>_`` the
-        first three. A function of the model returns a number or an array, with R runs a number or
-        an array (R, ...). In a dict the number says every how many steps, else it is every step.
-        Values at k belong to θ_k, before step k + 1; they are taken at k = 0, every, 2 every, ...,
-        and at the last k. All together they may take 2 GiB.
+        attention_max and attention_groups; for test sets the first three with the prefix ``test_``
+        or ``<name of the test set>_``. A function of the model returns a number or an array, with R
+        runs a number or an array (R, ...). In a dict the number is the period in steps, otherwise
+        it is 1. Values at k belong to θ_k, before step k + 1; they are recorded at k = 0, every, 2
+        every, ..., and at the last k. All records together may take 2 GiB.
     directions : Gradients, model, dict of arrays by parameter, or a dict or sequence of them
-        Directions of the record "cosine". A parameter that is not there does not enter the cosine.
-        A single one is recorded as ``cosine``, several as ``cosine_<name>``, or ``cosine_0``, ...
+        Directions of the record "cosine". Parameters that it lacks are left out of the cosine. A
+        single one is recorded as ``cosine``, several as ``cosine_<name>``, or ``cosine_0``, ...
     callback : function (step, model) -> object
-        Called with every θ_k, the first and the last included. Returning true ends training at θ_k.
+        Called at every θ_k, including the first and the last. Returning true ends training at θ_k.
     stop : dict or function (step, model) -> object
         Thresholds on the training data, checked at every θ_k: training ends at θ_k when "loss" or
-        "grad_norm" is at most, "accuracy" or "margin" at least the number. Of R runs each ends by
-        itself, and is frozen while the others go on. Or a function that returns true, with R runs
-        true for all, to end training. An empty dict removes what a Run had; giving ``stop`` lets
-        runs go on that a threshold had ended.
+        "grad_norm" is at most the number, or "accuracy" or "margin" at least the number. With R
+        runs each run ends separately, and is frozen while the others continue. Or a function that
+        returns true, with R runs true for all, to end training. An empty dict removes the
+        thresholds of a Run; giving ``stop`` lets runs continue that a threshold had ended.
     checkpoint : (path, int)
-        Save the run so far every so many steps, and at the end. `Run.load` reads it.
+        A file and a period in steps: save the run so far with that period, and at the end.
+        `Run.load` reads the file.
     progress : bool
-        Show a progress bar on stderr (that of tqdm where it is installed).
+        Show a progress bar on stderr (that of tqdm if it is installed).
     num_threads : int, optional
         Threads for this call, in place of the default.
 
@@ -111,23 +118,24 @@ def train(
     TypeError
         If an argument is of the wrong kind or dtype.
     ValueError
-        If a shape, a name or a number does not fit, or the records would take too much room.
+        If a shape, a name or a number does not fit, or the records would take too much memory.
     Interrupted
         After Ctrl-C. It is a KeyboardInterrupt whose ``.run`` holds the run so far. Any other
         exception, such as one from the callback, gets an attribute ``run`` too.
 
     Notes
     -----
-    Where tokens have at least twice as many dimensions as there are different ones, and the model
-    is large, optimizers that know gradients by their norms train inside the span of the tokens, at
-    a fraction of the cost. The result is the same up to rounding; ``run.subspace`` is then set.
+    If tokens have at least twice as many dimensions as there are distinct tokens, and the model is
+    large, optimizers that use gradients only linearly and through norms train inside the span of
+    the tokens, at a fraction of the cost. The result is the same up to rounding; ``run.subspace``
+    is then set.
 
     References
     ----------
     Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
     Attention", TMLR 2024.
     """
-    run = model if isinstance(model, Run) else _fresh(model, arguments.optimizer(optimizer))
+    run: Run[M] = model if isinstance(model, Run) else _fresh(model, arguments.optimizer(optimizer))
     first, last = run.step, run.step + arguments.steps(steps)
     data = arguments.dataset(X, y, run.model)
     tests = arguments.tests(test, run.model)
@@ -142,14 +150,20 @@ def train(
     )
     problem, test_problems = arguments.problems(run, data, tests)
     run = spread(run, problem.runs.length)
-    settings = core_settings(run.optimizer, last, run.runs) | {"since": run.since}
+    frozen = arguments.frozen(run, released=stop is not None)
+    run = replace(run, since=arguments.since(run, frozen))
+    if last > first:
+        now = Segment(first, run.optimizer, run.loss, run.wrt, fingerprint(data))
+        run = replace(run, segments=extended(run.segments, now))
+    settings = core_settings(run.optimizer, last, run.runs)
+    settings["since"] = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
     sides = arguments.directions(directions, run.model, problem.runs)
     arguments.function(callback, "callback")
     named, functions = prepare(
         entries, run.model, data, problem.data, tuple(sides), run.history, first, last
     )
     inside = enter(run, problem) if last > first else None
-    start = run.start
+    start: Model = run.start
     if inside is not None:
         sees_tests = bool(tests) and inside.holds(start)
         test_problems = [inside.problem(test) for test in test_problems] if sees_tests else []
@@ -161,8 +175,7 @@ def train(
         functions += others
         start, problem, sides = inside.start, inside.problem(problem), {}
     loop = Loop(
-        run, named, functions, callback, arguments.checkpoint(checkpoint), inside,
-        arguments.frozen(run, released=stop is not None),
+        run, named, functions, callback, arguments.checkpoint(checkpoint), inside, frozen,
     )  # fmt: skip
     settings["reasons"] = loop.reasons
     every = loop.every()
@@ -175,23 +188,25 @@ def train(
                 settings, loop.state, first, last,
                 [arguments.core_record(rows, data) for rows in named],
                 [test.data for test in test_problems], list(sides.values()),
-                {} if callable(run.stop) else dict(run.stop),
+                arguments.thresholds(run.stop),
                 loop.stopped, every or 1, loop.at if every else None, tick,
                 config.threads(num_threads),
             )  # fmt: skip
             if tick is not None:
                 tick(reached)
-            return loop.finish(reached, reasons, settings["rows"])
+            ended = cast("Run[M]", loop.finish(reached, reasons, settings["rows"]))
         except KeyboardInterrupt:
             raise Interrupted(_rescued(loop, settings, "interrupted")) from None
         except Exception as error:
             if "reached" in settings:
                 _carry(error, _rescued(loop, settings, "exception"))
             raise
+    arguments.warn_of_nonfinite(ended, first, data)
+    return ended
 
 
-def _fresh(model: Model, optimizer: Optimizer) -> Run:
-    """Return a run that stands at step 0 with the default settings."""
+def _fresh(model: M, optimizer: Optimizer) -> Run[M]:
+    """Return a run at step 0 with the default settings."""
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier, Layer or Run, got {type(model).__name__}")
     return Run(
@@ -210,14 +225,17 @@ def _fresh(model: Model, optimizer: Optimizer) -> Run:
     )
 
 
-def _with_optimizer(run: Run, optimizer: Optimizer | None) -> Run:
-    """Return the run with an optimizer, which goes on with the state of one of its kind."""
+def _with_optimizer(run: Run[M], optimizer: Optimizer | None) -> Run[M]:
+    """Return the run with an optimizer, which takes over the state of one of its kind."""
     if optimizer is None:
         return run
     optimizer = arguments.optimizer(optimizer)
     if type(optimizer) is type(run.optimizer):
         return replace(run, optimizer=optimizer)
-    return replace(run, optimizer=optimizer, state={}, since=run.step)
+    stood_at: int | tuple[int, ...] = run.step
+    if isinstance(run.stopped, np.ndarray):
+        stood_at = settled_steps(np.where(run.stopped < 0, run.step, run.stopped))
+    return replace(run, optimizer=optimizer, state={}, since=stood_at)
 
 
 def _rescued(loop: Loop, settings: dict[str, Any], reason: str) -> Run:
@@ -227,7 +245,7 @@ def _rescued(loop: Loop, settings: dict[str, Any], reason: str) -> Run:
 
 
 def _carry(error: Exception, run: Run) -> None:
-    """Hand the run to whoever catches the exception, so that nothing recorded is lost."""
+    """Attach the run to the exception, so that nothing recorded is lost."""
     vars(error)["run"] = run
     if hasattr(error, "add_note"):  # from Python 3.11 on
         error.add_note(f"Training ended at step {run.step}; .run holds the run so far.")

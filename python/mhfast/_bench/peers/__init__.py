@@ -1,4 +1,4 @@
-"""The implementations under comparison: one module each, imported only when it is asked for.
+"""The implementations under comparison: one module each, imported only when needed.
 
 A module has `gradients(problem, threads)` and, where it can train, `training(problem, loop,
 threads)`; a module for the model family has `trainings(problem, training, threads)`. All return
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..families import Trainees, Training
-from ..problem import Answer, Problem
+from ..problem import Answer, BenchProblem
 from ..shapes import Loop
 
 
@@ -37,7 +37,7 @@ class Formulation:
 
 @dataclass(frozen=True)
 class Peer:
-    """Where an implementation is found, and what it needs.
+    """Where an implementation is, and what it needs.
 
     `family` is the module for trainings of the model family, None where there is none. `failures`
     are the exceptions that mean that it cannot work in this environment, rather than that the
@@ -64,7 +64,7 @@ PEERS: dict[str, Peer] = {
 
 
 def formulations(
-    peer: Peer, problem: Problem, loop: Loop | None, threads: int
+    peer: Peer, problem: BenchProblem, loop: Loop | None, threads: int
 ) -> Sequence[Formulation]:
     """Return the formulations of a peer, for training when there is a loop.
 
@@ -105,8 +105,8 @@ def _module(peer: Peer, name: str) -> Any:
     return importlib.import_module(f".{name}", __name__)
 
 
-def check_memory(problem: Problem, copies: int) -> None:
-    """Refuse a formulation that holds `copies` arrays of all attention weights, (n,H,T,T).
+def check_memory(problem: BenchProblem, copies: int) -> None:
+    """Reject a formulation that holds `copies` arrays of all attention weights, (n,H,T,T).
 
     Raises
     ------
@@ -119,7 +119,7 @@ def check_memory(problem: Problem, copies: int) -> None:
 
 
 def _free_memory() -> float:
-    """Return the bytes that can be had without swapping; infinity where Linux does not tell."""
+    """Return the bytes available without swapping; infinity where Linux does not report it."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:

@@ -62,8 +62,8 @@ def _descent(gradient: Gradient, training: Training) -> Train:
 
     def train(theta: Parameters, *data: JaxArray) -> tuple[JaxArray, Parameters]:
         def step(theta: Parameters, _: None) -> tuple[Parameters, JaxArray]:
-            loss, slopes = gradient(theta, *data)
-            return jax.tree.map(stepped, theta, slopes), loss
+            loss, loss_derivatives = gradient(theta, *data)
+            return jax.tree.map(stepped, theta, loss_derivatives), loss
 
         theta, losses = jax.lax.scan(step, theta, None, length=training.steps)
         return losses, theta

@@ -84,9 +84,9 @@ def _read(AX: JaxArray, readout: JaxArray, y: JaxArray) -> tuple[JaxArray, JaxAr
     if y.ndim == 1:
         U = readout.transpose(1, 0, 2).reshape(rows, d)
         margin = y * (AX.reshape(n, -1) @ U.reshape(-1)) / H**0.5
-        slope = -y * jax.nn.sigmoid(-margin) / (H**0.5 * n)
-        gU = (slope @ AX.reshape(n, -1)).reshape(rows // H, H, d).transpose(1, 0, 2)
-        return jax.nn.softplus(-margin).mean(), slope[:, None, None] * U, gU
+        loss_derivative = -y * jax.nn.sigmoid(-margin) / (H**0.5 * n)
+        gU = (loss_derivative @ AX.reshape(n, -1)).reshape(rows // H, H, d).transpose(1, 0, 2)
+        return jax.nn.softplus(-margin).mean(), loss_derivative[:, None, None] * U, gU
     V = readout.reshape(H * d, -1)
     mixed = AX.reshape(-1, H * d)
     residual = mixed @ V - y.reshape(-1, V.shape[1])

@@ -58,8 +58,8 @@ def closed_keys_first(theta: Parameters, X: JaxArray, y: JaxArray) -> tuple[JaxA
     A = jax.nn.softmax(jnp.einsum("nsd,nrd->nsr", X, folded(X, W)), axis=1)
     AC = A * (flat @ rows_first(U).T).reshape(n, T, T * H)
     sums = AC.sum(1, keepdims=True)
-    loss, slope = _loss_and_slope(sums.sum((1, 2)), y, H)
-    weighted = X * slope[:, None, None]
+    loss, loss_derivative = _loss_and_derivative(sums.sum((1, 2)), y, H)
+    weighted = X * loss_derivative[:, None, None]
     gU = A.reshape(n * T, T * H).T @ weighted.reshape(n * T, d)
     DX = jnp.einsum("nsr,nsd->nrd", AC - A * sums, weighted)
     gW = flat.T @ DX.reshape(n * T, H * d)
@@ -76,10 +76,10 @@ def closed_queries_first(
     readout = rows_first(U)
     A = jax.nn.softmax(folded(X, W) @ X.transpose(0, 2, 1), axis=-1)
     AX = (A @ X).reshape(n, -1)
-    loss, slope = _loss_and_slope(AX @ readout.reshape(-1), y, H)
-    gU = (slope @ AX).reshape(T * H, d)
+    loss, loss_derivative = _loss_and_derivative(AX @ readout.reshape(-1), y, H)
+    gU = (loss_derivative @ AX).reshape(T * H, d)
     AC = A * (readout @ X.transpose(0, 2, 1))
-    DX = (AC - A * AC.sum(-1, keepdims=True)) @ (X * slope[:, None, None])
+    DX = (AC - A * AC.sum(-1, keepdims=True)) @ (X * loss_derivative[:, None, None])
     gW = X.reshape(n * T, d).T @ DX.reshape(n * T, H * d)
     return loss, _unfolded(gW, gU, H)
 
@@ -123,8 +123,8 @@ def in_tiles(size: int) -> Gradient:
             x, label = pair
             _, (AX, gW) = jax.lax.scan(tile, x, (x.reshape(T // size, size, d), readout))
             margin = label * jnp.vdot(AX, readout) / H**0.5
-            slope = -label * jax.nn.sigmoid(-margin) / (n * H**0.5)
-            part = (jax.nn.softplus(-margin) / n, slope * gW.sum(0), slope * AX)
+            loss_derivative = -label * jax.nn.sigmoid(-margin) / (n * H**0.5)
+            part = (jax.nn.softplus(-margin) / n, loss_derivative * gW.sum(0), loss_derivative * AX)
             return jax.tree.map(jnp.add, total, part), None
 
         zeros = (jnp.zeros((), X.dtype), jnp.zeros_like(across), jnp.zeros_like(readout))
@@ -134,11 +134,11 @@ def in_tiles(size: int) -> Gradient:
     return tiled
 
 
-def _loss_and_slope(raw: JaxArray, y: JaxArray, H: int) -> tuple[JaxArray, JaxArray]:
+def _loss_and_derivative(raw: JaxArray, y: JaxArray, H: int) -> tuple[JaxArray, JaxArray]:
     """Return the loss at Φ = H^(-1/2) raw, and its derivative in raw, per sample."""
     margin = y * raw / H**0.5
-    slope = -y * jax.nn.sigmoid(-margin) / (H**0.5 * len(y))
-    return jax.nn.softplus(-margin).mean(), slope
+    loss_derivative = -y * jax.nn.sigmoid(-margin) / (H**0.5 * len(y))
+    return jax.nn.softplus(-margin).mean(), loss_derivative
 
 
 def _unfolded(gW: JaxArray, gU: JaxArray, H: int) -> Parameters:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..problem import Answer, Problem
+from ..problem import Answer, BenchProblem
 from ..shapes import LONG, Loop
 from . import Formulation, UnavailableError, check_memory
 from . import jax_formulas as formulas
@@ -27,19 +27,19 @@ CHUNK = 2**20
 COPIES = 4
 
 
-def gradients(problem: Problem, _threads: int) -> list[Formulation]:
+def gradients(problem: BenchProblem, _threads: int) -> list[Formulation]:
     """Every way of writing it, for one call; XLA has the cores that the process has."""
     return [_formulation(name, gradient, problem) for name, gradient in _ways(problem)]
 
 
-def training(problem: Problem, loop: Loop, _threads: int) -> list[Formulation]:
+def training(problem: BenchProblem, loop: Loop, _threads: int) -> list[Formulation]:
     """Every way of writing it, all steps in one compiled scan."""
     return [
         _formulation(name, _descent(gradient, loop), problem) for name, gradient in _ways(problem)
     ]
 
 
-def _ways(problem: Problem) -> Iterator[tuple[str, Gradient]]:
+def _ways(problem: BenchProblem) -> Iterator[tuple[str, Gradient]]:
     shape = problem.shape
     budget = CHUNK // problem.X.itemsize
     if shape.T >= LONG:
@@ -70,8 +70,8 @@ def _divisor(number: int, limit: int) -> int:
 def _descent(gradient: Gradient, loop: Loop) -> Callable[..., tuple[Any, Parameters]]:
     def train(theta: Parameters, X: Any, y: Any) -> tuple[Any, Parameters]:
         def step(theta: Parameters, _: None) -> tuple[Parameters, Any]:
-            loss, slope = gradient(theta, X, y)
-            return jax.tree.map(lambda a, g: a - loop.lr * g, theta, slope), loss
+            loss, loss_derivative = gradient(theta, X, y)
+            return jax.tree.map(lambda a, g: a - loop.lr * g, theta, loss_derivative), loss
 
         theta, losses = jax.lax.scan(step, theta, None, length=loop.steps)
         return losses, theta
@@ -79,7 +79,7 @@ def _descent(gradient: Gradient, loop: Loop) -> Callable[..., tuple[Any, Paramet
     return train
 
 
-def _formulation(name: str, function: Callable[..., Any], problem: Problem) -> Formulation:
+def _formulation(name: str, function: Callable[..., Any], problem: BenchProblem) -> Formulation:
     compiled = jax.jit(function)
     X, y, W, U = (jax.device_put(a) for a in (problem.X, problem.y, problem.W, problem.U))
     theta = (W, U)

@@ -49,9 +49,11 @@ def gradient(
         U = readout.swapaxes(1, 2).reshape(R, 1, q * H, d)
         margin = (AX * U).sum((2, 3)) * (y / H**0.5)
         loss = np.logaddexp(0.0, -margin).mean(1)
-        slope = -y / (H**0.5 * n) / (1.0 + np.exp(margin))
-        rows = slope[:, :, None, None] * U
-        g_readout = (slope[:, None] @ AX.reshape(R, n, -1)).reshape(R, q, H, d).swapaxes(1, 2)
+        loss_derivative = -y / (H**0.5 * n) / (1.0 + np.exp(margin))
+        rows = loss_derivative[:, :, None, None] * U
+        g_readout = (
+            (loss_derivative[:, None] @ AX.reshape(R, n, -1)).reshape(R, q, H, d).swapaxes(1, 2)
+        )
     else:
         mixed, V = AX.reshape(R, n * q, H * d), readout.reshape(R, H * d, -1)
         residual = mixed @ V - y.reshape(R, n * q, -1)

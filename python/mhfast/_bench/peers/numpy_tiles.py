@@ -1,4 +1,4 @@
-"""NumPy, written for speed: what its expert gets out of BLAS and in-place arithmetic.
+"""NumPy, optimized with BLAS and in-place arithmetic.
 
 Attention weights are held keys first, Aᵀ (samples, T keys, queries and heads): products with W, U
 and the readout of all heads are single matrix products, softmax reduces over an axis whose
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..problem import Answer, Array, Problem
+from ..problem import Answer, Array, BenchProblem
 from ..shapes import Loop
 from . import Formulation
 
@@ -21,7 +21,7 @@ TILES = (2**18, 2**20, 2**22)
 
 
 class Tiles:
-    """Loss and gradients on fixed data, with its scratch."""
+    """Loss and gradients on fixed data, with a workspace."""
 
     def __init__(self, X: Array, y: Array, heads: int, size: int) -> None:
         n, T, d = X.shape
@@ -52,9 +52,9 @@ class Tiles:
             margin = y * (AX.reshape(k, -1) @ readout.reshape(-1))
             margin *= scale
             loss += float(np.logaddexp(0.0, -margin).sum())
-            slope = (-scale / n * y / (1.0 + np.exp(margin))).astype(x.dtype)
-            gU += slope @ AX.reshape(k, -1)
-            weighted = x * slope[:, None, None]
+            loss_derivative = (-scale / n * y / (1.0 + np.exp(margin))).astype(x.dtype)
+            gU += loss_derivative @ AX.reshape(k, -1)
+            weighted = x * loss_derivative[:, None, None]
             gW += weighted.reshape(k * T, d).T @ DX.reshape(k * T, H * d)
         return Answer(
             loss / n, gW.reshape(d, H, d).transpose(1, 0, 2), gU.reshape(T, H, d).transpose(1, 0, 2)
@@ -89,7 +89,7 @@ class Tiles:
         return AX, DX
 
 
-def gradients(problem: Problem, _threads: int) -> list[Formulation]:
+def gradients(problem: BenchProblem, _threads: int) -> list[Formulation]:
     """Tiles of several sizes; BLAS has the threads that the process gave it."""
 
     def formulation(name: str, tiles: Tiles) -> Formulation:
@@ -98,7 +98,7 @@ def gradients(problem: Problem, _threads: int) -> list[Formulation]:
     return [formulation(name, tiles) for name, tiles in _tilings(problem).items()]
 
 
-def training(problem: Problem, loop: Loop, _threads: int) -> list[Formulation]:
+def training(problem: BenchProblem, loop: Loop, _threads: int) -> list[Formulation]:
     """Train in a Python loop, parameters updated in place."""
 
     def formulation(name: str, tiles: Tiles) -> Formulation:
@@ -117,7 +117,7 @@ def training(problem: Problem, loop: Loop, _threads: int) -> list[Formulation]:
     return [formulation(name, tiles) for name, tiles in _tilings(problem).items()]
 
 
-def _tilings(problem: Problem) -> dict[str, Tiles]:
+def _tilings(problem: BenchProblem) -> dict[str, Tiles]:
     """Return those that differ, by name."""
     found = {}
     for size in TILES:

@@ -14,28 +14,30 @@ from ... import (
     train,
     value_and_grad,
 )
+from ..._arguments.names import Loss
+from ..._arguments.values import Value
 from ..families import Trainees, Training
-from ..problem import Answer, Array, Problem
+from ..problem import Answer, Array, BenchProblem
 from ..shapes import Loop
 from . import Formulation
 
 
-def gradients(problem: Problem, threads: int) -> list[Formulation]:
+def gradients(problem: BenchProblem, threads: int) -> list[Formulation]:
     """`mhfast.value_and_grad`."""
     model = Classifier(problem.W, problem.U)
     X, y = problem.X, problem.y
 
-    def run() -> tuple[float, Gradients]:
+    def run() -> tuple[Value, Gradients]:
         return value_and_grad(model, X, y, num_threads=threads)
 
-    def answer(result: tuple[float, Gradients]) -> Answer:
+    def answer(result: tuple[Value, Gradients]) -> Answer:
         loss, found = result
         return Answer(loss, _present(found.W), _present(found.U))
 
     return [Formulation("value_and_grad", run, answer)]
 
 
-def training(problem: Problem, loop: Loop, threads: int) -> list[Formulation]:
+def training(problem: BenchProblem, loop: Loop, threads: int) -> list[Formulation]:
     """`mhfast.train`, recording the loss at every step."""
     model = Classifier(problem.W, problem.U)
     optimizer = GradientDescent(loop.lr)
@@ -61,7 +63,7 @@ def trainings(problem: Trainees, training: Training, threads: int) -> list[Formu
     query = -1 if training.last else None
     classifier = training.model == "classifier"
     model = Classifier(W, readout, query) if classifier else Layer(W, readout, query)
-    loss = "logistic" if classifier else "squared"
+    loss: Loss = "logistic" if classifier else "squared"
     rule = NormalizedGradientDescent if training.normalized else GradientDescent
     steps, optimizer = training.steps, rule(training.lr)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..problem import Problem
+from ..problem import BenchProblem
 from ..shapes import LONG, Loop
 from . import Formulation, check_memory
 from . import torch_formulas as formulas
@@ -15,12 +15,12 @@ from . import torch_formulas as formulas
 COPIES = 4
 
 
-def gradients(problem: Problem, threads: int) -> list[Formulation]:
+def gradients(problem: BenchProblem, threads: int) -> list[Formulation]:
     """Compiled loss under autograd, and the compiled gradient."""
     return [formulas.call(name, gradient, problem) for name, gradient in _ways(problem, threads)]
 
 
-def training(problem: Problem, loop: Loop, threads: int) -> list[Formulation]:
+def training(problem: BenchProblem, loop: Loop, threads: int) -> list[Formulation]:
     """Train in a Python loop around either."""
     return [
         formulas.loop_of(name, gradient, problem, loop)
@@ -28,7 +28,7 @@ def training(problem: Problem, loop: Loop, threads: int) -> list[Formulation]:
     ]
 
 
-def _ways(problem: Problem, threads: int) -> Iterator[tuple[str, formulas.Gradient]]:
+def _ways(problem: BenchProblem, threads: int) -> Iterator[tuple[str, formulas.Gradient]]:
     check_memory(problem, COPIES)
     torch.set_num_threads(threads)
     # A compiled function keeps its code for every shape it has met, up to a limit.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..problem import Problem
+from ..problem import BenchProblem
 from ..shapes import LONG, Loop
 from . import Formulation, check_memory
 from . import torch_formulas as formulas
@@ -18,19 +18,19 @@ CHUNK = 2**20
 COPIES = 4
 
 
-def gradients(problem: Problem, threads: int) -> list[Formulation]:
+def gradients(problem: BenchProblem, threads: int) -> list[Formulation]:
     """Every way of writing it, for one call."""
     torch.set_num_threads(threads)
     return [formulas.call(name, gradient, problem) for name, gradient in _ways(problem)]
 
 
-def training(problem: Problem, loop: Loop, threads: int) -> list[Formulation]:
+def training(problem: BenchProblem, loop: Loop, threads: int) -> list[Formulation]:
     """Every way of writing it, in a Python loop."""
     torch.set_num_threads(threads)
     return [formulas.loop_of(name, gradient, problem, loop) for name, gradient in _ways(problem)]
 
 
-def _ways(problem: Problem) -> Iterator[tuple[str, formulas.Gradient]]:
+def _ways(problem: BenchProblem) -> Iterator[tuple[str, formulas.Gradient]]:
     shape = problem.shape
     check_memory(problem, COPIES)
     orders = [("queries first", formulas.queries_first, formulas.closed_queries_first)]

@@ -90,9 +90,9 @@ def written_out(
         U = _by_rows(readout)
         margin = (AX * U).sum((2, 3)).mul_(y).div_(H**0.5)
         loss = functional.softplus(-margin).mean(1)
-        slope = torch.sigmoid(-margin).mul_(y).mul_(-1.0 / (H**0.5 * n))
-        rows = slope[:, :, None, None] * U
-        g_readout = slope[:, None] @ AX.view(R, n, -1)
+        loss_derivative = torch.sigmoid(-margin).mul_(y).mul_(-1.0 / (H**0.5 * n))
+        rows = loss_derivative[:, :, None, None] * U
+        g_readout = loss_derivative[:, None] @ AX.view(R, n, -1)
         g_readout = g_readout.view(R, q, H, d).transpose(1, 2)
     else:
         mixed, V = AX.view(R, n * q, H * d), readout.reshape(R, H * d, -1)
@@ -118,8 +118,8 @@ def _loop(name: str, gradient: Gradient, problem: Trainees, training: Training) 
         found = torch.empty((training.steps, training.runs), dtype=X.dtype)
         with torch.no_grad():
             for k in range(training.steps):
-                found[k], *slopes = gradient(W, readout, X, Z, y)
-                for theta, g in zip((W, readout), slopes, strict=True):
+                found[k], *loss_derivatives = gradient(W, readout, X, Z, y)
+                for theta, g in zip((W, readout), loss_derivatives, strict=True):
                     if training.normalized:
                         g = g / torch.linalg.vector_norm(g, dim=(1, 2, 3), keepdim=True)
                     theta.sub_(g, alpha=training.lr)

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional
 
-from ..problem import Answer, Problem
+from ..problem import Answer, BenchProblem
 from ..shapes import Loop
 from . import Formulation
 
@@ -67,8 +67,8 @@ def closed_keys_first(W: Tensor, U: Tensor, X: Tensor, y: Tensor) -> tuple[Tenso
     A = torch.softmax(torch.bmm(X, folded(X, W).mT), dim=1)
     AC = torch.mm(flat, rows_first(U).t()).view(n, T, T * H).mul_(A)
     sums = AC.sum(1, keepdim=True)
-    loss, slope = _loss_and_slope(sums.sum((1, 2)), y, H)
-    weighted = X * slope[:, None, None]
+    loss, loss_derivative = _loss_and_derivative(sums.sum((1, 2)), y, H)
+    weighted = X * loss_derivative[:, None, None]
     gU = torch.mm(A.view(n * T, T * H).t(), weighted.view(n * T, d))
     D = AC.addcmul_(A, sums, value=-1.0)
     gW = torch.mm(flat.t(), torch.bmm(D.mT, weighted).view(n * T, H * d))
@@ -84,20 +84,20 @@ def closed_queries_first(
     readout = rows_first(U)
     A = torch.softmax(torch.bmm(folded(X, W), X.mT), dim=-1)
     AX = torch.bmm(A, X).view(n, T * H * d)
-    loss, slope = _loss_and_slope(torch.mv(AX, readout.view(-1)), y, H)
-    gU = torch.mv(AX.t(), slope)
+    loss, loss_derivative = _loss_and_derivative(torch.mv(AX, readout.view(-1)), y, H)
+    gU = torch.mv(AX.t(), loss_derivative)
     AC = torch.matmul(readout, X.mT).mul_(A)
     D = torch.addcmul(AC, A, AC.sum(-1, keepdim=True), value=-1.0)
-    DX = torch.bmm(D, X * slope[:, None, None])
+    DX = torch.bmm(D, X * loss_derivative[:, None, None])
     gW = torch.mm(X.view(n * T, d).t(), DX.view(n * T, H * d))
     return loss, gW.view(d, H, d).transpose(0, 1), gU.view(T, H, d).transpose(0, 1)
 
 
-def _loss_and_slope(raw: Tensor, y: Tensor, H: int) -> tuple[Tensor, Tensor]:
+def _loss_and_derivative(raw: Tensor, y: Tensor, H: int) -> tuple[Tensor, Tensor]:
     """Return the loss at Φ = H^(-1/2) raw, and its derivative in raw, per sample."""
     margin = raw.mul(y).div_(H**0.5)
-    slope = torch.sigmoid(-margin).mul_(y).mul_(-1.0 / (H**0.5 * len(y)))
-    return functional.softplus(-margin).mean(), slope
+    loss_derivative = torch.sigmoid(-margin).mul_(y).mul_(-1.0 / (H**0.5 * len(y)))
+    return functional.softplus(-margin).mean(), loss_derivative
 
 
 def differentiated(formula: Loss) -> Gradient:
@@ -135,7 +135,7 @@ def in_chunks(closed: Gradient, size: int) -> Gradient:
     return gradient
 
 
-def call(name: str, gradient: Gradient, problem: Problem) -> Formulation:
+def call(name: str, gradient: Gradient, problem: BenchProblem) -> Formulation:
     """Return the formulation that evaluates `gradient` once."""
     X, y, W, U = _tensors(problem)
 
@@ -145,7 +145,7 @@ def call(name: str, gradient: Gradient, problem: Problem) -> Formulation:
     return Formulation(name, run, _answer)
 
 
-def loop_of(name: str, gradient: Gradient, problem: Problem, loop: Loop) -> Formulation:
+def loop_of(name: str, gradient: Gradient, problem: BenchProblem, loop: Loop) -> Formulation:
     """Return the formulation that trains with `gradient`, updating in place."""
     X, y, W0, U0 = _tensors(problem)
 
@@ -162,7 +162,7 @@ def loop_of(name: str, gradient: Gradient, problem: Problem, loop: Loop) -> Form
     return Formulation(name, run, _answer)
 
 
-def _tensors(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _tensors(problem: BenchProblem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     X, y, W, U = map(torch.from_numpy, (problem.X, problem.y, problem.W, problem.U))
     return X, y, W.clone().requires_grad_(), U.clone().requires_grad_()
 

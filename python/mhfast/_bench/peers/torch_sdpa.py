@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from ..problem import Problem
+from ..problem import BenchProblem
 from . import Formulation
 from . import torch_formulas as formulas
 from .torch_formulas import Tensor
@@ -36,7 +36,7 @@ def heads_as_queries(W: Tensor, U: Tensor, X: Tensor, y: Tensor) -> Tensor:
     return formulas.logistic(torch.mv(AX, formulas.rows_first(U).view(-1)) / len(W) ** 0.5, y)
 
 
-def gradients(problem: Problem, threads: int) -> list[Formulation]:
+def gradients(problem: BenchProblem, threads: int) -> list[Formulation]:
     """Both ways of passing the heads."""
     torch.set_num_threads(threads)
     return [

@@ -1,4 +1,4 @@
-"""What a query token, lengths, targets and weights of samples mean, array by array.
+"""Query tokens, lengths, targets and weights of samples, array by array.
 
 Any of them may have a leading run axis R, which the shapes below leave out.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import checks as _checks
+from . import checks
 from .values import Array
 
 Integers = npt.NDArray[np.int64]
@@ -29,11 +29,11 @@ def lengths(value: npt.ArrayLike, n: int, tokens: int) -> Integers:
     ValueError
         If they have another shape or are not in 0 ... T.
     """
-    array = _checks.as_array(value, "lengths")
+    array = checks.as_array(value, "lengths")
     if array.dtype.kind not in "iu":
         raise TypeError(f"lengths: expected integers, got dtype {array.dtype.name}")
-    _checks.shape(array, "lengths", "n", (n,), runs=True)
-    array = _checks.ready(array.astype(np.int64, copy=False))
+    checks.shape(array, "lengths", "n", (n,), runs=True)
+    array = checks.ready(array.astype(np.int64, copy=False))
     if array.size and not (array.min() >= 0 and array.max() <= tokens):
         wrong = tuple(np.argwhere((array < 0) | (array > tokens))[0].tolist())
         raise ValueError(
@@ -43,7 +43,7 @@ def lengths(value: npt.ArrayLike, n: int, tokens: int) -> Integers:
 
 
 def padded(X: Array, lengths: Integers) -> Array:
-    """Return X (n, T, d) with zeros at and beyond `lengths` (n,), copied if others are there."""
+    """Return X (n, T, d) with zeros at and beyond `lengths` (n,), copied if it has others there."""
     beyond = np.arange(X.shape[-2]) >= lengths[..., None]
     if X.shape[:-1] == beyond.shape and not X[beyond].any():
         return X
@@ -59,11 +59,11 @@ def token(
     -------
     token : int, or int64 (n,) with lengths
         Its position, where a negative query counts from the end of the sample; -1 in a sample that
-        is too short to have it.
+        is too short.
     prefix : int, or int64 (n,) with lengths
-        The number of tokens up to and with it, at most the length of the sample.
+        The number of tokens up to and including it, at most the length of the sample.
     """
-    _checks.token_index(query, tokens)
+    checks.token_index(query, tokens)
     if lengths is None:
         position = query % tokens
         return position, position + 1
@@ -92,7 +92,7 @@ def targets(
 ) -> npt.NDArray[Any]:
     """Return targets of the `expected` shape in `dtype`; as int64 for "cross_entropy".
 
-    That labels are -1 or 1 and classes in [0, p) is left to the core to check.
+    The core checks that labels are -1 or 1 and classes in [0, p).
 
     Raises
     ------
@@ -106,30 +106,57 @@ def targets(
         type(y) is _ndarray
         and y.dtype is dtype
         and y.shape == expected
-        and y.flags.num & _checks.READY == _checks.READY
+        and y.flags.num & checks.READY == checks.READY
         and loss != "cross_entropy"
     ):
         return y
     argument = name(loss)
-    array = _checks.as_array(y, argument)
-    _checks.shape(array, argument, letters, expected, runs=True)
+    array = checks.as_array(y, argument)
+    _check_axes(array, argument, loss, letters, expected)
     kind = array.dtype.kind
     if loss == "cross_entropy":
         if kind not in "iu":
-            raise TypeError(f"y: expected integer classes, got dtype {array.dtype.name}")
-        return _checks.ready(array.astype(np.int64, copy=False))
+            raise TypeError(
+                f"y: expected integer classes, got dtype {array.dtype.name}"
+                f"{'; y.astype(int) makes them integers' if kind == 'f' else ''}"
+            )
+        return checks.ready(array.astype(np.int64, copy=False))
     if kind not in "iuf":
-        raise TypeError(f"{argument}: expected a real or integer dtype, got {array.dtype.name}")
-    if kind == "f" and loss in ("squared", "cotangent"):
-        return _checks.real(y, argument, dtype, "X")
-    labels = _checks.ready(array.astype(dtype))
+        raise TypeError(
+            f"{argument}: expected a real or integer dtype, got {array.dtype.name}"
+            f"{'; np.where(y, 1, -1) has labels' if kind == 'b' else ''}"
+        )
+    if loss in ("squared", "cotangent"):
+        if kind == "f":
+            return checks.real(y, argument, dtype, "X")
+        return checks.ready(checks.exactly(array, argument, dtype))
+    labels = checks.ready(array.astype(dtype))
     if kind == "f" and array.itemsize > labels.itemsize:
-        # 1 + 1e-9 would become a label in float32. Integers cannot.
+        # 1 + 1e-9 would become a label in float32. Integers are exact.
         wrong = np.argwhere(labels != array)
         if wrong.size:
             first = tuple(wrong[0].tolist())
             raise ValueError(f"y: expected labels +1 or -1, got {array[first]} at {_place(first)}")
     return labels
+
+
+def _check_axes(
+    array: npt.NDArray[Any], name: str, loss: str, letters: str, expected: tuple[int, ...]
+) -> None:
+    """Raise ValueError unless targets have the `expected` shape, perhaps behind a run axis."""
+    got = array.shape
+    # One axis more at the end looks like a run axis, which stands in front.
+    if len(got) == len(expected) + 1 and got[:-1] == expected and got[1:] != expected:
+        if loss == "cross_entropy":
+            repair = f"{name}.argmax(axis=-1) has the class numbers of one-hot targets"
+        elif got[-1] == 1:
+            repair = f"{name}[..., 0] has them"
+        else:
+            repair = ""
+        if repair:
+            shape = f"({letters.replace(' ', ', ')}{',' if len(expected) == 1 else ''})"
+            raise ValueError(f"{name}: expected shape {shape} = {expected}, got {got}; {repair}")
+    checks.shape(array, name, letters, expected, runs=True)
 
 
 def weights(
@@ -140,8 +167,8 @@ def weights(
     Parameters
     ----------
     rows : (n,) or (n, q)
-        Samples, or for a layer also rows, that may have weights. What is of shape (n, q) belongs to
-        the rows, also where q = n could be taken for a run axis of n weights.
+        Samples, or for a layer also rows, that may have weights. An array (n, q) belongs to the
+        rows, even if n = q would allow a run axis.
 
     Returns
     -------
@@ -154,14 +181,14 @@ def weights(
     TypeError
         If the weights are not real.
     ValueError
-        If they have another shape or another value.
+        If they have another shape, or a value is out of range.
     """
     array = nonnegative(weight, dtype)
     by_row = len(rows) == 2 and (array.shape == rows or array.ndim == 3)
     if by_row:
-        _checks.shape(array, "weight", "n q", rows, runs=True)
+        checks.shape(array, "weight", "n q", rows, runs=True)
     else:
-        _checks.shape(array, "weight", "n", rows[:1], runs=True)
+        checks.shape(array, "weight", "n", rows[:1], runs=True)
     axes = 2 if by_row else 1
     if array.ndim > axes and not array.any(axis=tuple(range(-axes, 0))).all():
         raise ValueError("weight: expected at least one positive number in every run, got none")
@@ -173,10 +200,12 @@ def nonnegative(weight: npt.ArrayLike, dtype: np.dtype[Any]) -> Array:
 
     Errors are those of `weights`.
     """
-    array = _checks.as_array(weight, "weight")
+    array = checks.as_array(weight, "weight")
     if array.dtype.kind not in "biuf":
         raise TypeError(f"weight: expected a real or integer dtype, got {array.dtype.name}")
-    array = _checks.ready(array.astype(dtype, copy=False))
+    if isinstance(weight, list | tuple) and array.dtype.kind == "f":
+        array = checks.real(weight, "weight", dtype, "X")
+    array = checks.ready(checks.exactly(array, "weight", dtype))
     if array.min(initial=math.inf) >= 0 and array.max(initial=0) < math.inf:
         if array.any():
             return array
@@ -188,7 +217,7 @@ def nonnegative(weight: npt.ArrayLike, dtype: np.dtype[Any]) -> Array:
 def check_samples(array: npt.NDArray[Any], name: str, n: int, most_axes: int) -> None:
     """Raise ValueError unless the first axis, or the one behind a run axis, is that of samples."""
     if array.ndim < 2:
-        _checks.shape(array, name, "n", (n,))
+        checks.shape(array, name, "n", (n,))
     elif array.ndim > most_axes or n not in array.shape[:2]:
         raise ValueError(
             f"{name}: expected shape (n, ...) or (R, n, ...) of at most {most_axes} axes with "
@@ -202,13 +231,13 @@ def targets_have_runs(y: npt.NDArray[Any], n: int) -> bool:
         return y.ndim == 4
     if y.shape[0] != n or y.shape[1] != n:
         return bool(y.shape[0] != n)
-    # R or q is equal to n, too: what cannot be classes is a label or a real target.
+    # R or q is equal to n, too: an array that cannot be classes holds labels or real targets.
     classes = y.dtype.kind in "iu" and bool(y.min() >= 0)
     return classes is (y.ndim == 3)
 
 
 def filled(y: npt.NDArray[Any], visible: npt.NDArray[np.bool_], loss: str) -> npt.NDArray[Any]:
-    """Return targets with one that the loss takes in the rows that are not `visible` (n, q)."""
+    """Return targets with a valid value in the rows that are not `visible` (n, q)."""
     if loss != "cross_entropy":
         visible = visible[..., None]
     filler = y.dtype.type(1 if loss in ("logistic", "exponential", "linear") else 0)

@@ -1,4 +1,4 @@
-"""`hvp`: products of the Hessian of the loss with a direction."""
+"""`hvp`: Hessian-vector products of the loss."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import fields
 import numpy.typing as npt
 
 from .. import _core, config
-from .._arguments import checks as _checks
+from .._arguments import checks
 from .._arguments.checks import PARAMETERS, Wrt
+from .._arguments.names import Loss
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Model
@@ -23,14 +24,14 @@ def hvp(
     y: npt.ArrayLike | None = None,
     tangent: Gradients | Model | None = None,
     *,
-    loss: str = "logistic",
+    loss: Loss = "logistic",
     wrt: Wrt = None,
     query: npt.ArrayLike | None = None,
     weight: npt.ArrayLike | None = None,
     lengths: npt.ArrayLike | None = None,
     num_threads: int | None = None,
 ) -> Gradients:
-    """Compute the Hessian of the loss times a direction, d/dε of the gradient at θ + ε tangent.
+    """Compute a Hessian-vector product of the loss: d/dε of the gradient at θ + ε tangent.
 
     The formula is exact (forward over backward) and keeps full relative accuracy when attention
     saturates. The result does not depend on the number of threads.
@@ -40,10 +41,10 @@ def hvp(
     model, X, y, loss, query, weight, lengths, num_threads
         As for `mhfast.value_and_grad`.
     tangent : Gradients
-        The direction: an array like the parameter for each parameter that moves, None for others.
+        The direction: an array of the shape of the parameter for each one that changes, else None.
         A model stands for all of its parameters.
     wrt : str or tuple of str, optional
-        The parameters whose rows of the product are wanted; None means all.
+        The parameters for which the product is computed; None means all.
 
     Returns
     -------
@@ -55,7 +56,8 @@ def hvp(
     TypeError
         If an argument is of the wrong kind or dtype.
     ValueError
-        If a shape or a value does not fit, or the direction moves what the model does not have.
+        If a shape or a value does not fit, or the direction has an array for a parameter that the
+        model does not have.
 
     References
     ----------
@@ -67,19 +69,19 @@ def hvp(
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
     arguments.loss(model, loss)
     problem = arguments.problem(model, X, y, loss=loss, query=query, weight=weight, lengths=lengths)
-    moves, runs = _moves(model, tangent), problem.runs
-    for name, array in moves.items():
+    tangents, runs = _tangents(model, tangent), problem.runs
+    for name, array in tangents.items():
         runs = runs.meet(f"tangent.{name}", array.shape, AXES[name])
     core = model._core
     bits = core.bits if wrt is None else arguments.bits(arguments.wrt(model, wrt))
     products = _core.hvp(
-        problem.data, core.parameters, tuple(moves.get(name) for name in PARAMETERS),
+        problem.data, core.parameters, tuple(tangents.get(name) for name in PARAMETERS),
         runs.length, model.scale, problem.causal, loss, bits, config.threads(num_threads),
     )  # fmt: skip
     return Gradients(*products)
 
 
-def _moves(model: Model, tangent: object) -> dict[str, Array]:
+def _tangents(model: Model, tangent: object) -> dict[str, Array]:
     """Return the arrays of a direction by name, checked against the parameters."""
     if isinstance(tangent, Model):
         given = dict(tangent.parameters)
@@ -94,11 +96,11 @@ def _moves(model: Model, tangent: object) -> dict[str, Array]:
             raise ValueError(
                 f"tangent: expected parameters of the model, {', '.join(parameters)}, got {name}"
             )
-    moves = {
-        name: _checks.real(array, f"tangent.{name}", model.dtype) for name, array in given.items()
+    tangents = {
+        name: checks.real(array, f"tangent.{name}", model.dtype) for name, array in given.items()
     }
-    for name, array in moves.items():
+    for name, array in tangents.items():
         want = parameters[name].shape[-AXES[name] :]
         if array.shape[-AXES[name] :] != want or array.ndim > AXES[name] + 1:
             raise ValueError(f"tangent.{name}: expected shape {want}, got {array.shape}")
-    return moves
+    return tangents

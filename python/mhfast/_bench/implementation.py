@@ -1,4 +1,4 @@
-"""One implementation at work: prepared for a problem, then timed in blocks."""
+"""One implementation: prepared for a problem, then timed in blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .peers import PEERS, Formulation, Peer, UnavailableError, family_formulatio
 from .problem import Answer, draw
 from .shapes import Loop, Shape
 
-# A formulation is tried this often, or for this long in seconds, whichever ends first.
+# A formulation is tried this many times, or for this many seconds, whichever ends first.
 TRIALS = 5
 TRIAL_TIME = 0.3
 
@@ -54,7 +54,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The formulation that won the trial, its first call and a later one in seconds, its answer."""
+    """The fastest formulation, its first call and a later one in seconds, its answer."""
 
     formulation: str
     first: float
@@ -62,17 +62,17 @@ class Prepared:
     answer: Answer
 
 
-class Contender(Protocol):
-    """What `mhfast._bench.measure` asks of an implementation, in this process or in another."""
+class Implementation(Protocol):
+    """The interface that `mhfast._bench.measure` uses, for this process or another."""
 
     def prepare(self, work: Work) -> Prepared:
         """Choose a formulation for the work; raises UnavailableError where there is none."""
 
     def block(self, seconds: float) -> list[float]:
-        """Call it again and again for so long, at least once, and return the time of each call."""
+        """Call it repeatedly for so long, at least once, and return the time of each call."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
 
 
 class Local:
@@ -157,7 +157,7 @@ def configure(threads: int, isa: str | None) -> list[str]:
     """Give this process `threads` cores and threads, and mhfast an instruction set.
 
     To be called before PyTorch or JAX are imported: XLA has as many threads as the process has
-    cores. Returns what could not be arranged, in words.
+    cores. Returns a description of what could not be set.
     """
     if isa is not None:
         _core.select_isa(isa)

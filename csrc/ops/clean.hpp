@@ -1,0 +1,105 @@
+// A data set from which nothing spreads to where it must not: rows of weight 0 have no influence on
+// losses and gradients, and masked keys none on the rows that do not see them, whatever they hold.
+//
+// A weight of exactly 0 keeps out what is finite, but 0 times NaN, or times what overflows, is NaN.
+// So rows of weight 0 see no key, which makes their attention and its derivative zeros that are
+// written, not computed. Tokens and queries that are not finite are zeros in a copy, and the rows
+// that see them, or are they, have the limit NaN, which makes all of theirs NaN.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "data.hpp"
+
+namespace mhfast {
+
+template <class real>
+class CleanData {
+ public:
+  /// `data` of `runs` runs, which must stay; a copy of what it holds is made only where needed.
+  CleanData(const Data<real>& data, std::ptrdiff_t runs) : data_(data), runs_(runs) {
+    if (data.limits || !(data.causal || has_zero_weight())) return;
+    const bool bad_x = clean(data.x, data.run.x, data.shape.T, x_);
+    const bool has_z = !data.self && data.z;
+    const bool bad_z = has_z && clean(data.z, data.run.z, data.shape.q, z_);
+    if (!bad_x && !bad_z && !has_zero_weight()) return;
+    find_limits();
+    if (bad_x) data_.x = x_.data();
+    if (bad_z) data_.z = z_.data();
+    if (data.self) data_.z = data_.x;
+  }
+  CleanData(const CleanData&) = delete;
+  CleanData& operator=(const CleanData&) = delete;
+
+  const Data<real>& operator*() const { return data_; }
+
+ private:
+  bool has_zero_weight() const {
+    if (!data_.weight) return false;
+    const std::ptrdiff_t of_run = data_.shape.n * (data_.weighs_rows ? data_.shape.q : 1);
+    for (std::ptrdiff_t r = 0; r < (data_.run.weight ? runs_ : 1); ++r) {
+      const real* weight = data_.weight + r * data_.run.weight;
+      if (std::any_of(weight, weight + of_run, [](real w) { return w == 0; })) return true;
+    }
+    return false;
+  }
+
+  static bool is_finite(const real* row, int d) {
+    real zero = 0;  // NaN if an entry is not finite
+    for (int k = 0; k < d; ++k) zero += row[k] * real(0);
+    return zero == 0;
+  }
+
+  /// Copies arrays of `rows` rows a sample without the rows that are not finite. False: there are
+  /// none, and no copy is made.
+  bool clean(const real* from, std::ptrdiff_t of_run, int rows, std::vector<real>& to) const {
+    const int d = data_.shape.d;
+    const std::ptrdiff_t count = data_.shape.n * rows;
+    const std::ptrdiff_t all = (of_run ? (runs_ - 1) * of_run : 0) + count * d;
+    for (std::ptrdiff_t r = 0; r < (of_run ? runs_ : 1); ++r)
+      for (std::ptrdiff_t i = 0; i < count; ++i) {
+        const std::ptrdiff_t at = r * of_run + i * d;
+        if (is_finite(from + at, d)) continue;
+        if (to.empty()) to.assign(from, from + all);
+        std::fill_n(to.begin() + at, d, real(0));
+      }
+    return !to.empty();
+  }
+
+  void find_limits() {
+    const Shape& s = data_.shape;
+    const auto& run = data_.run;
+    const bool apart = run.x || run.z || run.weight || run.lengths;
+    const std::ptrdiff_t of_run = s.n * s.q;
+    limits_.resize((apart ? runs_ : 1) * of_run);
+    for (std::ptrdiff_t r = 0; r < (apart ? runs_ : 1); ++r)
+      for (std::ptrdiff_t i = 0; i < s.n; ++i) {
+        const real* x = data_.x + r * run.x + i * s.T * s.d;
+        int finite = 0;  // keys before the first that is not
+        while (finite < s.T && is_finite(x + std::ptrdiff_t(finite) * s.d, s.d)) ++finite;
+        for (int t = 0; t < s.q; ++t) {
+          double& limit = limits_[r * of_run + i * s.q + t];
+          limit = data_.weight_of(int(r), i, t) == 0 ? 0.0 : data_.limit(i, int(r), t);
+          if (limit > 0 && (finite < limit || !is_finite_query(int(r), i, t)))
+            limit = std::numeric_limits<double>::quiet_NaN();
+        }
+      }
+    data_.limits = limits_.data();
+    data_.run.limits = apart ? of_run : 0;
+  }
+
+  bool is_finite_query(int run_index, std::ptrdiff_t sample, int row) const {
+    const Shape& s = data_.shape;
+    if (s.shared_query || !data_.z) return true;
+    return is_finite(data_.z + run_index * data_.run.z + (sample * s.q + row) * s.d, s.d);
+  }
+
+  Data<real> data_;
+  std::ptrdiff_t runs_;
+  std::vector<real> x_, z_;
+  std::vector<double> limits_;
+};
+
+}  // namespace mhfast

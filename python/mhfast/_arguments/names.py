@@ -1,0 +1,16 @@
+"""The names that arguments can have, as types: a type checker knows a misspelt one."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+Loss: TypeAlias = Literal["logistic", "exponential", "linear", "squared", "cross_entropy"]
+
+Threshold: TypeAlias = Literal["loss", "grad_norm", "accuracy", "margin"]
+
+RecordName: TypeAlias = Literal[
+    "loss", "accuracy", "margin", "grad_norm", "param_norm", "distance", "cosine",
+    "W", "Q", "K", "U", "V", "prompt", "attention", "attention_max", "attention_groups",
+    "test_loss", "test_accuracy", "test_margin",
+]  # fmt: skip
+"""What can be recorded where a test set has no name of its own."""

@@ -1,0 +1,167 @@
+"""Models and data in the form that the functions of the theory need."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arguments.values import Array
+from ..dataset.dataset import Dataset
+from ..models import Classifier, Layer
+from ..models import problem as arguments
+
+Record = TypeVar("Record", Classifier, Layer, Dataset)
+
+
+def classifier(model: object, *, dense: bool = False) -> Classifier:
+    """Return `model` if it is a single `Classifier`, with dense W and no prompt if `dense` is true.
+
+    Raises
+    ------
+    TypeError
+        It is not a Classifier, or its W is factored or it has a prompt and `dense` is true.
+    ValueError
+        It has a run axis.
+    """
+    if not isinstance(model, Classifier):
+        raise TypeError(f"model: expected a Classifier, got {type(model).__name__}")
+    if model.runs is not None:
+        raise ValueError(f"model: expected one run, as model[0] is, got {model.runs} runs")
+    if dense and not isinstance(model.W, np.ndarray):
+        raise TypeError(f"W: expected an array (H, d, d), got {type(model.W).__name__}")
+    if dense and model.prompt is not None:
+        raise TypeError("prompt: expected None, got an array, which these bounds do not cover")
+    return model
+
+
+def dense_W(model: Classifier) -> Array:  # noqa: N802
+    """Return the W (H, d, d) of a model that `classifier` has checked to be dense."""
+    assert isinstance(model.W, np.ndarray)
+    return model.W
+
+
+def samples(X: npt.ArrayLike | Dataset) -> Dataset:
+    """Return X as a Dataset, with arbitrary labels if it is an array (n, T, d)."""
+    return X if isinstance(X, Dataset) else Dataset(X, np.ones(len(np.asarray(X))))
+
+
+def query_side(model: Classifier, data: Dataset) -> Array:
+    """Return the query rows Z (n, q, d) with which `model` looks at the samples."""
+    if model.prompt is not None:
+        return np.broadcast_to(model.prompt, (data.n, *model.prompt.shape))
+    Z = arguments.problem(model, data).data[1]
+    return data.X if Z is None else Z
+
+
+def in_double(model: Classifier, data: Dataset) -> tuple[Classifier, Dataset]:
+    """Return model and data, which must have one dtype, in float64.
+
+    Raises
+    ------
+    TypeError
+        Their dtypes differ.
+    """
+    if data.dtype != model.dtype:
+        raise TypeError(
+            f"X: expected dtype {model.dtype.name}, that of the model, got {data.dtype.name}"
+        )
+    return double(model), double(data)
+
+
+def settled(
+    model: Classifier, data: Dataset, *, dense: bool = False
+) -> tuple[Classifier, Dataset, npt.NDArray[np.int64]]:
+    """Return model and data in float64, with the samples that count and where they stood.
+
+    A sample of weight 0 takes no part in the loss, and so in no statement about it. An external
+    query of the model becomes that of the data.
+
+    Raises
+    ------
+    TypeError
+        The model is not as `classifier` asks for, or the dtypes differ.
+    ValueError
+        A number is not finite.
+    """
+    model, data = in_double(classifier(model, dense=dense), data)
+    if isinstance(model.query, np.ndarray):
+        own = data.query is None
+        data = dataclasses.replace(data, query=model.query if own else data.query)
+        model = dataclasses.replace(model, query=None)
+    check_finite(model, data)
+    counting = np.arange(data.n)
+    if data.weight is not None and data.weight.ndim == 1:
+        counting = np.flatnonzero(data.weight)
+        if len(counting) < data.n:
+            data = data.subset(counting)
+    return model, data, counting
+
+
+def check_finite(model: Any, data: Dataset) -> None:
+    """Raise ValueError if a number of the model, or of a sample that counts, is not finite."""
+    if model is not None:
+        for name, array in model.parameters.items():
+            _finite(name, array, None)
+        if isinstance(model.query, np.ndarray) and data.query is None:
+            _finite("query", model.query, data.weight)
+    for name in ("X", "query", "y"):
+        array = getattr(data, name)
+        if array is not None and array.dtype.kind == "f":
+            _finite(name, array, data.weight)
+
+
+def _finite(name: str, array: Array, weight: Array | None) -> None:
+    wrong = ~np.isfinite(array)
+    if not wrong.any():
+        return
+    if weight is not None and weight.shape == array.shape[: weight.ndim]:
+        wrong &= (weight > 0).reshape(weight.shape + (1,) * (array.ndim - weight.ndim))
+    elif weight is not None and weight.shape[0] == len(array):  # of rows
+        counts = (weight > 0).any(axis=tuple(range(1, weight.ndim)))
+        wrong &= counts.reshape((-1,) + (1,) * (array.ndim - 1))
+    if wrong.any():
+        at = tuple(np.argwhere(wrong)[0].tolist())
+        place = ", ".join(map(str, at))
+        raise ValueError(f"{name}: expected finite numbers, got {array[at]} at index {place}")
+
+
+def exponent(array: Array) -> int:
+    """Return e such that the largest number of `array` is in [2^(e-1), 2^e); 0 for zeros."""
+    size = float(np.abs(array).max(initial=0.0))
+    return math.frexp(size)[1] if 0.0 < size < math.inf else 0
+
+
+def in_units(array: Array, unit: int) -> Array:
+    """Return `array` / 2^unit, exact unless it leaves the range of its dtype."""
+    # In two halves: 2^unit itself may be no number.
+    first = unit // 2
+    with np.errstate(over="ignore", under="ignore"):
+        scaled: Array = np.ldexp(np.ldexp(array, -first), first - unit)
+    return scaled
+
+
+def norms(array: Array, axes: int) -> Array:
+    """Return the norms over the last axes, also of numbers whose squares are no numbers."""
+    unit = exponent(array)
+    squares = np.square(in_units(array, unit)).sum(axis=tuple(range(-axes, 0)))
+    return in_units(np.sqrt(squares), -unit)
+
+
+def double(record: Record) -> Record:
+    """Return a model or data set with all its real arrays in float64."""
+    return _double(record)  # type: ignore[no-any-return]
+
+
+def _double(record: Any) -> Any:
+    changes = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+            changes[field.name] = value.astype(np.float64, copy=False)
+        elif field.name == "W" and dataclasses.is_dataclass(value):
+            changes[field.name] = _double(value)
+    return dataclasses.replace(record, **changes)

@@ -1,0 +1,138 @@
+"""The segments of a run: which steps were taken with which settings, on which data.
+
+Continuing a run with what it had goes on with its last segment, so that a run in two calls is the
+run in one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dataset.dataset import Dataset
+from ..optimizers import OPTIMIZERS, Optimizer, of_runs
+
+_OPTIMIZERS = {kind.name: kind for kind in OPTIMIZERS}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps of a run with the same settings on the same data, up to the next segment.
+
+    Attributes
+    ----------
+    first : int
+        The step k from which on: the first step of the segment takes θ_k to θ_{k+1}.
+    optimizer : GradientDescent, Adam, ...
+    loss : str
+    wrt : tuple of str
+        The names of the parameters that were trained.
+    data : str, or tuple of R of them
+        Fingerprints of the training data, see `fingerprint`: of each run where the data have a run
+        axis.
+    """
+
+    first: int
+    optimizer: Optimizer
+    loss: str
+    wrt: tuple[str, ...]
+    data: str | tuple[str, ...]
+
+
+def extended(segments: tuple[Segment, ...], now: Segment) -> tuple[Segment, ...]:
+    """Return the segments of a run that goes on with the settings and data of `now`."""
+    before = tuple(segment for segment in segments if segment.first < now.first)
+    if before and replace(before[-1], first=now.first) == now:
+        return before
+    return (*before, now)
+
+
+def of_training(segments: Iterable[Segment], which: Any, last: int) -> tuple[Segment, ...]:
+    """Return the segments of one run (an integer) or some, which ended at step `last`."""
+    return tuple(
+        replace(segment, optimizer=of_runs(segment.optimizer, which), data=_of(segment.data, which))
+        for segment in segments
+        if segment.first <= last
+    )
+
+
+def _of(data: str | tuple[str, ...], which: Any) -> str | tuple[str, ...]:
+    if isinstance(data, str):
+        return data
+    if isinstance(which, int):
+        return data[which]
+    return tuple(data[r] for r in np.arange(len(data))[which])
+
+
+def fingerprint(data: Dataset) -> str | tuple[str, ...]:
+    """Return what tells data sets apart, of each run where there is a run axis.
+
+    16 hexadecimal digits of all numbers that training depends on. Of tokens and queries the sum of
+    the bits of each row enters, which one pass over them gives.
+    """
+    axes = data._run_axes
+    parts: list[tuple[Any, bool]] = [
+        (b"none", False) if array is None else (_bits(array, name), axes[name])
+        for name in ("X", "query", "y", "lengths", "weight")
+        for array in (getattr(data, name),)
+    ]
+    if data.runs is None:
+        return _digest(part for part, _ in parts)
+    return tuple(
+        _digest(part[r] if has_runs else part for part, has_runs in parts) for r in range(data.runs)
+    )
+
+
+def _bits(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    if name not in ("X", "query"):
+        return array.astype(np.float64)
+    bits = array.view(np.uint32 if array.dtype == np.float32 else np.uint64)
+    sums: npt.NDArray[Any] = bits.sum(axis=-1, dtype=np.uint64)
+    return sums
+
+
+def _digest(parts: Iterable[npt.NDArray[Any] | bytes]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        if isinstance(part, bytes):
+            digest.update(part)
+        else:
+            digest.update(str(part.shape).encode())
+            digest.update(part.tobytes())
+    return digest.hexdigest()
+
+
+def stored(segments: Iterable[Segment]) -> list[list[Any]]:
+    """Return segments as JSON can hold them."""
+    return [
+        [
+            segment.first,
+            segment.optimizer.name,
+            {f.name: getattr(segment.optimizer, f.name) for f in fields(segment.optimizer)},
+            segment.loss,
+            segment.wrt,
+            segment.data,
+        ]
+        for segment in segments
+    ]
+
+
+def restored(rows: Iterable[list[Any]]) -> tuple[Segment, ...]:
+    """Return the segments that `stored` made rows of."""
+    return tuple(
+        Segment(first, _OPTIMIZERS[name](**_tuples(settings)), loss, tuple(wrt), _tuple(data))
+        for first, name, settings, loss, wrt, data in rows
+    )
+
+
+def _tuples(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _tuple(value) for name, value in settings.items()}
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value

@@ -1,0 +1,169 @@
+"""What has weight 0 or is masked changes no bit, whatever it holds."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import mhfast as mh
+
+PLANS = ("samples", "hybrid", "rows", "tiles", "runs")
+# 1e200 and 1e30 are finite, their products are not.
+FILLINGS = {np.float64: (np.nan, np.inf, -np.inf, 1e200), np.float32: (np.nan, np.inf, 1e30)}
+LOSSES = {
+    mh.Classifier: ("logistic", "exponential", "linear", "squared"),
+    mh.Layer: ("logistic", "exponential", "linear", "squared", "cross_entropy"),
+}
+n, T, d, H, p, q = 19, 5, 6, 3, 4, 2
+
+
+def draw(kind, loss, dtype=np.float64, query="self", factored=False, causal=False, runs=None):
+    """A model and a data set, and whether rows have weights of their own is the caller's."""
+    rng = np.random.default_rng(1)
+
+    def new(*shape):
+        return rng.standard_normal(shape).astype(dtype)
+
+    rows = {"self": T, "token": 1}.get(query, q)
+    lead = () if runs is None else (runs,)
+    W = mh.LowRank(new(*lead, H, d, 2), new(*lead, H, d, 2)) if factored else new(*lead, H, d, d)
+    rest = {"prompt": new(*lead, q, d)} if query == "prompt" else {}
+    if query == "token":
+        rest["query"] = 2
+    readout = new(H, rows, d) if kind is mh.Classifier else new(H, d, p)
+    model = kind(W, readout, scale=0.5, causal=causal, **rest)
+    shape = (n,) if kind is mh.Classifier else (n, rows, p)
+    y = rng.choice([-1.0, 1.0], shape).astype(dtype)
+    if loss == "cross_entropy":
+        y = rng.integers(0, p, shape[:2])
+    external = {"query": new(n, q, d)} if query == "external" else {}
+    return model, mh.Dataset(new(n, T, d), y, **external)
+
+
+def results(model, data, loss):
+    """Value, all gradients, a product of the Hessian and a training."""
+    wrt = tuple(model.parameters)
+    if model.runs is None:
+        wrt += ("X", *(("query",) if data.query is not None else ()))
+    value, g = mh.value_and_grad(model, data, loss=loss, wrt=wrt)
+    product = mh.hvp(model, data, tangent=model, loss=loss)
+    # The large step saturates, so that gradients are taken with their largest factors left out.
+    run = mh.train(
+        model, data, steps=3, loss=loss, optimizer=mh.NormalizedGradientDescent(9.0), wrt=None,
+        record=("loss", "accuracy", "margin", "grad_norm", "attention_max"),
+    )  # fmt: skip
+    return [
+        np.asarray(value), *(getattr(g, name) for name in wrt),
+        *(getattr(product, name) for name in model.parameters),
+        *run.model.parameters.values(), *run.history.values(),
+    ]  # fmt: skip
+
+
+def same(got, want):
+    assert len(got) == len(want)
+    for a, b in zip(got, want, strict=True):
+        assert np.isfinite(b).all()
+        np.testing.assert_array_equal(a, b)
+
+
+CASES = [(kind, loss, "self", False) for kind, losses in LOSSES.items() for loss in losses]
+CASES += [
+    (kind, "squared", query, factored)
+    for kind in LOSSES
+    for query in ("token", "external", "prompt")
+    for factored in (False, True)
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(("kind", "loss", "query", "factored"), CASES)
+def test_samples_of_weight_zero(kind, loss, query, factored, plan, dtype, use_plan):
+    use_plan(plan)
+    runs = 3 if plan == "runs" else None
+    model, data = draw(kind, loss, dtype, query, factored, runs=runs)
+    weight = np.ones(n, dtype)
+    weight[[4, 11, n - 1]] = 0
+    data = replace(data, weight=weight)
+    want = results(model, data, loss)
+    for filling in FILLINGS[dtype]:
+        X = data.X.copy()
+        X[4] = X[11, 3, 2] = X[n - 1, 0] = filling
+        spoilt = replace(data, X=X)
+        if query == "external":
+            Z = data.query.copy()
+            Z[4, 1] = filling
+            spoilt = replace(spoilt, query=Z)
+        same(results(model, spoilt, loss), want)
+        if not np.isfinite(filling):  # outputs know no weights
+            outputs = model(spoilt) if runs is None else model(spoilt)[1]
+            assert np.isnan(outputs[4]).all()
+            assert np.isnan(outputs[11]).any()
+
+
+@pytest.mark.parametrize("loss", LOSSES[mh.Layer])
+def test_rows_of_weight_zero(loss):
+    """Of an external query, the rows themselves; of a causal layer the last token, too."""
+    model, data = draw(mh.Layer, loss, query="external")
+    weight = np.ones((n, q))
+    weight[3, 1] = 0
+    data = replace(data, weight=weight)
+    want = results(model, data, loss)
+    for filling in FILLINGS[np.float64]:
+        Z = data.query.copy()
+        Z[3, 1] = filling
+        same(results(model, replace(data, query=Z), loss), want)
+    model, data = draw(mh.Layer, loss, causal=True)
+    weight = np.ones((n, T))
+    weight[3, T - 1] = 0
+    data = replace(data, weight=weight)
+    want = results(model, data, loss)
+    for filling in FILLINGS[np.float64]:
+        X = data.X.copy()
+        X[3, T - 1] = filling
+        same(results(model, replace(data, X=X), loss), want)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_rows_that_do_not_see_a_token(dtype):
+    model, data = draw(mh.Layer, "squared", dtype, causal=True)
+    outputs, weights = model(data), model.attention(data)
+    for filling in (np.nan, np.inf):
+        X = data.X.copy()
+        X[3, T - 2, 1] = filling
+        spoilt = model(X)
+        assert np.isnan(spoilt[3, T - 2 :]).all()
+        spoilt[3, T - 2 :] = outputs[3, T - 2 :]
+        np.testing.assert_array_equal(spoilt, outputs)
+        attention = model.attention(X)
+        assert np.isnan(attention[3, :, T - 2 :]).any()
+        np.testing.assert_array_equal(attention[3, :, : T - 2], weights[3, :, : T - 2])
+        _, g = mh.value_and_grad(model, X, data.y, loss="squared", wrt=("V", "X"))
+        assert np.isnan(g.V).any()  # the loss counts the rows that see it
+        assert np.isfinite(np.delete(g.X, 3, axis=0)).all()
+
+
+@pytest.mark.parametrize("plan", PLANS[:-1])
+def test_a_causal_token_and_what_comes_after_it(plan, use_plan):
+    use_plan(plan)
+    model, data = draw(mh.Classifier, "logistic", query="token", causal=True)
+    want = [model(data), *results(model, data, "logistic")]
+    X = data.X.copy()
+    X[3, 3:] = np.nan
+    X[5, 4] = np.inf
+    spoilt = replace(data, X=X)
+    same([model(spoilt), *results(model, spoilt, "logistic")], want)
+    X[3, 2, 1] = np.nan  # the token itself
+    assert np.flatnonzero(np.isnan(model(X))).tolist() == [3]
+
+
+@pytest.mark.parametrize("plan", PLANS[:-1])
+def test_a_causal_classifier_of_a_bad_token(plan, use_plan):
+    """Its output is a sum over all rows, so it is NaN; no other sample's is."""
+    use_plan(plan)
+    model, data = draw(mh.Classifier, "logistic", causal=True)
+    outputs, X = model(data), data.X.copy()
+    X[3, T - 1] = np.nan
+    spoilt = model(X)
+    assert np.isnan(spoilt[3])
+    np.testing.assert_array_equal(np.delete(spoilt, 3), np.delete(outputs, 3))

@@ -1,0 +1,26 @@
+"""Every kind of training gives the same bits on any number of threads, again and again."""
+
+import itertools
+
+import pytest
+from trainings import MODELS, OPTIMIZERS, PARAMETERS, PROJECTIONS, draw
+
+import mhfast as mh
+
+REPEATS = 20  # with each optimizer twice, on two and on four threads
+# Samples that make a step worth four threads: n q rows, each of 5.8e3 flops or more, come to four
+# times the kFlopsPerThread of csrc/ops/team.cpp.
+SAMPLES = {"dense": 56, "low rank": 56, "tied": 56, "token": 300}
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_training_on_any_number_of_threads(kind, parameter):
+    model, data = draw(kind, parameter, float, SAMPLES.get(parameter, 110), 7, 9, 6)
+    assert mh.explain(model, data)["chunks"] >= 4
+    rules = itertools.cycle(OPTIMIZERS.values())
+    for _, rule, projection in zip(range(REPEATS), rules, itertools.cycle(PROJECTIONS)):
+        options = {"steps": 8, "optimizer": rule(**projection), "record": ("loss", "grad_norm")}
+        one = mh.train(model, data, num_threads=1, **options)
+        for threads in (2, 4):
+            assert mh.train(model, data, num_threads=threads, **options) == one

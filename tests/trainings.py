@@ -1,0 +1,63 @@
+"""Kinds of training, as lists to draw from: kinds of parameters, optimizers, projections, plans.
+
+`tests/core/test_threads.py` compares their bits on several numbers of threads,
+`tests/core/races.py` watches them with the thread sanitizer.
+"""
+
+import numpy as np
+
+import mhfast as mh
+
+MODELS = (mh.Classifier, mh.Layer)
+PARAMETERS = ("dense", "low rank", "tied", "prompt", "prompt and factors", "token", "query")
+OPTIMIZERS = {
+    "gradient descent": lambda **rest: mh.GradientDescent(0.1, **rest),
+    "normalized by tensor": lambda **rest: mh.NormalizedGradientDescent(0.1, **rest),
+    "normalized by head": lambda **rest: mh.NormalizedGradientDescent(0.1, by="head", **rest),
+    "normalized as one": lambda **rest: mh.NormalizedGradientDescent(0.1, by="all", **rest),
+    "Polyak": lambda **rest: mh.PolyakStep(max_lr=0.5, **rest),
+    "momentum": lambda **rest: mh.Momentum(0.1, **rest),
+    "Nesterov": lambda **rest: mh.Momentum(0.1, nesterov=True, **rest),
+    "Adam": lambda **rest: mh.Adam(0.01, **rest),
+    "mirror": lambda **rest: mh.MirrorDescent(0.05, p=3.0, **rest),
+    "mirror normalized": lambda **rest: mh.MirrorDescent(0.05, p=3.0, normalized=True, **rest),
+}
+PROJECTIONS = (
+    {},
+    {"project": "ball", "radius": 1.5, "project_by": "tensor"},
+    {"project": "sphere", "radius": 1.0, "project_by": "head"},
+    {"project": "ball", "radius": 2.0, "project_by": "all"},
+)
+PLANS = ("samples", "hybrid", "rows", "tiles", "auto")
+
+
+def draw(kind, parameter, dtype, n, T, d, H, *, runs=None, size=0.3, seed=0):
+    """A model of `kind` whose parameters are of kind `parameter`, and data for it.
+
+    Prompts and external queries have 3 rows, a layer 4 outputs, factors rank 2; `runs` models are
+    stacked.
+    """
+    rng = np.random.default_rng(seed)
+
+    def new(*shape, factor=1.0):
+        return (factor * rng.standard_normal(shape)).astype(dtype)
+
+    def model():
+        factors = {"low rank": 2, "prompt and factors": 2, "tied": 1}.get(parameter, 0)
+        W = new(H, d, d, factor=size)
+        if factors:
+            Q, K = (new(H, d, 2, factor=size) for _ in range(2))
+            W = mh.LowRank(Q, K if factors == 2 else None)
+        rest = {"prompt": new(3, d)} if parameter.startswith("prompt") else {}
+        if parameter == "token":
+            rest["query"] = T - 1
+        if kind is mh.Classifier:
+            return mh.Classifier(W, new(H, rows, d), **rest)
+        return mh.Layer(W, new(H, d, 4), **rest)
+
+    rows = 1 if parameter == "token" else 3 if parameter.startswith(("prompt", "query")) else T
+    X = new(n, T, d)
+    y = rng.choice([-1.0, 1.0], (n,) if kind is mh.Classifier else (n, rows, 4)).astype(dtype)
+    query = {"query": new(n, 3, d)} if parameter == "query" else {}
+    stacked = model() if runs is None else mh.stack([model() for _ in range(runs)])
+    return stacked, mh.Dataset(X, y, **query)
