@@ -12,7 +12,7 @@ from . import data, learner, reference, theory
 from .config import num_threads, set_num_threads, show_config
 from .dataset.dataset import Dataset, as_dataset
 from .gradients import Gradients, backward, dot, hvp, norm, value_and_grad
-from .learner import learn_layer
+from .learner import learn_layer, learn_layer_by_queries
 from .models import Classifier, Layer, LowRank, explain, stack
 from .optimizers import rules as _rules
 from .optimizers.rules import *  # noqa: F403  # every optimizer
@@ -41,6 +41,7 @@ __all__ = [
     "explain",
     "hvp",
     "learn_layer",
+    "learn_layer_by_queries",
     "learner",
     "norm",
     "num_threads",

@@ -25,6 +25,7 @@ SMALL = {
     "learner_examples.py": "--quick --output figure.png",
     "learner_hard.py": "--quick --output figure.png",
     "learner_phases.py": "--quick --output figure.png",
+    "learner_queries.py": "--heads 2 --dim 6",
     "learner_refinement.py": "--quick --output figure.png",
     "role_of_heads.py": "--heads 1 3 --trials 1 --steps 5 --start random_step",
     "saturation.py": "--instances 2 --steps 20 --output figure.png",

@@ -14,6 +14,7 @@ from .examples import Examples, as_examples
 from .facts import Facts, certify
 from .learning import learn_layer
 from .net import Candidate, Net, search_net
+from .queries import QueryLearning, learn_layer_by_queries
 from .refinement import Refinement, refine
 from .result import Certificate, Learning, LearningInterrupted, Phase
 from .sculpting import Body, propose_heads, sculpt
@@ -32,6 +33,7 @@ __all__ = [
     "LearningInterrupted",
     "Net",
     "Phase",
+    "QueryLearning",
     "Refinement",
     "SumEstimate",
     "Values",
@@ -41,6 +43,7 @@ __all__ = [
     "crude_sum",
     "hull_cosine",
     "learn_layer",
+    "learn_layer_by_queries",
     "merge_heads",
     "one_hot_sum",
     "propose_heads",

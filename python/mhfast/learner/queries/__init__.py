@@ -1,0 +1,11 @@
+"""Learning a layer from inputs of one's own choice.
+
+`mhfast.learn_layer_by_queries` runs all of it: `oracle` counts what is asked, `probing` finds the
+size of tokens, the sum of the values and the noise, `starts` and `fitting` the heads at one
+difference of tokens, and `learning` follows them to all differences.
+"""
+
+from .learning import learn_layer_by_queries
+from .result import QueryLearning
+
+__all__ = ["QueryLearning", "learn_layer_by_queries"]

@@ -1,0 +1,80 @@
+"""What `learn_layer_by_queries` returns: a layer, what was asked, and whether to believe it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...models import Layer
+from ..result import Certificate
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class QueryLearning:
+    """The result of `mhfast.learn_layer_by_queries`.
+
+    Attributes
+    ----------
+    layer : Layer or None
+        The layer that was found, learnt or not; with biases, of tokens (x, 1) of dimension d + 1.
+        None if nothing was.
+    learnt : bool
+        Whether all decisive certificates hold and nothing is missing.
+    heads : int
+        The number of heads of `layer`, or as asked if there is none.
+    held_out : float or None
+        ‖F(X) - Y‖ / ‖Y‖ over inputs of T different tokens that nothing was learnt from.
+    certificates : tuple of Certificate
+    queries : int
+        Inputs (T, d) that the oracle was asked, those of certificates included.
+    asked : dict
+        The same by part.
+    noise : float
+        Standard deviation of the noise of an output, as told or as measured by asking again.
+    standard_error : float or None
+        Where there is noise: the expected ‖error‖ / ‖parameters‖ over all W and V together.
+    size : float
+        Norm of the typical tokens that were asked.
+    method : str or None
+        What found the heads: gradients, second derivatives, or random starts.
+    seconds : float
+    missing : str or None
+        Why nothing more could be learnt.
+    """
+
+    layer: Layer | None
+    learnt: bool
+    heads: int
+    held_out: float | None
+    certificates: tuple[Certificate, ...]
+    queries: int
+    asked: dict[str, int]
+    noise: float
+    standard_error: float | None
+    size: float
+    method: str | None
+    seconds: float
+    missing: str | None
+
+    @property
+    def verdict(self) -> str:
+        """*Learnt* with what certifies it, or *not learnt* with what is missing."""
+        if self.learnt:
+            told = ", ".join(f"{c.name} {c.value:.2g}" for c in self.certificates if c.decisive)
+            heads = "1 head" if self.heads == 1 else f"{self.heads} heads"
+            return f"learnt, {heads}, {self.queries} queries: {told}"
+        if self.missing is not None:
+            return f"not learnt: {self.missing}"
+        return "not learnt: " + "; ".join(
+            str(c) for c in self.certificates if c.decisive and not c.holds
+        )
+
+    def __str__(self) -> str:
+        lines = [self.verdict]
+        if self.standard_error is not None:
+            lines.append(f"noise {self.noise:.2g}, standard error {self.standard_error:.2g}")
+        lines += [f"{part:10s} {count:8d} queries" for part, count in self.asked.items()]
+        lines += [str(certificate) for certificate in self.certificates]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<QueryLearning: {self.verdict}>"
