@@ -166,3 +166,18 @@ def test_margin_of_saturated_attention(case: tuple[int, float, float, int], marg
     margins: Any = data.y * reference.outputs(mh.Classifier(1e3 * W[None], U), data.X)
     np.testing.assert_allclose(margins, S * math.sqrt(T) / math.sqrt(2), rtol=1e-13)
     assert margins.min() == pytest.approx(margin, abs=5e-4)
+
+
+def test_balanced_signs_cancel() -> None:
+    data = mh.data.tokenized_mixture(9, 10, 7, noise=0.4, seed=1)
+    model = random_step(data, 6, seed=0, balanced=True)
+    alpha = np.sign(model.U[:, 0] @ model.U[0, 0])
+    assert alpha.sum() == 0
+    np.testing.assert_array_equal(model.U, alpha[:, None, None] * model.U[0])
+    assert np.abs(model(data)).max() < 1e-15
+    others = [random_step(data, 6, seed, balanced=True) for seed in range(9)]
+    assert any(other != model for other in others)
+    runs = random_step(data, 6, [0, 3], balanced=True)
+    assert [runs[r] for r in range(2)] == [others[0], others[3]]
+    with pytest.raises(ValueError, match="heads: expected an even number for balanced signs"):
+        random_step(data, 5, seed=0, balanced=True)

@@ -230,6 +230,7 @@ class Classifier(Model):
         heads: int,
         seed: Seed | Seeds,
         *,
+        balanced: bool = False,
         query: int | None = None,
         scale: float = 1.0,
     ) -> Self:
@@ -248,6 +249,10 @@ class Classifier(Model):
             H, at least 1.
         seed : int, numpy.random.Generator, or a sequence of them
             A sequence gives a run axis.
+        balanced : bool
+            Whether half of the signs are 1 and half -1, in random order, in place of independent
+            ones. All outputs are then 0, and what the heads compute together does not depend on
+            chance. H must be even.
         query : int, optional
             A token of each sample as the query, as for the class.
         scale : float
@@ -263,9 +268,11 @@ class Classifier(Model):
         TypeError
             If `data` is not a Dataset, or a seed is neither an integer nor a generator.
         ValueError
-            If a label is neither -1 nor 1, or seeds are not as many as runs.
+            If a label is neither -1 nor 1, seeds are not as many as runs, or an odd number of heads
+            is to be balanced.
         """
-        return cls(**random_step(data, heads, seed, query), query=query, scale=scale)
+        arrays = random_step(data, heads, seed, query, balanced=balanced)
+        return cls(**arrays, query=query, scale=scale)
 
     @property
     def _rows(self) -> int:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .._arguments import checks
 from ..dataset.dataset import Dataset, Seed, Seeds
-from ..dataset.seeds import START, integer_seed, signs, stream
+from ..dataset.seeds import START, integer_seed, permutations, signs, stream
 
 
-def random_step(data: Dataset, heads: int, seed: Seed | Seeds, query: int | None) -> dict[str, Any]:
+def random_step(
+    data: Dataset, heads: int, seed: Seed | Seeds, query: int | None, *, balanced: bool = False
+) -> dict[str, Any]:
     """Return the arrays of the classifier one gradient step with a random sign per head from zero.
 
         W_h = 0,   U_h = α_h / 2 · 1_q (Σ_i w_i y_i x̄_i / Σ w)ᵀ
@@ -31,6 +34,9 @@ def random_step(data: Dataset, heads: int, seed: Seed | Seeds, query: int | None
         data of run r; the runs of one seed have independent signs.
     query : int, optional
         As for `Classifier`.  U has as many rows as the query side of data and model.
+    balanced : bool
+        Whether half of the signs are 1 and half -1, in random order; H must then be even, and all
+        outputs are 0.
 
     Returns
     -------
@@ -42,7 +48,8 @@ def random_step(data: Dataset, heads: int, seed: Seed | Seeds, query: int | None
     TypeError
         `data` is not a Dataset, or a seed is neither an integer nor a generator.
     ValueError
-        A label is neither -1 nor 1, or seeds are not as many as runs.
+        A label is neither -1 nor 1, seeds are not as many as runs, or an odd number of heads is to
+        be balanced.
 
     References
     ----------
@@ -52,14 +59,16 @@ def random_step(data: Dataset, heads: int, seed: Seed | Seeds, query: int | None
     if not isinstance(data, Dataset):
         raise TypeError(f"data: expected a Dataset, got {type(data).__name__}")
     heads = checks.count(heads, "heads")
+    if balanced and heads % 2:
+        raise ValueError(f"heads: expected an even number for balanced signs, got {heads}")
     if data.runs is None and not checks.is_sequence(seed):
-        return _of_one_run(data, stream(integer_seed(seed), START), heads, query)
+        return _of_one_run(data, stream(integer_seed(seed), START), heads, query, balanced)
     generators = _generators(seed, data.runs)
     data_of_runs = (
         [data] * len(generators) if data.runs is None else map(data.run, range(data.runs))
     )
     steps = [
-        _of_one_run(data_of_run, rng, heads, query)
+        _of_one_run(data_of_run, rng, heads, query, balanced)
         for data_of_run, rng in zip(data_of_runs, generators, strict=True)
     ]
     return {name: np.stack([step[name] for step in steps]) for name in steps[0]}
@@ -78,7 +87,7 @@ def _generators(seed: Seed | Seeds, runs: int | None) -> list[np.random.Generato
 
 
 def _of_one_run(
-    data: Dataset, rng: np.random.Generator, heads: int, query: int | None
+    data: Dataset, rng: np.random.Generator, heads: int, query: int | None, balanced: bool
 ) -> dict[str, Any]:
     """Return the arrays of one run."""
     checks.shape(data.y, "y", "n", (data.n,))
@@ -92,10 +101,15 @@ def _of_one_run(
     else:  # tokens beyond the lengths are zeros
         means = data.X.sum(axis=1, dtype=np.float64) / np.maximum(data.lengths, 1)[:, None]
     step = ((weight * y)[:, None] * means).sum(axis=0) / weight.sum()
-    alpha = signs(rng, heads)
+    alpha = _balanced(rng, heads) if balanced else signs(rng, heads)
     q = data.tokens if query is None else 1
     if data.query is not None:
         q = data.query.shape[1]
     U = np.broadcast_to(0.5 * alpha[:, None, None] * step, (heads, q, data.dim))
     W = np.zeros((heads, data.dim, data.dim))
     return {"W": W.astype(data.dtype), "U": U.astype(data.dtype)}
+
+
+def _balanced(rng: np.random.Generator, heads: int) -> NDArray[np.float64]:
+    """Return as many signs 1 as -1, in random order."""
+    return np.where(permutations(rng, 1, heads)[0] < heads // 2, -1.0, 1.0)

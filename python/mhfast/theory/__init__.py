@@ -15,6 +15,7 @@ from .hull import nearest_point
 from .kernel import ntk
 from .margin import GoodInitialization, TangentMargin, good_initialization, ntk_margin
 from .mixture import MixtureMargins, mixture_margins, population_first_step, separating_direction
+from .needed_heads import NeededHeads, mixture_needed_heads, needed_heads
 from .realizability import Realizability, realizability, travelled
 from .separation import TokenSVM, token_svm
 from .stability import Stability, leave_one_out
@@ -29,6 +30,7 @@ __all__ = [
     "HessianExtremes",
     "Inequality",
     "MixtureMargins",
+    "NeededHeads",
     "Realizability",
     "Stability",
     "TangentMargin",
@@ -41,7 +43,9 @@ __all__ = [
     "hessian_extremes",
     "leave_one_out",
     "mixture_margins",
+    "mixture_needed_heads",
     "nearest_point",
+    "needed_heads",
     "ntk",
     "ntk_margin",
     "population_first_step",

@@ -31,7 +31,7 @@ from ..training.run import Run
 from .bounds import curvature_bounds
 from .conditions import heads_shown, least_heads
 from .inputs import settled
-from .margin import GoodInitialization, good_initialization, head_norms
+from .margin import GoodInitialization, TangentMargin, good_initialization, head_norms
 from .runs import over_runs
 
 # Candidates for B, as multiples of the larger of BΦ and `SMALL`.
@@ -123,15 +123,7 @@ def realizability(
     model, data, _ = settled(model, as_dataset(X, y), dense=True)
     targets = _targets(epsilon)
     start = good_initialization(model, data)
-    if not start.tangent.separable:
-        proof = (
-            "ntk_margin(model, X, y).weights is the certificate"
-            if start.tangent.inseparable
-            else f"rounding hides what is below {2 * start.tangent.resolution:.2g}"
-        )
-        raise ValueError(
-            f"model: expected tangent features that separate the data, got margin 0; {proof}"
-        )
+    check_separable(start.tangent)
     direction = start.tangent.direction
     steps, factors, heads = np.array(
         [_step(model, data, start, float(e)) for e in targets]
@@ -144,6 +136,20 @@ def realizability(
         heads_factor=factors,
         heads_needed=heads,
         start=start,
+    )
+
+
+def check_separable(tangent: TangentMargin) -> None:
+    """Raise ValueError unless the tangent features separate the data."""
+    if tangent.separable:
+        return
+    proof = (
+        "ntk_margin(model, X, y).weights is the certificate"
+        if tangent.inseparable
+        else f"rounding hides what is below {2 * tangent.resolution:.2g}"
+    )
+    raise ValueError(
+        f"model: expected tangent features that separate the data, got margin 0; {proof}"
     )
 
 
