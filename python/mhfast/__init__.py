@@ -18,6 +18,7 @@ from .optimizers import rules as _rules
 from .optimizers.rules import *  # noqa: F403  # every optimizer
 from .sweeps.sweep import SweepInterrupted, sweep
 from .sweeps.table import Sweep
+from .training.evaluate import evaluate
 from .training.run import Interrupted, Run
 from .training.train import train
 
@@ -38,6 +39,7 @@ __all__ = [
     "backward",
     "data",
     "dot",
+    "evaluate",
     "explain",
     "hvp",
     "learn_layer",

@@ -174,7 +174,7 @@ def of_subspace(
     subspace: Subspace,
     start: Model,
     earlier: Mapping[str, Rows],
-    trained_whole: Callable[..., Any],
+    evaluated: Callable[..., Mapping[str, Any]],
     sees_tests: bool,
 ) -> tuple[list[NamedRows], list[FunctionRows]]:
     """Let the core record what it can inside the span; compute the rest from the whole model.
@@ -185,7 +185,7 @@ def of_subspace(
     subspace : the span in which the core trains
     start : the whole model at step 0
     earlier : the history of the run that is continued
-    trained_whole : `mhfast.train` of a model by no step, with all but the record given
+    evaluated : `mhfast.evaluate`, with all but the model and the record given
     sees_tests : whether the outputs of the test sets are those inside
     """
     stay, functions = [], []
@@ -198,16 +198,17 @@ def of_subspace(
             continue
         capacity = rows.buffer.shape[1 if rows.runs else 0]
         for key in rows.columns or (entry.key,):
-            function = partial(_value, trained_whole, entry.key, key)
+            function = partial(_value, evaluated, entry.key, key)
             part = Entry(key, key, entry.every, function=function)
             functions.append(FunctionRows(part, function, capacity, rows.runs, earlier.get(key)))
     return stay, functions
 
 
-def _value(trained_whole: Callable[..., Any], record: str, key: str, model: Model) -> Rows:
-    run = trained_whole(model, record=record)
-    rows: Rows = run.history[key]
-    return rows[:, 0] if run.runs else rows[0]
+def _value(
+    evaluated: Callable[..., Mapping[str, Any]], record: str, key: str, model: Model
+) -> npt.ArrayLike:
+    value: npt.ArrayLike = evaluated(model, record=record)[key]
+    return value
 
 
 def joined(

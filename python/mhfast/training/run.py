@@ -34,6 +34,8 @@ else:
 
     ModelT_co = TypeVar("ModelT_co", bound=Model, covariant=True)
 
+ModelT = TypeVar("ModelT", bound=Model)
+
 Stop: TypeAlias = Mapping[Threshold, float] | Callable[[int, Any], object]
 Rows: TypeAlias = npt.NDArray[Any]
 Stopped: TypeAlias = int | npt.NDArray[np.int64] | None
@@ -251,6 +253,26 @@ class Run(Generic[ModelT_co]):
             f"Run({runs}step={self.step}, reason={_counted(self.reason)}, "
             f"optimizer={self.optimizer}, history=<{', '.join(self.history)}>)"
         )
+
+
+def fresh(model: ModelT, optimizer: Optimizer) -> Run[ModelT]:
+    """Return a run at step 0 with the default settings."""
+    if not isinstance(model, Model):
+        raise TypeError(f"model: expected a Classifier, Layer or Run, got {type(model).__name__}")
+    return Run(
+        model=model,
+        history={},
+        steps={},
+        step=0,
+        reason="steps",
+        stopped=None,
+        optimizer=optimizer,
+        loss="logistic",
+        wrt=tuple(model.parameters),
+        record={"loss": 1},
+        stop={},
+        start=model,
+    )
 
 
 class Interrupted(KeyboardInterrupt):

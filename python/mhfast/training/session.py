@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._arguments.lists import PARAMETERS
+from .._arguments.lists import LOSSES, PARAMETERS
 from .._arguments.values import Array
 from ..models import Model
-from ..models.problem import CoreParameters, named, trainable, with_arrays
+from ..models.problem import CoreParameters, CoreProblem, bits, named, trainable, with_arrays
 from .history import FunctionRows, NamedRows, joined
 from .quantities import count_due
 from .run import Run
@@ -89,6 +89,42 @@ class Loop:
         if self.callback is not None or callable(self.run.stop):
             periods.append(1)
         return math.gcd(*periods)
+
+    def run_core(
+        self,
+        problem: CoreProblem,
+        start: Model,
+        settings: _core.Optimizer,
+        last: int,
+        records: Sequence[_core.Record],
+        tests: Sequence[CoreProblem],
+        directions: Sequence[CoreParameters],
+        thresholds: dict[str, float],
+        tick: Callable[[int], None] | None,
+        threads: int,
+    ) -> _core.TrainingResult:
+        """Let the core go from the step of the run to ``last``; with no step it only records.
+
+        Parameters
+        ----------
+        problem, tests : the training data and the test sets in the form that the core expects
+        start : Classifier or Layer
+            The parameters that distances are measured from.
+        settings, records, directions, thresholds : in the form that the core expects
+        tick : function of the step, optional
+            Called from time to time.
+        threads : int
+        """
+        run, every = self.run, self.every()
+        return _core.train(
+            samples=problem.data, parameters=self.parameters, runs=run.runs or 0,
+            scale=run.model.scale, causal=problem.causal, loss=LOSSES[run.loss],
+            wrt=bits(run.wrt), starts=start._core.parameters, optimizer=settings,
+            state=self.state, first=run.step, last=last, records=records,
+            tests=[test.data for test in tests], directions=directions, thresholds=thresholds,
+            stopped=self.stopped, reasons=self.reasons, hook_every=every or 1,
+            hook=self.at if every else None, tick=tick, threads=threads,
+        )  # fmt: skip
 
     def at(self, k: int) -> bool:
         """Do everything that is due at θ_k; true ends training."""

@@ -13,19 +13,19 @@ import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments.checks import Wrt
-from .._arguments.lists import LOSSES
 from .._arguments.names import Loss
 from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models import problem as _core_arguments
-from ..optimizers import GradientDescent, Optimizer, core_settings
+from ..optimizers import Optimizer, core_settings
 from . import arguments as arguments
 from . import quantities as recording
 from .arguments import Directions, Tests
+from .evaluate import evaluate
 from .history import of_subspace, prepare
 from .progress import progress_bar
 from .quantities import Record
-from .run import Interrupted, Run, Stop
+from .run import Interrupted, Run, Stop, fresh
 from .run_axis import settled_steps, spread
 from .segments import Segment, extended, fingerprint
 from .session import Callback, Loop
@@ -136,7 +136,7 @@ def train(
     Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
     Attention", TMLR 2024.
     """
-    run: Run[M] = model if isinstance(model, Run) else _fresh(model, arguments.optimizer(optimizer))
+    run: Run[M] = model if isinstance(model, Run) else fresh(model, arguments.optimizer(optimizer))
     first, last = run.step, run.step + arguments.steps(steps)
     data = arguments.dataset(X, y, run.model)
     tests = arguments.tests(test, run.model)
@@ -169,8 +169,8 @@ def train(
         sees_tests = bool(tests) and inside.holds(start)
         test_problems = [inside.problem(test) for test in test_problems] if sees_tests else []
         whole = partial(
-            train, X=data, steps=0, optimizer=GradientDescent(0.0), loss=run.loss, wrt=run.wrt,
-            test=tests, directions=directions, num_threads=num_threads,
+            evaluate, X=data, loss=run.loss, wrt=run.wrt, test=tests, directions=directions,
+            num_threads=num_threads,
         )  # fmt: skip
         named, others = of_subspace(named, inside, start, run.history, whole, sees_tests)
         functions += others
@@ -178,20 +178,14 @@ def train(
     loop = Loop(
         run, named, functions, callback, arguments.checkpoint(checkpoint), inside, frozen,
     )  # fmt: skip
-    every = loop.every()
     end = None
     with progress_bar(first, last) if progress else nullcontext() as tick:
         try:
-            end = _core.train(
-                samples=problem.data, parameters=loop.parameters, runs=run.runs or 0,
-                scale=run.model.scale, causal=problem.causal, loss=LOSSES[run.loss],
-                wrt=_core_arguments.bits(run.wrt), starts=start._core.parameters,
-                optimizer=settings, state=loop.state, first=first, last=last,
-                records=[arguments.core_record(rows, data) for rows in named],
-                tests=[test.data for test in test_problems], directions=list(sides.values()),
-                thresholds=arguments.thresholds(run.stop),
-                stopped=loop.stopped, reasons=loop.reasons, hook_every=every or 1,
-                hook=loop.at if every else None, tick=tick, threads=config.threads(num_threads),
+            end = loop.run_core(
+                problem, start, settings, last,
+                [arguments.core_record(rows, data) for rows in named],
+                test_problems, list(sides.values()), arguments.thresholds(run.stop), tick,
+                config.threads(num_threads),
             )  # fmt: skip
             if end.error is not None:
                 raise end.error
@@ -206,26 +200,6 @@ def train(
             raise
     arguments.warn_of_nonfinite(ended, first, data)
     return ended
-
-
-def _fresh(model: M, optimizer: Optimizer) -> Run[M]:
-    """Return a run at step 0 with the default settings."""
-    if not isinstance(model, Model):
-        raise TypeError(f"model: expected a Classifier, Layer or Run, got {type(model).__name__}")
-    return Run(
-        model=model,
-        history={},
-        steps={},
-        step=0,
-        reason="steps",
-        stopped=None,
-        optimizer=optimizer,
-        loss="logistic",
-        wrt=tuple(model.parameters),
-        record={"loss": 1},
-        stop={},
-        start=model,
-    )
 
 
 def _with_optimizer(run: Run[M], optimizer: Optimizer | None) -> Run[M]:

@@ -1,0 +1,133 @@
+"""`evaluate`: every quantity that training can record, for one model, without training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import config
+from .._arguments.checks import Wrt
+from .._arguments.names import Loss
+from ..dataset.dataset import Dataset
+from ..models import Model
+from ..models.problem import loss as checked_loss
+from ..optimizers import GradientDescent, core_settings
+from . import arguments, quantities
+from .arguments import Directions, Tests
+from .history import prepare
+from .quantities import Record
+from .run import fresh
+from .run_axis import spread
+from .session import Loop
+
+
+def evaluate(
+    model: Model,
+    X: npt.ArrayLike | Dataset,
+    y: npt.ArrayLike | None = None,
+    *,
+    record: Record = ("loss",),
+    loss: Loss | None = None,
+    wrt: Wrt = None,
+    test: Tests | None = None,
+    directions: Directions | None = None,
+    start: Model | None = None,
+    num_threads: int | None = None,
+) -> dict[str, Any]:
+    """Compute what training can record of a model, without training.
+
+    The values are bitwise those that `train` records at step 0 of this model.
+
+    Parameters
+    ----------
+    model : Classifier or Layer
+    X : array (n, T, d) or (R, n, T, d) of the model's dtype, or Dataset
+    y : array
+        Targets of the shape that model and loss require; None with a Dataset.
+    record : str, function of the model, or sequence of them
+        As in `train`: loss, accuracy, margin, grad_norm, param_norm, distance, cosine, the
+        parameters, attention, attention_max, attention_groups, and ``test_loss`` and the like.
+    loss : str
+        As in `train`; "logistic" by default.
+    wrt : str or tuple of str
+        The parameters whose gradient grad_norm is the norm of; all by default.
+    test : Dataset, pair (X, y) or dict of them
+        Test sets; one without a name is called "test".
+    directions : Gradients, model, dict of arrays by parameter, or a dict or sequence of them
+        Directions for the record "cosine".
+    start : Classifier or Layer, optional
+        The model that distance is measured from; by default ``model`` itself.
+    num_threads : int, optional
+        Number of threads for this call, instead of the default.
+
+    Returns
+    -------
+    dict
+        For each record its value: a float, or an array of the shape that one row of the history of
+        `train` has, with a leading R if there is a run axis.
+
+    Raises
+    ------
+    TypeError
+        If an argument has the wrong kind or dtype.
+    ValueError
+        If a shape, a name or a number does not fit, or ``start`` has other parameters.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.planted_attention(20, 5, 4, 2, seed=0)
+    >>> model = mh.Classifier.zeros(3, 5, 4)
+    >>> round(mh.evaluate(model, data)["loss"], 6)
+    0.693147
+    """
+    run = fresh(model, GradientDescent(0.0))
+    data = arguments.dataset(X, y, model)
+    tests = arguments.tests(test, model)
+    entries = quantities.parse(record, tuple(model.parameters), tuple(tests))
+    run = replace(
+        run,
+        loss=run.loss if loss is None else checked_loss(model, loss),
+        wrt=run.wrt if wrt is None else arguments.wrt(model, wrt),
+        start=model if start is None else _like(model, start),
+    )
+    problem, test_problems = arguments.problems(run, data, tests)
+    run = spread(run, problem.runs.length)
+    given = arguments.directions(directions, run.model, problem.runs)
+    named, functions = prepare(entries, run.model, data, problem.data, tuple(given), {}, 0, 0)
+    stopped = np.full(run.runs or 1, -1, np.int64)
+    loop = Loop(run, named, functions, None, None, None, stopped)
+    settings = core_settings(run.optimizer, 0, run.runs, np.zeros(len(stopped), np.int64))
+    end = loop.run_core(
+        problem, run.start, settings, 0, [arguments.core_record(rows, data) for rows in named],
+        test_problems, list(given.values()), {}, None, config.threads(num_threads),
+    )  # fmt: skip
+    if end.error is not None:
+        raise end.error
+    return {
+        name: rows[:, 0] if run.runs else _plain(rows[0])
+        for name, rows in loop.finish(end).history.items()
+    }
+
+
+def _like(model: Model, start: Model) -> Model:
+    """Return ``start``, whose parameters must be those of ``model`` with other values."""
+    if type(start) is not type(model):
+        raise TypeError(
+            f"start: expected a {type(model).__name__} like the model, got {type(start).__name__}"
+        )
+    for name, array in model.parameters.items():
+        other = start.parameters.get(name)
+        if other is None or other.shape != array.shape or other.dtype != array.dtype:
+            got = "none" if other is None else f"{other.dtype} of shape {other.shape}"
+            raise ValueError(
+                f"start: expected {name} of dtype {array.dtype} and shape {array.shape}, got {got}"
+            )
+    return start
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if np.ndim(value) == 0 else value
