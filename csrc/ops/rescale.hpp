@@ -39,25 +39,27 @@ struct Exponents {
 template <class real>
 inline constexpr int kOrdinaryExponent = sizeof(real) == 4 ? 20 : 150;
 
-/// Exponent of the largest finite |x|; 0 where all are zero.
+/// The largest finite |x|.
 template <class real>
-int magnitude(const real* x, std::ptrdiff_t size) {
+double largest_finite(const real* x, std::ptrdiff_t size) {
   double largest[kMostLanes], unused[kMostLanes];
   const Kernels<real>& kernels = active_kernels<real>();
   kernels.measure({size, x, largest, unused, 0});
   double most = 0;
-  bool finite = true;
   for (int l = 0; l < kernels.lanes; ++l) {
-    finite = finite && std::isfinite(largest[l]);
+    if (!std::isfinite(largest[l])) {
+      most = 0;
+      for (std::ptrdiff_t i = 0; i < size; ++i)
+        if (std::isfinite(x[i])) most = std::max(most, std::fabs(double(x[i])));
+      return most;
+    }
     most = std::max(most, largest[l]);
   }
-  if (!finite) {
-    most = 0;
-    for (std::ptrdiff_t i = 0; i < size; ++i)
-      if (std::isfinite(x[i])) most = std::max(most, std::fabs(double(x[i])));
-  }
-  return most == 0 ? 0 : std::ilogb(most);
+  return most;
 }
+
+/// Of a number that is not 0; 0 for 0.
+inline int exponent_of(double x) { return x == 0 ? 0 : std::ilogb(x); }
 
 /// to = from 2^exponent; both may be the same.
 template <class real>
@@ -77,21 +79,69 @@ inline std::ptrdiff_t all_runs(std::ptrdiff_t of_run, std::ptrdiff_t runs, std::
   return (of_run ? (runs - 1) * of_run : 0) + size;
 }
 
-/// Exponents for a problem of `runs` runs, whose prompts, if any, are `prompt_run` numbers apart.
+/// Largest entries of the tokens and of the external query rows, of those only that have influence.
 template <class real>
-Exponents choose_exponents(const Data<real>& data, const real* prompt, std::ptrdiff_t prompt_run,
-                           std::ptrdiff_t runs) {
+struct Largest {
+  double x = 0, z = 0;
+
+  Largest(const Data<real>& data, std::ptrdiff_t runs) {
+    const Shape& s = data.shape;
+    const std::ptrdiff_t d = s.d, Td = s.T * d, qd = s.q * d;
+    const bool has_z = data.z && !data.self && !s.shared_query;
+    if (!data.is_limited()) {
+      x = largest_finite(data.x, all_runs(data.run.x, runs, s.n * Td));
+      if (has_z) z = largest_finite(data.z, all_runs(data.run.z, runs, s.n * qd));
+      return;
+    }
+    for (std::ptrdiff_t r = 0; r < runs; ++r)
+      for (std::ptrdiff_t i = 0; i < s.n; ++i) {
+        int keys = 0;  // that some row sees
+        for (int t = 0; t < s.q; ++t) {
+          const double limit = data.limit(i, int(r), t);
+          keys = std::max(keys, std::isnan(limit) ? s.T : int(limit));
+          if (has_z && limit != 0)
+            z = std::max(z, largest_finite(data.z + r * data.run.z + i * qd + t * d, d));
+        }
+        x = std::max(x, largest_finite(data.x + r * data.run.x + i * Td, keys * d));
+      }
+  }
+};
+
+/// Exponents for a problem of `runs` runs, whose tensors are `apart` numbers apart.
+template <class real>
+Exponents choose_exponents(const Data<real>& data, const Tensors<const real*>& tensors,
+                           const Tensors<std::ptrdiff_t>& apart, int rank, std::ptrdiff_t runs) {
   const Shape& s = data.shape;
-  const auto choose = [](int exponent) {
+  const auto largest = [&](TensorName name) {
+    const std::ptrdiff_t size = extent(name, s, rank).all();
+    return tensors[name] ? largest_finite(tensors[name], all_runs(apart[name], runs, size)) : 0.0;
+  };
+  const auto choose = [](double x) {
+    const int exponent = exponent_of(x);
     return std::abs(exponent) <= kOrdinaryExponent<real> ? 0 : -exponent / 2 * 2;
   };
-  const std::ptrdiff_t n = s.n, qd = std::ptrdiff_t(s.q) * s.d;
+  const Largest<real> of_data(data, runs);
   Exponents out;
-  out.x = choose(magnitude(data.x, all_runs(data.run.x, runs, n * s.T * s.d)));
-  if (s.shared_query)
-    out.z = choose(magnitude(prompt, all_runs(prompt_run, runs, qd)));
-  else
-    out.z = data.self ? out.x : choose(magnitude(data.z, all_runs(data.run.z, runs, n * qd)));
+  out.x = choose(of_data.x);
+  out.z = s.shared_query ? choose(largest(kPrompt)) : data.self ? out.x : choose(of_data.z);
+  // What makes large tokens small makes W large, which few of them, next to ordinary ones, must
+  // not.
+  const int of_Q = exponent_of(largest(kQ));
+  const int of_W = tensors[kW] ? exponent_of(largest(kW))
+                               : of_Q + (tensors[kK] ? exponent_of(largest(kK)) : of_Q);
+  const int excess = of_W - (out.x + out.z) - kOrdinaryExponent<real>;
+  if (excess <= 0) return out;
+  const auto weaken = [&](int exponent, int by) {
+    return std::min(0, exponent + (by + 1) / 2 * 2);
+  };
+  if (out.x < 0 && out.z < 0) {
+    out.x = weaken(out.x, excess / 2);
+    out.z = data.self ? out.x : weaken(out.z, excess / 2);
+  } else if (out.x < 0) {
+    out.x = weaken(out.x, excess);
+  } else if (out.z < 0) {
+    out.z = weaken(out.z, excess);
+  }
   return out;
 }
 
@@ -138,9 +188,9 @@ Exponents exponents_of_call(const Data<real>& data, const Model<const real*>& mo
     // Z W of self-attention is in range where the logits are.
     if (!at || (name == kW && (data.self || model.is_factored()))) continue;
     const std::ptrdiff_t size = extent(TensorName(name), data.shape, model.rank).all();
-    ordinary = std::abs(magnitude(at, size)) <= kOrdinaryExponent<real>;
+    ordinary = std::abs(exponent_of(largest_finite(at, size))) <= kOrdinaryExponent<real>;
   }
-  return ordinary ? Exponents{} : choose_exponents(data, model.at[kPrompt], 0, 1);
+  return ordinary ? Exponents{} : choose_exponents<real>(data, model.at, {}, model.rank, 1);
 }
 
 /// One run's tensors times their powers, copies only where there is something to scale.

@@ -171,8 +171,9 @@ TrainingEnd train(TrainingTask<real>& task) {
   };
   task.given = task.data;
   clear(task.data);
-  task.exponents =
-      choose_exponents<real>(task.data, task.model.at[kPrompt], task.model.run[kPrompt], task.runs);
+  Tensors<const real*> tensors;
+  std::copy(task.model.at.begin(), task.model.at.end(), tensors.begin());
+  task.exponents = choose_exponents(task.data, tensors, task.model.run, task.rank, task.runs);
   prepare(task.data);
   for (Data<real>& test : task.tests) {
     clear(test);

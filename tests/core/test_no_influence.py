@@ -8,6 +8,7 @@ import pytest
 import mhfast as mh
 
 PLANS = ("samples", "hybrid", "rows", "tiles", "runs")
+LAYER_PLANS = ("samples", "rows")
 # 1e200 and 1e30 are finite, their products are not.
 FILLINGS = {np.float64: (np.nan, np.inf, -np.inf, 1e200), np.float32: (np.nan, np.inf, 1e30)}
 LOSSES = {
@@ -101,9 +102,11 @@ def test_samples_of_weight_zero(kind, loss, query, factored, plan, dtype, use_pl
             assert np.isnan(outputs[11]).any()
 
 
+@pytest.mark.parametrize("plan", LAYER_PLANS)
 @pytest.mark.parametrize("loss", LOSSES[mh.Layer])
-def test_rows_of_weight_zero(loss):
+def test_rows_of_weight_zero(loss, plan, use_plan):
     """Of an external query, the rows themselves; of a causal layer the last token, too."""
+    use_plan(plan)
     model, data = draw(mh.Layer, loss, query="external")
     weight = np.ones((n, q))
     weight[3, 1] = 0
@@ -124,8 +127,10 @@ def test_rows_of_weight_zero(loss):
         same(results(model, replace(data, X=X), loss), want)
 
 
+@pytest.mark.parametrize("plan", LAYER_PLANS)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_rows_that_do_not_see_a_token(dtype):
+def test_rows_that_do_not_see_a_token(dtype, plan, use_plan):
+    use_plan(plan)
     model, data = draw(mh.Layer, "squared", dtype, causal=True)
     outputs, weights = model(data), model.attention(data)
     for filling in (np.nan, np.inf):

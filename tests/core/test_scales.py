@@ -181,3 +181,16 @@ def test_tokens_below_the_normal_range(kind):
     np.testing.assert_allclose(value, want, rtol=1e-4)
     for name in wrt:
         close(getattr(g, name), want_g[name])
+
+
+@pytest.mark.parametrize(("dtype", "large"), [(np.float32, 1e25), (np.float64, 1e190)])
+def test_one_large_entry_leaves_other_samples_alone(dtype, large):
+    """Scaled down to 1, it would take the other tokens out of range."""
+    model, data = draw(mh.Layer, "self", "factored", dtype)
+    X = data.X.copy()
+    X[n - 1, T - 1, d - 1] = large
+    np.testing.assert_array_equal(model(X)[:-1], model(data)[:-1])
+    gradients = [
+        mh.value_and_grad(model, x, data.y, loss="squared", wrt=("X",))[1].X for x in (data.X, X)
+    ]
+    np.testing.assert_array_equal(gradients[1][:-1], gradients[0][:-1])
