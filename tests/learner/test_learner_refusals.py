@@ -17,7 +17,7 @@ def arrays():
 
 
 @pytest.mark.parametrize("labels", ["normal", "permuted", "signs"])
-@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("heads", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_labels_of_no_layer_are_not_learnt(arrays, labels, heads):
     X, Y = (array[:1000] for array in arrays)
     rng = np.random.default_rng(0)
@@ -61,21 +61,6 @@ def test_labels_that_are_zero_where_they_are_held_out(arrays):
     assert result.held_out > 1e-8
 
 
-@pytest.mark.parametrize("tokens", [2, 4])
-def test_equal_tokens_say_that_facts_are_missing(tokens):
-    layer = mh.Layer.gaussian(2, 8, 5, std=1.0, seed=0)
-    X = np.repeat(np.random.default_rng(0).standard_normal((1000, 1, 8)), tokens, axis=1)
-    result = mh.learn_layer(X, layer(X), 2)
-    assert not result.learnt
-    assert result.layer is result.unrefined is result.held_out is None
-    assert result.verdict == (
-        "not learnt: 0 facts could be certified, a key-query matrix has 64 unknowns"
-    )
-    assert result.missing in result.verdict
-    assert [phase.name for phase in result.phases] == ["crude sum"]
-    assert str(result).startswith(result.verdict)
-
-
 @pytest.mark.parametrize("tokens", ["constant", "normal"])
 def test_constant_labels(tokens):
     X = np.ones((300, 3, 4))
@@ -105,7 +90,7 @@ def honest(source, heads, **settings):
     return distance(result.layer(fresh.X), fresh.y) < 1e-8
 
 
-@pytest.mark.parametrize(("heads", "dim"), [(3, 10), (2, 6)])
+@pytest.mark.parametrize(("heads", "dim"), [(2, 6), pytest.param(3, 10, marks=pytest.mark.slow)])
 def test_the_hard_instance_is_only_learnt_if_it_truly_is(heads, dim):
     assert honest(mh.data.parity_layer(10_000, dim, heads, 1.0, seed=0), heads)
 
@@ -172,7 +157,6 @@ def entry(array, value):
         (lambda X, Y: (X, Y[:-1]), ValueError, r"Y: expected shape \(n, T, p\) = \(4000, 2, p\)"),
         (lambda X, Y: (X, Y[:, :1]), ValueError, r"Y: expected shape \(n, T, p\) = \(4000, 2, p\)"),
         (lambda X, Y: (X, Y[..., 0]), ValueError, r"Y: expected shape .* got \(4000, 2\)"),
-        (lambda X, Y: (X[:, :1], Y[:, :1]), ValueError, "X: expected at least 2 tokens"),
         (lambda X, Y: (X[:0], Y[:0]), ValueError, "expected no empty axis"),
         (lambda X, Y: (X, Y[..., :0]), ValueError, "expected no empty axis"),
         (lambda X, Y: (X, 0.0 * Y), ValueError, "Y: expected outputs of a layer, got only zeros"),

@@ -75,7 +75,7 @@ def learn_layer(
         are too small for it are refused like those that are too large.
     refinement : bool
         Whether to refine the result of the phases, and random layers if that is not learnt: at most
-        20 of 40 steps each, fewer if these would take more than 2e11 operations.
+        20 of 40 steps each, fewer if these would take more than 3e10 operations.
     seed : int
         Draws the examples that are held out, and all else that is random.
     progress : bool

@@ -22,12 +22,6 @@ PROGRESS = 0.9
 PATIENCE = 2
 """Numbers in a row without progress after which no more are tried."""
 
-RIGHT_IF_LEARNT = 0.99
-RIGHT_IF_CERTAIN = 0.5
-RIGHT_ELSE = 0.1
-"""Shares of 200 drawn layers on which the number was right, by evidence: those that
-examples/learner_heads.py prints."""
-
 
 class NumberOfHeads:
     """The numbers of heads to try, in order, and the evidence for them."""
@@ -60,10 +54,3 @@ class NumberOfHeads:
             return False
         self._least = residual
         return True
-
-
-def confidence(learnt: bool, sureness: float) -> float:
-    """Return how often a number found with such evidence was right."""
-    if learnt:
-        return RIGHT_IF_LEARNT
-    return RIGHT_IF_CERTAIN if sureness >= CERTAIN else RIGHT_ELSE

@@ -24,7 +24,7 @@ STARTS = 20
 STEPS = 40
 """Of the refinement of each: one that succeeds mostly needs 10 to 30."""
 
-OPERATIONS = 2e11
+OPERATIONS = 3e10
 """Of all of them together; but there are always `LEAST` starts."""
 
 LEAST = 2

@@ -11,7 +11,6 @@ from ..models import Layer
 from .facts import Facts
 from .figures import draw
 from .net import Net
-from .numbers import confidence
 from .refinement import Refinement, Restarts
 from .sculpting import Body
 from .sums import SumEstimate
@@ -154,16 +153,6 @@ class Learning:
         return "not learnt: " + "; ".join(([self.missing] if self.missing else []) + failing)
 
     @property
-    def confidence(self) -> float | None:
-        """How often, of 200 drawn layers, a number of heads found with such evidence was right.
-
-        None if the number was given, or none was found.
-        """
-        if self.asked is not None or self.layer is None:
-            return None
-        return confidence(self.learnt, self.sureness or 1.0)
-
-    @property
     def _heads(self) -> str:
         told = f"{self.heads} heads" if self.heads != 1 else "1 head"
         too_many = self.asked is not None and self.heads is not None and self.heads < self.asked
@@ -182,10 +171,7 @@ class Learning:
         if self.asked is None and self.tried:
             tried, step = ", ".join(map(str, self.tried)), self.sureness
             told = "" if step is None else f", step {step:.3g} of the spectrum"
-            lines.append(
-                f"{self.heads} heads, of {tried} tried{told}: right in "
-                f"{self.confidence or 0.0:.0%} of such cases"
-            )
+            lines.append(f"{self.heads} heads, of {tried} tried{told}")
         lines += [str(phase) for phase in self.phases]
         lines += [str(certificate) for certificate in self.certificates]
         return "\n".join(lines)
