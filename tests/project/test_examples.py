@@ -35,7 +35,8 @@ SMALL = {
     "theory_margin.py": "--n 10 --trials 2 --heads 1 3 --output figure.png",
     "theory_needed_heads.py": "--n 6",
     "theory_rates.py": (
-        "--samples 10 20 --test 30 --left-out 5 --heads 2 --trials 2 --steps 20 --output figure.png"
+        "--samples 10 20 --test 30 --left-out 5 --data-sets 2 --heads 2 --trials 2 --steps 20 "
+        "--output figure.png"
     ),
     "train_digits.py": "--heads 2 --splits 1 --steps 20 --save run.npz --plot figure.png",
 }
