@@ -27,7 +27,10 @@ shades = colormaps["viridis"](np.linspace(0, 0.85, len(arguments.heads)))
 with rc_context(STYLE):
     figure = Figure(figsize=(6, 3.6), layout="constrained", dpi=120)
     ax = figure.subplots()
-    print("   H       γ      BΦ   sqrt(H) short by   needs H >=   g0(.01)   travelled to .01")
+    print(
+        "   H       γ      BΦ   sqrt(H) short by   needs H >=   g0(.01)   travelled to .01"
+        "   largest travelled / g0"
+    )
     for heads, shade in zip(arguments.heads, shades, strict=True):
         data = mh.data.tokenized_mixture(arguments.n, 10, 20, seed=0)
         start = mh.Classifier.random_step(data, heads, seed=0)
@@ -48,7 +51,8 @@ with rc_context(STYLE):
         print(
             f"{heads:4d} {curve.start.margin:7.4f} {curve.start.output:7.4f} "
             f"{1 / curve.heads_factor[at]:18.3g} {curve.heads_needed[at]:12.2g} "
-            f"{curve.distance[at]:9.2f}   {way}"
+            f"{curve.distance[at]:9.2f}   {way:>16s} "
+            f"{np.nanmax(reached / curve.distance):24.4f}"
         )
     ax.plot([], [], "--", color="gray", label="g0(ε)")
     ax.plot([], [], ":", color="gray", label="loss along the direction")

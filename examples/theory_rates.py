@@ -2,7 +2,7 @@
 
 Left: test loss minus training loss on the noisy tokenized mixture after training on n samples.
 Middle: training loss at step k. Right: the on-average stability, measured exactly by training n + 1
-classifiers, each without one sample, next to the test gap.
+classifiers, each without one sample, next to the test gap, on several data sets.
 """
 
 import argparse
@@ -18,6 +18,7 @@ parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--samples", type=int, nargs="+", default=[25, 50, 100, 200, 400, 800])
 parser.add_argument("--test", type=int, default=20000, help="test samples")
 parser.add_argument("--left-out", type=int, default=50, help="samples of the right panel")
+parser.add_argument("--data-sets", type=int, default=7, help="data sets left out from")
 parser.add_argument("--heads", type=int, default=8)
 parser.add_argument("--trials", type=int, default=5)
 parser.add_argument("--steps", type=int, default=200)
@@ -43,10 +44,15 @@ for n in arguments.samples:
     tests.append(run.history["test_loss"][:, -1])
 losses, tests = np.array(losses), np.array(tests)
 gaps = tests - losses[:, :, -1]
-train, test, start = sets(arguments.left_out, 0)
-found = mh.theory.leave_one_out(
-    start, train, steps=arguments.steps, lr=arguments.lr, every=10, test=test
-)
+found = []
+for seed in range(arguments.data_sets):
+    train, test, start = sets(arguments.left_out, seed)
+    found.append(
+        mh.theory.leave_one_out(
+            start, train, steps=arguments.steps, lr=arguments.lr, every=10, test=test
+        )
+    )
+stability, gap = (np.array([getattr(f, name) for f in found]) for name in ("stability", "gap"))
 
 
 def slope(x, y):
@@ -63,7 +69,10 @@ for row in zip(n, losses[:, :, -1].mean(1), tests.mean(1), gaps.mean(1), strict=
 if len(n) > 1 and (gaps.mean(axis=1) > 0).all():
     print(f"exponent of the gap in n: {slope(n, gaps.mean(axis=1)):.2f}")
 print(f"exponent of the training loss in k, last three quarters: {slope(k[late], curve[late]):.2f}")
-print(f"n = {arguments.left_out}: stability {found.stability[-1]:.4f}, gap {found.gap[-1]:.4f}")
+ratio = stability[:, -1] / gap[:, -1]
+print(f"n = {arguments.left_out}, {len(ratio)} data sets: stability {stability[:, -1].mean():.4f}, "
+      f"gap {gap[:, -1].mean():.4f} in the mean")  # fmt: skip
+print(f"stability / gap: {', '.join(f'{r:.2f}' for r in ratio)}; mean {ratio.mean():.2f}")
 
 with rc_context(STYLE):
     figure = Figure(figsize=(9.6, 2.8), layout="constrained", dpi=120)
@@ -79,8 +88,9 @@ with rc_context(STYLE):
         ax.set(xscale="log", yscale="log")
     left.set_xticks(n, n, minor=False)
     left.minorticks_off()
-    right.plot(found.steps, found.gap, color=ORANGE, label="test gap")
-    right.plot(found.steps, found.stability, color=BLUE, label="on-average stability")
+    for values, color, label in ((gap, ORANGE, "test gap"), (stability, BLUE, "stability")):
+        right.plot(found[0].steps, values.T, color=color, linewidth=0.5, alpha=0.5)
+        right.plot(found[0].steps, values.mean(axis=0), color=color, label=f"{label}, mean")
     right.set(xlabel="step k", ylabel=f"loss difference, n = {arguments.left_out}")
     for ax in (left, middle, right):
         ax.legend()

@@ -31,10 +31,13 @@ SMALL = {
     "saturation.py": "--instances 2 --steps 20 --output figure.png",
     "theory_curvature.py": ("--heads 1 2 --n 9 --dim 6 --steps 3 --trials 2 --output figure.png"),
     "theory_distance.py": "--heads 1 3 --n 10 --steps 20 --output figure.png",
+    "theory_guarantee.py": "--heads 60 --steps 30 --n 6 --output figure.png",
     "theory_heads.py": "--heads 1 3 --trials 2 --steps 5 --n 20 --output figure.png",
     "theory_margin.py": "--n 10 --trials 2 --heads 1 3 --output figure.png",
+    "theory_needed_heads.py": "--n 6",
     "theory_rates.py": (
-        "--samples 10 20 --test 30 --left-out 5 --heads 2 --trials 2 --steps 20 --output figure.png"
+        "--samples 10 20 --test 30 --left-out 5 --data-sets 2 --heads 2 --trials 2 --steps 20 "
+        "--output figure.png"
     ),
     "train_digits.py": "--heads 2 --splits 1 --steps 20 --save run.npz --plot figure.png",
 }
@@ -49,6 +52,7 @@ WRITTEN = {
     "saturation.py": ["figure.png"],
     "theory_curvature.py": ["figure.png"],
     "theory_distance.py": ["figure.png"],
+    "theory_guarantee.py": ["figure.png"],
     "theory_heads.py": ["figure.png"],
     "theory_margin.py": ["figure.png"],
     "theory_rates.py": ["figure.png"],

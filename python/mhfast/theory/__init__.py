@@ -16,6 +16,7 @@ from .kernel import ntk
 from .margin import GoodInitialization, TangentMargin, good_initialization, ntk_margin
 from .mixture import MixtureMargins, mixture_margins, population_first_step, separating_direction
 from .needed_heads import NeededHeads, mixture_needed_heads, needed_heads
+from .per_head import PerHeadBound, best_bound, least_heads_below, per_head_bound
 from .realizability import Realizability, realizability, travelled
 from .separation import TokenSVM, token_svm
 from .stability import Stability, leave_one_out
@@ -31,16 +32,19 @@ __all__ = [
     "Inequality",
     "MixtureMargins",
     "NeededHeads",
+    "PerHeadBound",
     "Realizability",
     "Stability",
     "TangentMargin",
     "TokenSVM",
+    "best_bound",
     "certify",
     "compare",
     "curvature_bounds",
     "generalization_bound",
     "good_initialization",
     "hessian_extremes",
+    "least_heads_below",
     "leave_one_out",
     "mixture_margins",
     "mixture_needed_heads",
@@ -48,6 +52,7 @@ __all__ = [
     "needed_heads",
     "ntk",
     "ntk_margin",
+    "per_head_bound",
     "population_first_step",
     "realizability",
     "separating_direction",

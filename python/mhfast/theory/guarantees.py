@@ -108,9 +108,9 @@ class Comparison:
             heads = Condition("sqrt(H) ≥ D0³ (factor unknown)", root, D0 * D0 * D0, True)
         return (
             heads,
-            Condition("lr ≤ 1/ρ", lr, _ratio(1.0, self.bounds.hessian), False),
-            Condition("lr ≤ D0²/(k L(θ*))", lr, _ratio(D0, steps * self.loss) * D0, False),
-            Condition("lr ≤ D0²/L(θ0)", lr, _ratio(D0, self.start_loss) * D0, False),
+            Condition("lr ≤ 1/ρ", lr, ratio(1.0, self.bounds.hessian), False),
+            Condition("lr ≤ D0²/(k L(θ*))", lr, ratio(D0, steps * self.loss) * D0, False),
+            Condition("lr ≤ D0²/L(θ0)", lr, ratio(D0, self.start_loss) * D0, False),
         )
 
     def training(self, lr: float, steps: int) -> Guarantee:
@@ -259,7 +259,7 @@ def compare(
     if constants not in CONSTANTS:
         raise ValueError(f"constants: expected one of {', '.join(CONSTANTS)}, got {constants!r}")
     given = as_dataset(X, y)
-    _same_family(classifier(start, dense=True), classifier(comparator, dense=True))
+    same_family(classifier(start, dense=True), classifier(comparator, dense=True))
     try:
         end, _, _ = settled(comparator, given, dense=True)
     except ValueError as error:
@@ -282,7 +282,8 @@ def compare(
     )
 
 
-def _same_family(start: Classifier, comparator: Classifier) -> None:
+def same_family(start: Classifier, comparator: Classifier) -> None:
+    """Raise ValueError unless two models differ in nothing but the values of W and U."""
     if {n: a.shape for n, a in start.parameters.items()} != {
         n: a.shape for n, a in comparator.parameters.items()
     }:
@@ -444,5 +445,6 @@ def _settings(lr: float, steps: int) -> tuple[float, int]:
     return float(lr), checks.count(steps, "steps")
 
 
-def _ratio(a: float, b: float) -> float:
+def ratio(a: float, b: float) -> float:
+    """Return a/b, and infinity where b is 0."""
     return a / b if b > 0.0 else math.inf
