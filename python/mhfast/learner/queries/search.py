@@ -134,11 +134,11 @@ class Search:
             k different δ, d of them unless the heads were lost.
         """
         d = len(delta)
-        deltas, found = [], []
+        deltas, found, begin = [], [], 0
         for j in range(d):
             towards = np.zeros(d)
             towards[j] = np.copysign(self.pairs.size, delta[j])  # so that the δ are a basis
-            one = self.follow(delta, first, towards)
+            one, begin = self.follow(delta, first, towards, begin)
             if one is None:
                 break
             deltas.append(one[0])
@@ -146,10 +146,15 @@ class Search:
         return np.array(deltas).reshape(-1, d), found
 
     def follow(
-        self, delta: Float64, first: Fit, towards: Float64
-    ) -> tuple[Float64, Rows, Fit] | None:
-        """Fit the heads at a δ some way from the first, by smaller steps if need be."""
-        for near in NEAR:
+        self, delta: Float64, first: Fit, towards: Float64, begin: int
+    ) -> tuple[tuple[Float64, Rows, Fit] | None, int]:
+        """Fit the heads at a δ some way from the first, by smaller steps if need be.
+
+        `begin` is the number of the step that worked for another direction, and is returned for
+        the next one: steps that fail cost the most.
+        """
+        for number in (*range(begin, len(NEAR)), *range(begin)):
+            near = NEAR[number]
             one = self.step(delta, first, delta + self.pairs.grid(near * towards), first.A)
             if one is None:
                 continue
@@ -157,8 +162,8 @@ class Search:
                 A = first.A + NEAR[0] / near * (one[2].A - first.A)
                 far = self.step(delta, first, delta + self.pairs.grid(NEAR[0] * towards), A)
                 one = one if far is None else far
-            return one
-        return None
+            return one, number
+        return None, begin
 
     def step(
         self, delta: Float64, first: Fit, other: Float64, A: Float64
