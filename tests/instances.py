@@ -8,17 +8,13 @@ import mpmath
 import numpy as np
 
 import mhfast as mh
+from mhfast._arguments.lists import TARGETS
 
 # No two axes of one length: n, T, d, H, p, q, r, R.
 SAMPLES, TOKENS, DIM, HEADS, OUTPUTS, ROWS, RANK, RUNS = 6, 3, 8, 7, 4, 2, 5, 9
 
 # Relative to the largest entry; the promise for results against the float64 reference.
 TOLERANCE = {np.dtype(np.float64): 1e-12, np.dtype(np.float32): 3e-6}
-
-LOSSES = {
-    mh.Classifier: ("logistic", "exponential", "linear", "squared"),
-    mh.Layer: ("logistic", "exponential", "linear", "squared", "cross_entropy"),
-}
 
 
 class Case(NamedTuple):
@@ -46,7 +42,7 @@ class Case(NamedTuple):
         axes = {"query": 3, "lengths": 1, "weight": 1}
         model = self.model if self.model.runs is None else self.model[r]
         base = 1 if isinstance(model, mh.Classifier) else 3
-        if self.options["loss"] == "cross_entropy":
+        if TARGETS[self.options["loss"]] == "classes":
             base = 2
 
         def part(value: Any, own: int) -> Any:
@@ -110,11 +106,11 @@ def case(
     else:
         arrays["V"] = draw("V", HEADS, DIM, OUTPUTS) / 4
         shape = (SAMPLES, q, OUTPUTS)
-    if loss == "cross_entropy":
+    if TARGETS[loss] == "classes":
         y = rng.integers(0, OUTPUTS, lead("y") + shape[:2])
     else:
         y = np.where(rng.random(lead("y") + shape) < 0.5, 1.0, -1.0).astype(dtype)
-    if loss == "squared":
+    if TARGETS[loss] == "reals":
         y += draw("y", *shape)
     if lengths:
         ends = np.array([3, 1, 0, 2, 3, 2])

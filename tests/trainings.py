@@ -4,9 +4,13 @@
 `tests/core/races.py` watches them with the thread sanitizer.
 """
 
+import functools
+
 import numpy as np
+from lists import plain
 
 import mhfast as mh
+from mhfast.optimizers import OPTIMIZERS as KINDS
 
 MODELS = (mh.Classifier, mh.Layer)
 PARAMETERS = ("dense", "low rank", "tied", "prompt", "prompt and factors", "token", "query")
@@ -21,6 +25,11 @@ OPTIMIZERS = {
     "Adam": lambda **rest: mh.Adam(0.01, **rest),
     "mirror": lambda **rest: mh.MirrorDescent(0.05, p=3.0, **rest),
     "mirror normalized": lambda **rest: mh.MirrorDescent(0.05, p=3.0, normalized=True, **rest),
+}
+OPTIMIZERS |= {
+    kind.__name__: functools.partial(plain, kind)
+    for kind in KINDS
+    if not any(type(rule()) is kind for rule in OPTIMIZERS.values())
 }
 PROJECTIONS = (
     {},

@@ -116,15 +116,20 @@ void register_configuration(py::module_& m) {
   m.def("available_isas", available_instruction_sets);
   m.def("compiled_isas", compiled_instruction_sets);
   m.def("active_isa", [] { return active_instruction_set().name; });
-  m.def("select_isa", select_instruction_set);
-  m.def("set_num_threads", set_default_threads);
+  m.def("select_isa", select_instruction_set, py::arg("name"));
+  m.def("set_num_threads", set_default_threads, py::arg("k"));
   m.def("get_num_threads", default_threads);
-  m.def("force_plan", force_plan);
-  m.def("explain", explain);
-  m.def("exp", [](const py::object& x) {
-    return with_type_of(x, [&](auto zero) { return exponentials<decltype(zero)>(x); });
-  });
-  m.def("peak_flops", peak_flops);
+  m.def("force_plan", force_plan, py::arg("name"));
+  m.def("explain", explain, py::kw_only(), py::arg("n"), py::arg("T"), py::arg("q"), py::arg("d"),
+        py::arg("H"), py::arg("p"), py::arg("runs"), py::arg("dtype_name"));
+  m.def(
+      "exp",
+      [](const py::object& x) {
+        return with_type_of(x, [&](auto zero) { return exponentials<decltype(zero)>(x); });
+      },
+      py::arg("x"));
+  m.def("peak_flops", peak_flops, py::kw_only(), py::arg("dtype_name"), py::arg("threads"),
+        py::arg("seconds"));
 }
 
 }  // namespace mhfast

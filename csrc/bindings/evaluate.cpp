@@ -31,12 +31,12 @@ class Results {
   std::ptrdiff_t size_;
 };
 
-py::array call_outputs(const py::tuple& in, const py::tuple& parameters, py::ssize_t runs,
+py::array call_outputs(const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs,
                        double scale, bool causal, int threads) {
-  return with_type_of(in[0], [&](auto zero) -> py::array {
+  return with_type_of(samples[0], [&](auto zero) -> py::array {
     using real = decltype(zero);
-    const auto model = read_model<real>(parameters, features_of(in), runs);
-    const auto data = read_data<real>(in, model.shape, Loss::kLinear, causal, runs, false).data;
+    const auto problem = read_problem<real>(samples, parameters, runs, causal, std::nullopt);
+    const auto& [model, data, classes] = problem;
     const Shape& s = data.shape;
     Results<real> out(
         s.is_layer() ? std::vector<py::ssize_t>{s.n, s.q, s.p} : std::vector<py::ssize_t>{s.n},
@@ -51,12 +51,12 @@ py::array call_outputs(const py::tuple& in, const py::tuple& parameters, py::ssi
   });
 }
 
-py::array call_attention(const py::tuple& in, const py::tuple& parameters, py::ssize_t runs,
+py::array call_attention(const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs,
                          double scale, bool causal, int threads) {
-  return with_type_of(in[0], [&](auto zero) -> py::array {
+  return with_type_of(samples[0], [&](auto zero) -> py::array {
     using real = decltype(zero);
-    const auto model = read_model<real>(parameters, features_of(in), runs);
-    const auto data = read_data<real>(in, model.shape, Loss::kLinear, causal, runs, false).data;
+    const auto problem = read_problem<real>(samples, parameters, runs, causal, std::nullopt);
+    const auto& [model, data, classes] = problem;
     const Shape& s = data.shape;
     Results<real> out({s.n, py::ssize_t(s.H), py::ssize_t(s.q), py::ssize_t(s.T)}, runs);
     {
@@ -70,15 +70,14 @@ py::array call_attention(const py::tuple& in, const py::tuple& parameters, py::s
 }
 
 /// wrt: a bit for each tensor in the order of TensorName, then X, then the query.
-py::tuple call_value_and_grad(const py::tuple& in, const py::tuple& parameters, py::ssize_t runs,
-                              double scale, bool causal, const std::string& loss_name, unsigned wrt,
+py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& parameters,
+                              py::ssize_t runs, double scale, bool causal, Loss loss, unsigned wrt,
                               int threads) {
-  return with_type_of(in[0], [&](auto zero) -> py::tuple {
+  return with_type_of(samples[0], [&](auto zero) -> py::tuple {
     using real = decltype(zero);
-    const Loss loss = read_loss(loss_name);
-    const auto model = read_model<real>(parameters, features_of(in), runs);
-    const auto read = read_data<real>(in, model.shape, loss, causal, runs, true);
-    const Data<real>& data = read.data;
+    const auto problem = read_problem<real>(samples, parameters, runs, causal, loss);
+    const ModelOfRuns<real>& model = problem.model;
+    const Data<real>& data = problem.data;
     const Shape& s = data.shape;
     std::array<std::unique_ptr<Results<real>>, kTensors + 2> results;
     for (int name = 0; name < kTensors; ++name)
@@ -120,15 +119,15 @@ py::tuple call_value_and_grad(const py::tuple& in, const py::tuple& parameters, 
 }
 
 /// Tangent: tensors like parameters, None where they do not move.
-py::tuple call_hvp(const py::tuple& in, const py::tuple& parameters, const py::tuple& tangent,
-                   py::ssize_t runs, double scale, bool causal, const std::string& loss_name,
-                   unsigned wrt, int threads) {
-  return with_type_of(in[0], [&](auto zero) -> py::tuple {
+py::tuple call_hvp(const py::tuple& samples, const py::tuple& parameters, const py::tuple& tangent,
+                   py::ssize_t runs, double scale, bool causal, Loss loss, unsigned wrt,
+                   int threads) {
+  return with_type_of(samples[0], [&](auto zero) -> py::tuple {
     using real = decltype(zero);
-    const Loss loss = read_loss(loss_name);
-    const auto model = read_model<real>(parameters, features_of(in), runs);
-    const auto read = read_data<real>(in, model.shape, loss, causal, runs, true);
-    const Shape& s = read.data.shape;
+    const auto problem = read_problem<real>(samples, parameters, runs, causal, loss);
+    const ModelOfRuns<real>& model = problem.model;
+    const Data<real>& data = problem.data;
+    const Shape& s = data.shape;
     const auto along = read_tensors<real>(tangent, "tangent", s, model.rank, runs);
     std::array<std::unique_ptr<Results<real>>, kTensors> results;
     for (int name = 0; name < kTensors; ++name) {
@@ -146,8 +145,7 @@ py::tuple call_hvp(const py::tuple& in, const py::tuple& parameters, const py::t
         Tensors<real*> out{};
         for (int name = 0; name < kTensors; ++name)
           if (results[name]) out[name] = results[name]->of(r);
-        hessian_product(at_run(read.data, r, 1), model.of(r), along.of(r), real(scale), loss, k,
-                        out);
+        hessian_product(at_run(data, r, 1), model.of(r), along.of(r), real(scale), loss, k, out);
       });
     }
     py::tuple arrays(results.size());
@@ -160,10 +158,15 @@ py::tuple call_hvp(const py::tuple& in, const py::tuple& parameters, const py::t
 }  // namespace
 
 void register_evaluation(py::module_& m) {
-  m.def("outputs", call_outputs);
-  m.def("attention", call_attention);
-  m.def("value_and_grad", call_value_and_grad);
-  m.def("hvp", call_hvp);
+  const py::arg samples("samples"), parameters("parameters"), runs("runs"), scale("scale"),
+      causal("causal"), threads("threads"), loss("loss"), wrt("wrt");
+  const py::kw_only by_name;
+  m.def("outputs", call_outputs, samples, parameters, by_name, runs, scale, causal, threads);
+  m.def("attention", call_attention, samples, parameters, by_name, runs, scale, causal, threads);
+  m.def("value_and_grad", call_value_and_grad, samples, parameters, by_name, runs, scale, causal,
+        loss, wrt, threads);
+  m.def("hvp", call_hvp, samples, parameters, py::arg("tangent"), by_name, runs, scale, causal,
+        loss, wrt, threads);
 }
 
 }  // namespace mhfast

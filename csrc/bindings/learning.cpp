@@ -126,10 +126,13 @@ Array call_layer_equations(const py::array& X, const py::array& Y, const py::arr
 }  // namespace
 
 void register_learning(py::module_& m) {
-  m.def("fit_rows", call_fit_rows);
-  m.def("sum_equations", call_sum_equations);
-  m.def("fact_moment", call_fact_moment);
-  m.def("layer_equations", call_layer_equations);
+  const py::arg X("X"), Y("Y"), rows("rows"), V_sum("V_sum"), support("support"),
+      threads("threads");
+  m.def("fit_rows", call_fit_rows, X, Y, rows, V_sum, support, threads);
+  m.def("sum_equations", call_sum_equations, X, Y, rows, V_sum, support, py::arg("scale"), threads);
+  m.def("fact_moment", call_fact_moment, X, rows, py::arg("first"), py::arg("second"),
+        py::arg("value"), py::arg("weight"), threads);
+  m.def("layer_equations", call_layer_equations, X, Y, py::arg("W"), py::arg("V"), threads);
 }
 
 }  // namespace mhfast

@@ -67,27 +67,15 @@ std::shared_ptr<std::vector<real>> read_classes(const std::int64_t* y, std::ptrd
 
 }  // namespace
 
-const char* const kTensorNames[kTensors] = {"W", "Q", "K", "U", "V", "prompt"};
-
-Loss read_loss(const std::string& name) {
-  if (name == "logistic") return Loss::kLogistic;
-  if (name == "exponential") return Loss::kExponential;
-  if (name == "linear") return Loss::kLinear;
-  if (name == "squared") return Loss::kSquared;
-  if (name == "cross_entropy") return Loss::kCrossEntropy;
-  if (name == "cotangent") return Loss::kGiven;
-  throw py::value_error(
-      "loss: expected logistic, exponential, linear, squared or cross_entropy, got '" + name + "'");
-}
-
 std::vector<py::ssize_t> tensor_shape(TensorName name, const Shape& s, int rank) {
   const Extent e = extent(name, s, rank);
   if (name == kPrompt) return {e.rows, e.columns};
   return {e.heads, e.rows, e.columns};
 }
 
-py::ssize_t features_of(const py::tuple& data) { return length_of(data[0], "X", 0); }
+namespace {
 
+/// d is the number of features of X.
 template <class real>
 ModelOfRuns<real> read_model(const py::tuple& parameters, py::ssize_t d, py::ssize_t runs) {
   if (parameters.size() != kTensors)
@@ -116,24 +104,18 @@ ModelOfRuns<real> read_model(const py::tuple& parameters, py::ssize_t d, py::ssi
   return model;
 }
 
+/// Which keys the rows see, and on which side they are queries: all of a data set but y and weight.
 template <class real>
-DataOfRuns<real> read_data(const py::tuple& in, const Shape& model, Loss loss, bool causal,
-                           py::ssize_t runs, bool labelled) {
-  if (in.size() != 5) throw py::value_error("data: expected X, Z, y, weight and lengths");
-  DataOfRuns<real> out{};
-  Data<real>& data = out.data;
-  const auto X = read_runs<real>(in[0], "X", {-1, -1, model.d}, runs);
-  const auto array = py::reinterpret_borrow<py::array>(py::object(in[0]));
-  const py::ssize_t n = array.shape(array.ndim() - 3), T = length_of(in[0], "X", 1);
-  data.shape = model;
+void read_inputs(const py::tuple& in, Data<real>& data, py::ssize_t runs) {
   Shape& s = data.shape;
-  s.n = n;
-  s.T = int(T);
+  const auto X = read_runs<real>(in[0], "X", {-1, -1, s.d}, runs);
+  const auto array = py::reinterpret_borrow<py::array>(py::object(in[0]));
+  s.n = array.shape(array.ndim() - 3);
+  s.T = int(length_of(in[0], "X", 1));
   data.x = X.at;
   data.run.x = X.run;
   const bool external = !in[1].is_none();
   data.self = !external && !s.shared_query;
-  data.causal = causal;
   data.runs = 1;
   if (external && s.shared_query)
     throw py::value_error("query: expected none for a model with a prompt");
@@ -141,68 +123,99 @@ DataOfRuns<real> read_data(const py::tuple& in, const Shape& model, Loss loss, b
   data.run.z = data.run.x;
   if (external) {
     if (s.q == 0) s.q = int(length_of(in[1], "query", 1));
-    const auto Z = read_runs<real>(in[1], "query", {n, s.q, s.d}, runs);
+    const auto Z = read_runs<real>(in[1], "query", {s.n, s.q, s.d}, runs);
     data.z = Z.at;
     data.run.z = Z.run;
   } else if (data.self) {
     if (s.q != 0 && s.q != s.T)
-      throw py::value_error("X: expected shape " + shape_text({n, s.q, s.d}) + ", got " +
-                            shape_text({n, s.T, s.d}));
+      throw py::value_error("X: expected shape " + shape_text({s.n, s.q, s.d}) + ", got " +
+                            shape_text({s.n, s.T, s.d}));
     s.q = s.T;
   }
-  if (!in[4].is_none()) {
-    const auto lengths = read_runs<std::int64_t>(in[4], "lengths", {n}, runs);
-    data.lengths = lengths.at;
-    data.run.lengths = lengths.run;
-    for (std::ptrdiff_t i = 0; i < (lengths.run ? runs : 1) * n; ++i)
-      if (lengths.at[i] < 0 || lengths.at[i] > T)
-        throw py::value_error("lengths: expected integers from 0 to " + std::to_string(T) +
-                              ", got " + std::to_string(lengths.at[i]) + at_index(i, 1, n));
-  }
-  data.targets = !s.is_layer() ? 1 : loss == Loss::kCrossEntropy ? s.q : py::ssize_t(s.q) * s.p;
-  if (!labelled) return out;
-  if (n == 0) throw py::value_error("X: expected at least one sample, got none");
-  if (loss == Loss::kCrossEntropy) {
+  if (in[4].is_none()) return;
+  const auto lengths = read_runs<std::int64_t>(in[4], "lengths", {s.n}, runs);
+  data.lengths = lengths.at;
+  data.run.lengths = lengths.run;
+  for (std::ptrdiff_t i = 0; i < (lengths.run ? runs : 1) * s.n; ++i)
+    if (lengths.at[i] < 0 || lengths.at[i] > s.T)
+      throw py::value_error("lengths: expected integers from 0 to " + std::to_string(s.T) +
+                            ", got " + std::to_string(lengths.at[i]) + at_index(i, 1, s.n));
+}
+
+/// Targets of the kind that the loss takes; classes are kept in `out`.
+template <class real>
+void read_targets(const py::tuple& in, Loss loss, py::ssize_t runs, DataOfRuns<real>& out) {
+  Data<real>& data = out.data;
+  const Shape& s = data.shape;
+  const Targets targets = targets_of(loss);
+  if (targets == Targets::kClasses) {
     if (!s.is_layer())
-      throw py::value_error("loss: expected one of a single output, got 'cross_entropy'");
-    const auto y = read_runs<std::int64_t>(in[2], "y", {n, s.q}, runs);
-    out.classes = read_classes<real>(y.at, (y.run ? runs : 1) * n * s.q, s);
+      throw py::value_error(std::string("loss: expected one of a single output, got '") +
+                            kLosses[int(loss)].name + "'");
+    const auto y = read_runs<std::int64_t>(in[2], "y", {s.n, s.q}, runs);
+    out.classes = read_classes<real>(y.at, (y.run ? runs : 1) * s.n * s.q, s);
+    data.targets = s.q;
     data.y = out.classes->data();
     data.run.y = y.run;
-  } else {
-    const auto y = s.is_layer() ? read_runs<real>(in[2], "y", {n, s.q, s.p}, runs)
-                                : read_runs<real>(in[2], "y", {n}, runs);
-    data.y = y.at;
-    data.run.y = y.run;
-    if (loss != Loss::kSquared && loss != Loss::kGiven)
-      check_labels(y.at, (y.run ? runs : 1) * n * data.targets, data.targets, n);
+    return;
   }
-  const auto check_weights = [&] {
-    for (std::ptrdiff_t r = 0; r < std::max<py::ssize_t>(runs, 1); ++r)
-      if (!(at_run(data, r, 1).total_weight(0, loss) > 0))
-        throw py::value_error(
-            "lengths: expected a row with a positive weight within them, got none");
-  };
-  if (in[3].is_none()) {
-    check_weights();
-    return out;
-  }
-  const auto weight = py::reinterpret_borrow<py::array>(py::object(in[3]));
+  const auto y = s.is_layer() ? read_runs<real>(in[2], "y", {s.n, s.q, s.p}, runs)
+                              : read_runs<real>(in[2], "y", {s.n}, runs);
+  data.y = y.at;
+  data.run.y = y.run;
+  if (targets == Targets::kSigns)
+    check_labels(y.at, (y.run ? runs : 1) * s.n * data.targets, data.targets, s.n);
+}
+
+template <class real>
+void read_weight(const py::handle& object, Data<real>& data, py::ssize_t runs) {
+  const Shape& s = data.shape;
+  const auto weight = py::reinterpret_borrow<py::array>(object);
   // (n,), (R, n), (n, q) or (R, n, q); where a layer's (R, n) and (n, q) are alike, it is (n, q).
   const auto is = [&](py::ssize_t rows, py::ssize_t columns) {
     return weight.ndim() == 2 && weight.shape(0) == rows && weight.shape(1) == columns;
   };
   const bool has_runs =
-      runs > 0 && (weight.ndim() == 3 || (is(runs, n) && !(s.is_layer() && is(n, s.q))));
+      runs > 0 && (weight.ndim() == 3 || (is(runs, s.n) && !(s.is_layer() && is(s.n, s.q))));
   data.weighs_rows = weight.ndim() == (has_runs ? 3 : 2);
   if (data.weighs_rows && !s.is_layer())
     throw py::value_error("weight: expected one number for each sample");
-  const auto read = data.weighs_rows ? read_runs<real>(in[3], "weight", {n, s.q}, runs)
-                                     : read_runs<real>(in[3], "weight", {n}, runs);
+  const auto read = data.weighs_rows ? read_runs<real>(object, "weight", {s.n, s.q}, runs)
+                                     : read_runs<real>(object, "weight", {s.n}, runs);
   data.weight = read.at;
   data.run.weight = read.run;
-  check_weights();
+}
+
+}  // namespace
+
+template <class real>
+DataOfRuns<real> read_data(const py::tuple& in, const Shape& model, bool causal, py::ssize_t runs,
+                           std::optional<Loss> loss) {
+  if (in.size() != 5) throw py::value_error("samples: expected X, query, y, weight and lengths");
+  DataOfRuns<real> out{};
+  Data<real>& data = out.data;
+  data.shape = model;
+  data.causal = causal;
+  read_inputs(in, data, runs);
+  const Shape& s = data.shape;
+  data.targets = s.is_layer() ? py::ssize_t(s.q) * s.p : 1;
+  if (!loss) return out;
+  if (s.n == 0) throw py::value_error("X: expected at least one sample, got none");
+  read_targets(in, *loss, runs, out);
+  if (!in[3].is_none()) read_weight(in[3], data, runs);
+  for (std::ptrdiff_t r = 0; r < std::max<py::ssize_t>(runs, 1); ++r)
+    if (!(at_run(data, r, 1).total_weight(0, *loss) > 0))
+      throw py::value_error("lengths: expected a row with a positive weight within them, got none");
   return out;
+}
+
+template <class real>
+ProblemOfRuns<real> read_problem(const py::tuple& samples, const py::tuple& parameters,
+                                 py::ssize_t runs, bool causal, std::optional<Loss> loss) {
+  if (samples.empty()) throw py::value_error("samples: expected X, query, y, weight and lengths");
+  const auto model = read_model<real>(parameters, length_of(samples[0], "X", 0), runs);
+  const auto data = read_data<real>(samples, model.shape, causal, runs, loss);
+  return {model, data.data, data.classes};
 }
 
 template <class real>
@@ -219,12 +232,13 @@ OfRuns<const real*> read_tensors(const py::tuple& in, const char* argument, cons
   return out;
 }
 
-#define MHFAST_INSTANTIATE(real)                                                               \
-  template ModelOfRuns<real> read_model<real>(const py::tuple&, py::ssize_t, py::ssize_t);     \
-  template OfRuns<const real*> read_tensors<real>(const py::tuple&, const char*, const Shape&, \
-                                                  int, py::ssize_t);                           \
-  template DataOfRuns<real> read_data<real>(const py::tuple&, const Shape&, Loss, bool,        \
-                                            py::ssize_t, bool);
+#define MHFAST_INSTANTIATE(real)                                                                   \
+  template OfRuns<const real*> read_tensors<real>(const py::tuple&, const char*, const Shape&,     \
+                                                  int, py::ssize_t);                               \
+  template DataOfRuns<real> read_data<real>(const py::tuple&, const Shape&, bool, py::ssize_t,     \
+                                            std::optional<Loss>);                                  \
+  template ProblemOfRuns<real> read_problem<real>(const py::tuple&, const py::tuple&, py::ssize_t, \
+                                                  bool, std::optional<Loss>);
 MHFAST_INSTANTIATE(float)
 MHFAST_INSTANTIATE(double)
 

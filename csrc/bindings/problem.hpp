@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "arrays.hpp"
 
@@ -25,19 +26,23 @@ struct ModelOfRuns {
   Model<const real*> of(std::ptrdiff_t run) const { return {parameters.of(run), rank}; }
 };
 
-extern const char* const kTensorNames[kTensors];
-
-Loss read_loss(const std::string& name);
-
-/// d is the number of features of X.
+/// A model and the samples that it is asked about.
 template <class real>
-ModelOfRuns<real> read_model(const py::tuple& parameters, py::ssize_t d, py::ssize_t runs);
+struct ProblemOfRuns {
+  ModelOfRuns<real> model;
+  Data<real> data;  // of run 0
+  std::shared_ptr<std::vector<real>> classes;
+};
 
-/// (X, Z, y, weight, lengths); sets n, T and q of the model's shape. Checks labels and lengths.
-/// Without `labelled` y and weight are left alone.
+/// (X, query, y, weight, lengths); sets n, T and q of the model's shape. Checks targets and
+/// lengths. Without a loss y and weight are left alone.
 template <class real>
-DataOfRuns<real> read_data(const py::tuple& data, const Shape& model, Loss loss, bool causal,
-                           py::ssize_t runs, bool labelled);
+DataOfRuns<real> read_data(const py::tuple& samples, const Shape& model, bool causal,
+                           py::ssize_t runs, std::optional<Loss> loss);
+
+template <class real>
+ProblemOfRuns<real> read_problem(const py::tuple& samples, const py::tuple& parameters,
+                                 py::ssize_t runs, bool causal, std::optional<Loss> loss);
 
 /// Tensors of the model's shapes, None where there are none.
 template <class real>
@@ -46,7 +51,5 @@ OfRuns<const real*> read_tensors(const py::tuple& in, const char* argument, cons
 
 /// Shape of a tensor, without runs.
 std::vector<py::ssize_t> tensor_shape(TensorName name, const Shape& shape, int rank);
-
-py::ssize_t features_of(const py::tuple& data);
 
 }  // namespace mhfast

@@ -49,48 +49,18 @@ double multiply_adds(std::int64_t rounds) {
   return 2.0 * double(rounds) * kUnrolled * kChains * kLanes<real>;
 }
 
+/// By name, so that no two can be exchanged.
 template <class real>
 constexpr Kernels<real> table() {
-  return {kLanes<real>,
-          scores_samples<real>,
-          scores_runs<real>,
-          scores_rows<real>,
-          derivative_rows<real>,
-          gradients_samples<real>,
-          gradients_features_of_rows<real>,
-          gradients_features_of_samples<real>,
-          sum_readouts<real>,
-          classifier_loss<real>,
-          gather_scales<real>,
-          scaled_factors<real>,
-          layer_outputs_samples<real>,
-          layer_outputs_runs<real>,
-          layer_upstream_samples<real>,
-          layer_upstream_runs<real>,
-          layer_derivative<real>,
-          layer_gradient<real>,
-          layer_residuals<real>,
-          tile_scores<real>,
-          tile_gradients<real>,
-          combine<real>,
-          reduce_samples<real>,
-          reduce_features<real>,
-          pack_lanes<real>,
-          pack_rows<real>,
-          transpose_lanes<real>,
-          scale_rows<real>,
-          scale_samples<real>,
-          product<real>,
-          tangent_weights<real>,
-          tangent_derivative<real>,
-          small_product<real>,
-          measure<real>,
-          step_gradient<real>,
-          step_momentum<real>,
-          step_adam<real>,
-          step_mirror<real>,
-          exponentials<real>,
-          multiply_adds<real>};
+  Kernels<real> kernels{};
+  kernels.lanes = kLanes<real>;
+#define MHFAST_KERNEL(result, name, ...) kernels.name = name<real>;
+#include "../lists/kernels.inc"
+#undef MHFAST_KERNEL
+#define MHFAST_STEP(Type, name) kernels.step_##name = step<Type, real>;
+  MHFAST_OPTIMIZERS(MHFAST_STEP)
+#undef MHFAST_STEP
+  return kernels;
 }
 
 }  // namespace

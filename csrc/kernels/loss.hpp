@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "../simd/log1p.hpp"
-#include "loss_term.hpp"
 #include "table.hpp"
 
 namespace mhfast {
@@ -52,7 +51,9 @@ void classifier_loss(const LossArguments<real>& in) {
       Vec<double> w = load<double>(in.w + e);
       w = index < double(in.count - e) ? w : zero;
       const IntVec<double> counts = w != zero;  // the others are left out, whatever the output is
-      const LossTerm<Vec<double>> term = loss_term<VectorMath>(in.kind, f, y, in.values);
+      const LossTerm<Vec<double>> term = with_loss_of_outputs(in.kind, [&](auto loss) {
+        return decltype(loss)::template term<VectorMath>(f, y, in.values);
+      });
       loss += counts ? w * term.value : zero;
       const Vec<double> m = y * f;
       correct += counts & (m > zero) ? w : zero;

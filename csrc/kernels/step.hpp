@@ -1,13 +1,6 @@
-// What an optimizer does with the parameters: sizes of gradients and steps, and the products of
-// small parameter matrices. Arrays hold either one parameter's numbers in a row or one number for
-// each lane's run; the same text serves both, because a factor is a vector.
-//
-//   gradient   theta -= rate g
-//   momentum   v = beta1 v + kept g;  theta -= rate v
-//   Nesterov   the same v;  theta -= rate (kept g + beta1 v)
-//   adam       m = beta1 m + (1 - beta1) kept g;  v = beta2 v + (1 - beta2) (kept g)^2
-//              theta -= decay theta;  theta -= rate m / (sqrt(v) root + eps), unless that is 0
-//   mirror     s = sign(theta) |theta|^(power - 1) - rate g;  theta = sign(s) |s|^(1 / (power - 1))
+// The steps of optimizers, sizes of gradients and steps, and the products of small parameter
+// matrices. Arrays hold either one parameter's numbers in a row or one number for each lane's run;
+// the same text serves both, because a factor is a vector. The rules are in csrc/optimizers.
 #pragma once
 
 #include "../simd/vec.hpp"
@@ -18,18 +11,29 @@ namespace MHFAST_ISA {
 namespace {
 
 template <class real>
-inline Vec<real> root(Vec<real> x) {
-  return by_lane<real>(x, [](real e) { return real(__builtin_sqrt(e)); });
-}
-
-/// sign(x) |x|^power
-template <class real>
-inline Vec<real> signed_power(Vec<real> x, double power) {
-  if (power == 1) return x;
-  return by_lane<real>(x, [power](real e) {
-    return real(__builtin_copysign(__builtin_pow(__builtin_fabs(double(e)), power), double(e)));
-  });
-}
+struct StepMath {
+  using Real = real;
+  using Number = Vec<real>;
+  static Number root(Number x) {
+    return by_lane<real>(x, [](real e) { return real(__builtin_sqrt(e)); });
+  }
+  /// sign(x) |x|^power
+  static Number signed_power(Number x, double power) {
+    if (power == 1) return x;
+    return by_lane<real>(x, [power](real e) {
+      return real(__builtin_copysign(__builtin_pow(__builtin_fabs(double(e)), power), double(e)));
+    });
+  }
+  /// x / size, 0 where size is
+  static Number divide(Number x, Number size) {
+    return select<real>(size == Number{}, Number{}, x / size);
+  }
+  /// -1, 0 or 1; NaN of NaN
+  static Number sign(Number x) {
+    const Number zero{}, one = broadcast<real>(real(1));
+    return select<real>(x > zero, one, select<real>(x < zero, -one, x));
+  }
+};
 
 /// The vectors of arrays of `size` numbers; the last one is passed through a copy if it is partial.
 template <class real, class Body>
@@ -54,74 +58,29 @@ inline void store_part(real* x, Vec<real> v, int count) {
   for (int l = 0; l < count; ++l) x[l] = v[l];
 }
 
-/// theta = step(i, theta, g, first, second), which may change what the optimizer keeps (`slots`
-/// numbers a parameter), but for lanes that are frozen: all of theirs stays.
-template <int slots, class real, class Step>
-inline void for_parameters(const StepArguments<real>& in, const Step& step) {
-  const IntVec<real> frozen = load<real>(in.frozen) != Vec<real>{};
+/// A step of one optimizer, but for lanes that are frozen: all of theirs stays.
+template <class Rule, class real>
+void step(const StepArguments<real>& in, const Rule& rule) {
+  using Number = Vec<real>;
+  const typename Rule::template Step<StepMath<real>> next(
+      rule, {load<real>(in.rate), load<real>(in.kept), load<real>(in.decay), load<real>(in.own)});
+  const IntVec<real> frozen = load<real>(in.frozen) != Number{};
   // A store might change `in`, for all that compilers know.
   real *const theta_at = in.theta, *const first_at = in.first, *const second_at = in.second;
   const real* const g_at = in.g;
   for_vectors<real>(in.size, [&](Index i, int count) {
-    const Vec<real> theta = load_part(theta_at + i, count);
-    const Vec<real> g = load_part(g_at + i, count);
-    Vec<real> first{}, second{};
-    if constexpr (slots > 0) first = load_part(first_at + i, count);
-    if constexpr (slots > 1) second = load_part(second_at + i, count);
-    const Vec<real> first_before = first, second_before = second;
-    const Vec<real> stepped = step(theta, g, first, second);
+    const Number theta = load_part(theta_at + i, count);
+    const Number g = load_part(g_at + i, count);
+    Number first{}, second{};
+    if constexpr (Rule::kSlots > 0) first = load_part(first_at + i, count);
+    if constexpr (Rule::kSlots > 1) second = load_part(second_at + i, count);
+    const Number first_before = first, second_before = second;
+    const Number stepped = next(theta, g, first, second);
     store_part(theta_at + i, select<real>(frozen, theta, stepped), count);
-    if constexpr (slots > 0)
+    if constexpr (Rule::kSlots > 0)
       store_part(first_at + i, select<real>(frozen, first_before, first), count);
-    if constexpr (slots > 1)
+    if constexpr (Rule::kSlots > 1)
       store_part(second_at + i, select<real>(frozen, second_before, second), count);
-  });
-}
-
-template <class real>
-void step_gradient(const StepArguments<real>& in) {
-  const Vec<real> rate = load<real>(in.rate);
-  for_parameters<0>(
-      in, [&](Vec<real> theta, Vec<real> g, Vec<real>&, Vec<real>&) { return theta - rate * g; });
-}
-
-template <class real>
-void step_momentum(const StepArguments<real>& in) {
-  const Vec<real> rate = load<real>(in.rate), kept = load<real>(in.kept);
-  const real beta = real(in.beta1);
-  const bool nesterov = in.nesterov;
-  for_parameters<1>(in, [&](Vec<real> theta, Vec<real> g, Vec<real>& v, Vec<real>&) {
-    const Vec<real> push = kept * g;
-    v = beta * v + push;
-    return theta - rate * (nesterov ? push + beta * v : v);
-  });
-}
-
-template <class real>
-void step_adam(const StepArguments<real>& in) {
-  const Vec<real> rate = load<real>(in.rate), kept = load<real>(in.kept);
-  const Vec<real> decay = load<real>(in.decay);
-  const real beta1 = real(in.beta1), rest1 = real(1 - in.beta1);
-  const real beta2 = real(in.beta2), rest2 = real(1 - in.beta2);
-  const Vec<real> scale = load<real>(in.root);
-  const real eps = real(in.eps);
-  for_parameters<2>(in, [&](Vec<real> theta, Vec<real> g, Vec<real>& m, Vec<real>& v) {
-    const Vec<real> push = kept * g;
-    m = beta1 * m + rest1 * push;
-    v = beta2 * v + rest2 * (push * push);
-    const Vec<real> size = root<real>(v) * scale + eps;
-    // Without an eps a second moment of zero makes no step.
-    const Vec<real> move = select<real>(size == Vec<real>{}, Vec<real>{}, rate * m / size);
-    return (theta - decay * theta) - move;
-  });
-}
-
-template <class real>
-void step_mirror(const StepArguments<real>& in) {
-  const Vec<real> rate = load<real>(in.rate);
-  const double power = in.power;
-  for_parameters<0>(in, [&](Vec<real> theta, Vec<real> g, Vec<real>&, Vec<real>&) {
-    return signed_power<real>(signed_power<real>(theta, power - 1) - rate * g, 1 / (power - 1));
   });
 }
 

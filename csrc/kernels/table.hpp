@@ -12,7 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "loss_term.hpp"
+#include "../lists/losses.hpp"
+#include "../lists/optimizers.hpp"
 
 namespace mhfast {
 
@@ -104,7 +105,7 @@ struct ReadoutArguments {
 template <class real>
 struct LossArguments {
   Loss kind;
-  bool values;  // see loss_term
+  bool values;  // see LossTerm
   std::ptrdiff_t count;
   const double *f, *y;      // outputs and labels
   const double *w, *log_w;  // weights; their logarithms or, where all are 0 or 1, null
@@ -234,14 +235,12 @@ struct StepArguments {
   std::ptrdiff_t size;
   real* theta;
   const real* g;
-  real *first, *second;  // what the optimizer keeps: momentum, moments
-  const real* rate;      // (L) factor of the step; lanes with `frozen` keep all they have
-  const real* kept;      // (L) what clipping leaves of g
+  real *first, *second;  // what the optimizer keeps, of as many as it has slots
+  const real* rate;      // (L) see Factors; lanes with `frozen` keep all they have
+  const real* kept;      // (L)
   const real* frozen;    // (L) 0 or 1
-  const real* decay;     // (L) share of theta that is taken away
-  const real* root;      // (L) what corrects the root of a young second moment
-  double beta1, beta2, eps, power;
-  bool nesterov;
+  const real* decay;     // (L)
+  const real* own;       // (L)
 };
 
 /// Sums over vectors, one result for each lane.
@@ -254,59 +253,16 @@ struct MeasureArguments {
   double power;
 };
 
-/// One instruction set's kernels for one type. Names: operation, then what the lanes are.
+/// One instruction set's kernels for one type.
 template <class real>
 struct Kernels {
   int lanes;
-  void (*scores_samples)(const ScoreArguments<real>&);
-  void (*scores_runs)(const ScoreArguments<real>&);  // parameters have a number for each lane
-  void (*scores_rows)(const ScoreArguments<real>&);
-  // C = U X^T, then D, from the weights in s: what scores_rows does after its softmax.
-  void (*derivative_rows)(const ScoreArguments<real>&);
-  void (*gradients_samples)(const GradientArguments<real>&);
-  // Features as lanes; A and D come from scores_rows, or from one block of scores_samples, whose
-  // samples are then the units.
-  void (*gradients_features_of_rows)(const GradientArguments<real>&);
-  void (*gradients_features_of_samples)(const GradientArguments<real>&);
-  void (*sum_readouts)(const ReadoutArguments<real>&);
-  void (*classifier_loss)(const LossArguments<real>&);
-  void (*gather_scales)(const ScaleArguments<real>&);
-  void (*scaled_factors)(const FactorArguments<real>&);
-  // Samples as lanes, then runs as lanes: outputs; D; gradient by V.
-  void (*layer_outputs_samples)(const LayerArguments<real>&);
-  void (*layer_outputs_runs)(const LayerArguments<real>&);
-  void (*layer_upstream_samples)(const LayerArguments<real>&);
-  void (*layer_upstream_runs)(const LayerArguments<real>&);
-  void (*layer_derivative)(const LayerArguments<real>&);
-  void (*layer_gradient)(const LayerArguments<real>&);
-  void (*layer_residuals)(const ResidualArguments<real>&);
-  void (*tile_scores)(const TileArguments<real>&);
-  void (*tile_gradients)(const TileArguments<real>&);
-  // out (+)= sum over `count` of factors[i] x[i * stride + .], each of `size` whole vectors'
-  // numbers.
-  void (*combine)(const real* x, std::ptrdiff_t stride, const real* factors, int count,
-                  std::ptrdiff_t size, real* out, bool add);
-  void (*reduce_samples)(const ReduceArguments<real>&);
-  void (*reduce_features)(const ReduceArguments<real>&);
-  // Lanes are samples or runs: lane l < valid from x + l * stride, others zero.
-  void (*pack_lanes)(const real* x, std::ptrdiff_t stride, int valid, std::ptrdiff_t size,
-                     real* out);
-  void (*pack_rows)(const real* x, int rows, int d, int padded, real* out);
-  void (*transpose_lanes)(const real* x, int rows, int d, real* out);  // [row][k][L] to [k][row][L]
-  void (*scale_rows)(const real* x, real factor, int rows, int d, int padded, real* out);
-  void (*scale_samples)(const real* x, const real* factor, std::ptrdiff_t size, real* out);
-  void (*product)(const Product<real>&);  // the left operand is shared by the lanes
-  // For the products of a Hessian: softmax; then its derivative by the logits.
-  void (*tangent_weights)(const TangentArguments<real>&);
-  void (*tangent_derivative)(const TangentArguments<real>&);
-  void (*small_product)(const SmallProduct<real>&);
-  void (*measure)(const MeasureArguments<real>&);
-  void (*step_gradient)(const StepArguments<real>&);
-  void (*step_momentum)(const StepArguments<real>&);
-  void (*step_adam)(const StepArguments<real>&);
-  void (*step_mirror)(const StepArguments<real>&);
-  void (*exponentials)(const real* x, std::ptrdiff_t size, real* out);
-  double (*multiply_adds)(std::int64_t rounds);  // runs them; returns their flops
+#define MHFAST_KERNEL(result, name, ...) result (*name)(__VA_ARGS__);
+#include "../lists/kernels.inc"
+#undef MHFAST_KERNEL
+#define MHFAST_STEP(Type, name) void (*step_##name)(const StepArguments<real>&, const Type&);
+  MHFAST_OPTIMIZERS(MHFAST_STEP)
+#undef MHFAST_STEP
 };
 
 /// The two tables of an instruction set; the only symbol that its object file exports.

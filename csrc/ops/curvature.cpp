@@ -330,8 +330,7 @@ void HessianProduct<real>::run_classifier(std::ptrdiff_t i, Room& room, const Su
   });
   const double by_heads = 1 / std::sqrt(double(s_.H)), w = data_.weight_of(0, i, 0);
   const double y = double(data_.y[i]), share = w / total_ * by_heads;
-  const double slope =
-      w == 0 ? 0.0 : loss_term<ScalarMath>(loss_, phi * by_heads, y, true).slope * share;
+  const double slope = w == 0 ? 0.0 : loss_term(loss_, phi * by_heads, y).slope * share;
   const double move =
       w == 0 ? 0.0 : curvature(loss_, phi * by_heads, y) * (phi_move * by_heads) * share;
   for_heads([&](int h, const Tile& tile) {

@@ -11,7 +11,18 @@
 namespace mhfast {
 
 /// The tensors that a model may have, in the order in which callers name them.
-enum TensorName { kW, kQ, kK, kU, kV, kPrompt, kTensors };
+enum TensorName {
+#define MHFAST_PARAMETER(enumerator, ...) enumerator,
+#include "../lists/parameters.inc"
+#undef MHFAST_PARAMETER
+  kTensors
+};
+
+inline constexpr const char* kTensorNames[kTensors] = {
+#define MHFAST_PARAMETER(enumerator, name, ...) name,
+#include "../lists/parameters.inc"
+#undef MHFAST_PARAMETER
+};
 
 template <class Pointer>
 using Tensors = std::array<Pointer, kTensors>;
@@ -61,8 +72,8 @@ struct Data {
   }
   /// What a run's loss is divided by.
   double total_weight(int run_index, Loss loss) const {
-    if (loss == Loss::kGiven) return 1.0;
-    const bool by_row = weighs_rows || loss == Loss::kCrossEntropy;
+    if (targets_of(loss) == Targets::kDerivatives) return 1.0;
+    const bool by_row = weighs_rows || is_of_rows(loss);
     if (!weight && !by_row) return double(shape.n);
     double total = 0;
     for (std::ptrdiff_t i = 0; i < shape.n; ++i) {
@@ -73,7 +84,7 @@ struct Data {
   }
   /// Labels that accuracy is the mean over, each with its weight.
   double total_labels(int run_index, Loss loss) const {
-    if (!shape.is_layer() || loss == Loss::kCrossEntropy) return total_weight(run_index, loss);
+    if (!shape.is_layer() || is_of_rows(loss)) return total_weight(run_index, loss);
     double total = 0;
     for (std::ptrdiff_t i = 0; i < shape.n; ++i)
       for (int t = 0; t < shape.q; ++t) total += weight_of(run_index, i, t) * shape.p;
@@ -120,20 +131,15 @@ struct Extent {
 
 inline Extent extent(TensorName name, const Shape& s, int rank) {
   switch (name) {
-    case kW:
-      return {s.H, s.d, s.d};
-    case kQ:
-    case kK:
-      return {s.H, s.d, rank};
-    case kU:
-      return {s.H, s.q, s.d};
-    case kV:
-      return {s.H, s.d, s.p};
-    case kPrompt:
+#define MHFAST_PARAMETER(enumerator, name, letters, heads, rows, columns) \
+  case enumerator:                                                        \
+    return {heads, rows, columns};
+#include "../lists/parameters.inc"
+#undef MHFAST_PARAMETER
     case kTensors:
       break;
   }
-  return {1, s.q, s.d};
+  return {0, 0, 0};
 }
 
 /// One run's parameters, or those of as many runs as there are lanes, a vector for each number.

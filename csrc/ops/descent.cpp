@@ -4,19 +4,35 @@
 #include <cmath>
 
 namespace mhfast {
+namespace {
+
+#define MHFAST_STEP(Type, name)                             \
+  template <class real>                                     \
+  auto step_of(const Kernels<real>& kernels, const Type&) { \
+    return kernels.step_##name;                             \
+  }
+MHFAST_OPTIMIZERS(MHFAST_STEP)
+#undef MHFAST_STEP
+
+}  // namespace
 
 template <class real>
 Descent<real>::Descent(const Optimizer& optimizer, int width, bool wants_norms)
     : optimizer_(optimizer),
+      norm_(optimizer.with_rule([](const auto& rule) {
+        const double power = rule.norm_power();
+        return Norm{rule.normalizes(), rule.normalizes() && power != 2, power, rule.norm_eps(),
+                    rule.norm_scope()};
+      })),
       kernels_(active_kernels<real>()),
       width_(width),
       wants_norms_(wants_norms),
-      step_needs_norm_(optimizer.method == Method::kNormalized ||
-                       optimizer.method == Method::kPolyak || std::isfinite(optimizer.clip)),
+      step_needs_norm_(optimizer.with_rule([](const auto& rule) { return rule.kNeedsNorm; }) ||
+                       (norm_.divides && !norm_.dual) || std::isfinite(optimizer.clip)),
       frozen_(width, 0),
       kept_(width, 1.0),
       decay_(width, 0.0),
-      root_(width, 1.0) {}
+      own_(width, 1.0) {}
 
 template <class real>
 void Descent<real>::add(const Trained<real>& tensor) {
@@ -48,7 +64,6 @@ void Descent<real>::measure(const real* x, std::ptrdiff_t size, double power, Po
 template <class real>
 void Descent<real>::scan(const Member& member) {
   const double l2 = optimizer_.l2;
-  const bool dual = optimizer_.method == Method::kMirror && optimizer_.normalized;
   for (Trained<real>& tensor : tensors_)
     for (int h = member.index; h < tensor.heads; h += member.count) {
       const std::ptrdiff_t numbers = tensor.size * width_;
@@ -62,7 +77,7 @@ void Descent<real>::scan(const Member& member) {
         for (std::ptrdiff_t i = 0; i < numbers; ++i) g[i] = real(g[i] + l2 * theta[i]);
         if (step_needs_norm_) measure(g, tensor.size, 2, step_norms);
       }
-      if (dual) measure(g, tensor.size, optimizer_.norm_power(), &tensor.dual_norms[h * width_]);
+      if (norm_.dual) measure(g, tensor.size, norm_.power, &tensor.dual_norms[h * width_]);
     }
 }
 
@@ -108,26 +123,25 @@ template <class real>
 double Descent<real>::divided(double rate, const PowerSum& norm, double log_scale,
                               double kept) const {
   if (norm.is_zero()) return 0.0;
-  if (optimizer_.eps == 0) return rate / norm.norm();
+  if (norm_.eps == 0) return rate / norm.norm();
   const double actual = kept * norm.norm() * std::exp(log_scale);
-  return rate * (actual / (actual + optimizer_.eps)) / norm.norm();
+  return rate * (actual / (actual + norm_.eps)) / norm.norm();
 }
 
 template <class real>
 void Descent<real>::choose_normalized(int lane, double rate, double kept) {
-  const Norms norms = optimizer_.method == Method::kMirror ? &Trained<real>::dual_norms
-                                                           : &Trained<real>::step_norms;
+  const Norms norms = norm_.dual ? &Trained<real>::dual_norms : &Trained<real>::step_norms;
   double whole_scale = 0;
   PowerSum whole;
-  if (optimizer_.by == Scope::kAll) whole = whole_norm(norms, lane, whole_scale);
+  if (norm_.by == Scope::kAll) whole = whole_norm(norms, lane, whole_scale);
   for (Trained<real>& tensor : tensors_) {
     PowerSum all_heads;
-    all_heads.power = optimizer_.norm_power();
+    all_heads.power = norm_.power;
     for (int h = 0; h < tensor.heads; ++h) all_heads.add((tensor.*norms)[h * width_ + lane]);
     for (int h = 0; h < tensor.heads; ++h) {
       const double scale = tensor.log_scales[h * width_ + lane];
       double& chosen = tensor.rates[h * width_ + lane];
-      switch (optimizer_.by) {
+      switch (norm_.by) {
         case Scope::kTensor:
           chosen = divided(rate, all_heads, scale, kept);
           break;
@@ -149,75 +163,63 @@ void Descent<real>::fill(int lane, double rate) {
     for (int h = 0; h < tensor.heads; ++h) tensor.rates[h * width_ + lane] = rate;
 }
 
-/// How far the step from theta_step goes, for each lane: learning rates `lr`, moments that were
-/// zero at step `since`, losses where needed.
+/// How far the step from theta_step goes, for each lane: learning rates `lr`, slots that were zero
+/// at step `since`, losses where needed.
 template <class real>
 void Descent<real>::choose_rates(std::int64_t step, const std::vector<double>& lr,
                                  const std::vector<std::int64_t>& since,
                                  const std::vector<double>& losses,
                                  const std::vector<char>& frozen) {
-  const Optimizer& o = optimizer_;
-  const double factor = o.schedule ? o.schedule[step] : 1.0;
   frozen_ = frozen;
-  const bool clips = std::isfinite(o.clip);
+  optimizer_.with_rule([&](const auto& rule) { choose_rates_of(rule, step, lr, since, losses); });
+}
+
+template <class real>
+template <class Rule>
+void Descent<real>::choose_rates_of(const Rule& rule, std::int64_t step,
+                                    const std::vector<double>& lr,
+                                    const std::vector<std::int64_t>& since,
+                                    const std::vector<double>& losses) {
+  const Optimizer& o = optimizer_;
+  AtStep at{};
+  at.schedule = o.schedule ? o.schedule[step] : 1.0;
   for (int lane = 0; lane < width_; ++lane) {
-    double rate = lr[lane] * factor, norm = 0, kept = 1;  // kept: what clipping leaves
     if (frozen_[lane]) {
       fill(lane, 0.0);
       continue;
     }
-    if (clips || o.method == Method::kPolyak) {
+    at.lr = lr[lane] * at.schedule;
+    at.loss = losses[lane];
+    at.taken = double(step + 1 - since[lane]);
+    at.norm = 0;
+    at.kept = 1;
+    if (std::isfinite(o.clip) || Rule::kNeedsNorm) {
       double log_scale = 0;
       const PowerSum whole = whole_norm(&Trained<real>::step_norms, lane, log_scale);
-      norm = whole.is_zero() ? 0.0 : whole.norm() * std::exp(log_scale);
-      if (norm > o.clip) kept = o.clip / norm;
+      at.norm = whole.is_zero() ? 0.0 : whole.norm() * std::exp(log_scale);
+      if (at.norm > o.clip) at.kept = o.clip / at.norm;
     }
-    kept_[lane] = kept;
-    switch (o.method) {
-      case Method::kNormalized:
-        choose_normalized(lane, rate, kept);
-        break;
-      case Method::kMirror:
-        if (o.normalized)
-          choose_normalized(lane, rate, kept);
-        else
-          fill(lane, rate * kept);
-        break;
-      case Method::kPolyak: {
-        const double excess = losses[lane] - o.target, clipped = norm * kept;
-        const double polyak = excess > 0 && clipped > 0 ? o.factor * excess / clipped / clipped : 0;
-        fill(lane, std::min(polyak, o.max_lr) * factor * kept);
-        break;
-      }
-      case Method::kGradientDescent:
-        fill(lane, rate * kept);
-        break;
-      case Method::kMomentum:
-        fill(lane, rate);
-        break;
-      case Method::kAdam: {
-        const double taken = double(step + 1 - since[lane]);  // steps since the moments were zero
-        decay_[lane] = rate * o.weight_decay;
-        root_[lane] = 1 / std::sqrt(1 - std::pow(o.beta2, taken));
-        fill(lane, rate * (1 / (1 - std::pow(o.beta1, taken))));
-        break;
-      }
-    }
+    kept_[lane] = at.kept;
+    decay_[lane] = rule.decay(at);
+    own_[lane] = rule.own(at);
+    if (norm_.divides)
+      choose_normalized(lane, at.lr, at.kept);
+    else
+      fill(lane, rule.rate(at));
   }
 }
 
 template <class real>
 void Descent<real>::apply(const Member& member) {
-  const Optimizer& o = optimizer_;
   const int L = kernels_.lanes;
   real rate[kMostLanes], kept[kMostLanes], frozen[kMostLanes], decay[kMostLanes];
-  real root[kMostLanes];
+  real own[kMostLanes];
   const auto lane_of = [this](int l) { return width_ > 1 ? l : 0; };
   for (int l = 0; l < L; ++l) {
     kept[l] = real(kept_[lane_of(l)]);
     frozen[l] = real(frozen_[lane_of(l)] ? 1 : 0);
     decay[l] = real(decay_[lane_of(l)]);
-    root[l] = real(root_[lane_of(l)]);
+    own[l] = real(own_[lane_of(l)]);
   }
   for (Trained<real>& tensor : tensors_)
     for (int h = member.index; h < tensor.heads; h += member.count) {
@@ -232,25 +234,8 @@ void Descent<real>::apply(const Member& member) {
                                    kept,
                                    frozen,
                                    decay,
-                                   root,
-                                   o.beta1,
-                                   o.beta2,
-                                   o.eps,
-                                   o.power,
-                                   o.nesterov};
-      switch (o.method) {
-        case Method::kMomentum:
-          kernels_.step_momentum(in);
-          break;
-        case Method::kAdam:
-          kernels_.step_adam(in);
-          break;
-        case Method::kMirror:
-          kernels_.step_mirror(in);
-          break;
-        default:
-          kernels_.step_gradient(in);
-      }
+                                   own};
+      optimizer_.with_rule([&](const auto& rule) { step_of(kernels_, rule)(in, rule); });
     }
 }
 

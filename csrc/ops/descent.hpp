@@ -8,41 +8,57 @@
 
 #include <cstdint>
 #include <limits>
+#include <variant>
 #include <vector>
 
 #include "../dispatch/dispatch.hpp"
+#include "../lists/optimizers.hpp"
 #include "data.hpp"
 #include "norms.hpp"
 #include "team.hpp"
 
 namespace mhfast {
 
-enum class Method { kGradientDescent, kNormalized, kPolyak, kMomentum, kAdam, kMirror };
-enum class Scope { kTensor, kHead, kAll };
 enum class Projection { kNone, kBall, kSphere };
 
+template <class First, class... Rest>
+struct VariantOfRest {
+  using Type = std::variant<Rest...>;
+};
+
+/// One of the optimizers, with its settings.
+#define MHFAST_TYPE(Type, name) , Type
+using AnyRule = typename VariantOfRest<void MHFAST_OPTIMIZERS(MHFAST_TYPE)>::Type;
+#undef MHFAST_TYPE
+
+/// A rule, and what all rules have.
 struct Optimizer {
-  Method method = Method::kGradientDescent;
+  AnyRule rule;
   const double* lr = nullptr;        // by run
   const double* schedule = nullptr;  // factor of lr by step, or null
   double l2 = 0, clip = std::numeric_limits<double>::infinity();
-  double eps = 0;
-  Scope by = Scope::kTensor;  // what is normalized as one
-  double beta1 = 0, beta2 = 0, weight_decay = 0;
-  const std::int64_t* since = nullptr;  // by run: the step before which Adam's moments were zero
-  bool nesterov = false;
-  double target = 0, factor = 0.5, max_lr = std::numeric_limits<double>::infinity();  // Polyak
-  double power = 2;                                                                   // mirror
-  bool normalized = false;
+  const std::int64_t* since = nullptr;  // by run: the step before which its slots were zero
   Projection project = Projection::kNone;
   double radius = 0;
   Scope project_by = Scope::kTensor;
 
-  bool normalizes() const {
-    return method == Method::kNormalized || (method == Method::kMirror && normalized);
+  /// Calls body(rule) with the rule's own type.
+  template <class Body>
+  auto with_rule(const Body& body) const {
+    return std::visit(body, rule);
   }
-  /// Power of the norm that a normalized step divides by: a mirror step's is the dual norm.
-  double norm_power() const { return method == Method::kMirror ? power / (power - 1) : 2; }
+  int slots() const {
+    return with_rule([](const auto& r) { return r.kSlots; });
+  }
+  bool needs_loss() const {
+    return with_rule([](const auto& r) { return r.kNeedsLoss; });
+  }
+  bool ignores_scale() const {
+    return with_rule([](const auto& r) { return r.ignores_scale(); });
+  }
+  Scope norm_scope() const {
+    return with_rule([](const auto& r) { return r.norm_scope(); });
+  }
 };
 
 /// A trained tensor and its gradient; of each head (and lane) what the step needs to know.
@@ -83,7 +99,7 @@ class Descent {
   void choose_projections();
 
   bool projects() const { return optimizer_.project != Projection::kNone; }
-  bool needs_losses() const { return optimizer_.method == Method::kPolyak; }
+  bool needs_losses() const { return optimizer_.needs_loss(); }
   /// The stored gradient lacks the factors whose logarithms are in log_scales.
   void set_scaled(bool scaled) { scaled_ = scaled; }
 
@@ -92,17 +108,28 @@ class Descent {
   void measure(const real* x, std::ptrdiff_t size, double power, PowerSum* out) const;
   PowerSum whole_norm(Norms norms, int lane, double& log_scale) const;
   double divided(double rate, const PowerSum& norm, double log_scale, double kept) const;
+  template <class Rule>
+  void choose_rates_of(const Rule& rule, std::int64_t step, const std::vector<double>& lr,
+                       const std::vector<std::int64_t>& since, const std::vector<double>& losses);
   void choose_normalized(int lane, double rate, double kept);
   void fill(int lane, double rate);
 
-  const Optimizer optimizer_;
+  /// What of the rule is asked at every step: the norm that the gradient is divided by, if any.
+  struct Norm {
+    bool divides = false, dual = false;  // dual: of another power than 2
+    double power = 2, eps = 0;
+    Scope by = Scope::kTensor;
+  };
+
+  Optimizer optimizer_;
+  const Norm norm_;
   const Kernels<real>& kernels_;
   const int width_;
   const bool wants_norms_, step_needs_norm_;
   std::vector<Trained<real>> tensors_;
   bool scaled_ = false;
   std::vector<char> frozen_;
-  std::vector<double> kept_, decay_, root_;
+  std::vector<double> kept_, decay_, own_;
 };
 
 }  // namespace mhfast

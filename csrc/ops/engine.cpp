@@ -18,7 +18,8 @@ constexpr double kLeisurelyFlops = 5e8;
 }  // namespace
 
 template <class real>
-Engine<real>::Engine(const Data<real>& data, Loss loss, const Options& options, int threads)
+Engine<real>::Engine(const Data<real>& data, std::optional<Loss> loss, const Options& options,
+                     int threads)
     : kernels_(active_kernels<real>()),
       data_(data),
       loss_(loss),
@@ -59,16 +60,17 @@ Engine<real>::Engine(const Data<real>& data, Loss loss, const Options& options, 
 /// weights of a classifier's samples.
 template <class real>
 void Engine<real>::weigh() {
+  if (!loss_) return;
   const Shape& s = data_.shape;
   for (int lane = 0; lane < width_; ++lane) {
-    total_weights_.push_back(data_.total_weight(std::min(lane, data_.runs - 1), loss_));
-    total_labels_.push_back(data_.total_labels(std::min(lane, data_.runs - 1), loss_));
+    total_weights_.push_back(data_.total_weight(std::min(lane, data_.runs - 1), *loss_));
+    total_labels_.push_back(data_.total_labels(std::min(lane, data_.runs - 1), *loss_));
   }
   for (int l = 0; l < kernels_.lanes; ++l) {
     const double total = total_weights_[width_ > 1 ? l : 0];
     shares_.push_back(1.0 / (s.is_layer() ? total : total * std::sqrt(double(s.H))));
   }
-  if (s.is_layer() || !data_.y) return;
+  if (s.is_layer()) return;
   const std::ptrdiff_t entries = s.n * width_;
   const std::size_t held = entries + kernels_.lanes;  // whole vectors are read from anywhere
   labels_.resize(held);

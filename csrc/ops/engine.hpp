@@ -11,6 +11,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "../dispatch/dispatch.hpp"
@@ -61,7 +62,7 @@ class Engine {
     real *W, *readout, *prompt;
   };
 
-  Engine(const Data<real>& data, Loss loss, const Options& options, int threads);
+  Engine(const Data<real>& data, std::optional<Loss> loss, const Options& options, int threads);
 
   /// Takes scratch from `block`, which must serve nothing else until the next call; the parameters
   /// must be loaded again.
@@ -234,7 +235,7 @@ class Engine {
 
   const Kernels<real>& kernels_;
   const Data<real> data_;
-  const Loss loss_;
+  const std::optional<Loss> loss_;  // none where only outputs are asked for
   const Options options_;
   const Plan plan_;
   const int width_;

@@ -35,7 +35,7 @@ void Engine<real>::measure_loss(Pass pass, LaneTotals& totals, const Slab& slab,
                                 real* slope, double* log_slope) const {
   const std::ptrdiff_t at = slab.first_sample * width_;
   LossArguments<real> in{};
-  in.kind = loss_;
+  in.kind = *loss_;
   in.values = totals_wanted_ || pass == Pass::kScaledGradient;
   in.count = entries(slab);
   in.f = phi;

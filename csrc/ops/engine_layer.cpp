@@ -98,7 +98,7 @@ void Engine<real>::measure_layer(LaneTotals& totals, const Slab& slab, const Roo
         emit(at + o * L + l, u * L + l, w[l] * slope);
       };
       if (w[l] != 0)
-        rows[l] = row_loss(loss_, room.f + at + l, y + l, L, p, totals_wanted_, emit_weighted);
+        rows[l] = row_loss(*loss_, room.f + at + l, y + l, L, p, totals_wanted_, emit_weighted);
       else  // whatever the outputs are
         for (int o = 0; o < p; ++o) emit(at + o * L + l, u * L + l, 0.0);
     }

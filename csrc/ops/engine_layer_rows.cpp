@@ -105,7 +105,7 @@ void Engine<real>::measure_layer_tile(LaneTotals& totals, const Slab& slab, cons
       for (int o = 0; o < s.p; ++o) emit(at + o, 0.0);
       continue;
     }
-    const RowLoss row = row_loss(loss_, room.f + at, slab.y + t * targets, 1, s.p, totals_wanted_,
+    const RowLoss row = row_loss(*loss_, room.f + at, slab.y + t * targets, 1, s.p, totals_wanted_,
                                  [&](int o, double slope) { emit(at + o, w * slope); });
     totals.loss[0] += w * row.value;
     totals.correct[0] += w * row.correct;

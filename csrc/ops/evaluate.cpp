@@ -154,7 +154,7 @@ void outputs(const Data<real>& given, const Model<const real*>& model, real scal
   const Data<real>& data = *clean;
   CallScratch scratch;
   const DenseModel<real> dense(data.shape, model, scale, false, scratch.model());
-  Engine<real> engine(data, Loss::kLinear, {}, threads);
+  Engine<real> engine(data, std::nullopt, {}, threads);
   engine.bind(scratch.engine());
   engine.write_outputs(out);
   run_short_team(engine.threads(), engine.leisurely_seconds(), [&](const Member& member) {

@@ -163,7 +163,7 @@ double InputGradients<real>::measure(std::ptrdiff_t i, const real* f, Room<real>
     const double w = data_.weight_of(0, i, 0);
     room.g[0] = 0;
     if (w == 0) return 0;  // left out, whatever the output is
-    const auto term = loss_term<ScalarMath>(loss_, double(f[i]), double(data_.y[i]), true);
+    const auto term = loss_term(loss_, double(f[i]), double(data_.y[i]));
     room.g[0] = real(term.slope * w / (total_ * std::sqrt(double(s.H))));
     return w * term.value;
   }

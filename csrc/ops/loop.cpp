@@ -51,6 +51,19 @@ std::shared_ptr<Packed<real>> pack_for(Engine<real>& engine, const Data<real>& d
   return packed;
 }
 
+/// What thresholds are compared with, at one step of one run.
+template <class real>
+struct Now {
+  const Totals& totals;
+  const Descent<real>& descent;
+  int lane;
+
+  double loss() const { return totals.loss; }
+  double accuracy() const { return totals.correct; }
+  double margin() const { return totals.margin; }
+  double grad_norm() const { return descent.gradient_norm(lane); }
+};
+
 }  // namespace
 
 template <class real>
@@ -85,7 +98,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
   options.gradient = true;
   options.wrt_W = task.wrt[kW] || task.wrt[kQ] || task.wrt[kK] || task.wrt[kPrompt];
   options.wrt_readout = task.wrt[kU] || task.wrt[kV];
-  options.gaps = task.optimizer.normalizes() && task.optimizer.l2 == 0;
+  options.gaps = task.optimizer.ignores_scale() && task.optimizer.l2 == 0;
   options.runs_are_lanes = width_ > 1;
   const Data<real> data = at_run(task.data, run, count_);
   engine_ = std::make_unique<Engine<real>>(data, task.loss, options, threads);
@@ -213,7 +226,7 @@ void Loop<real>::advance(std::int64_t until, bool interruptible, const Member& m
   load(member);
   member.wait();
   const auto goes_on = [&] {
-    return !ended_ && (step_ < until || until == task_.last_step || !finish_.empty());
+    return !ended_ && (step_ < until || until == task_.last_step || finishes());
   };
   while (goes_on()) {
     advance_step(member, flush);
@@ -252,7 +265,7 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
   if (interrupted_ || ended_) {
     member.wait();  // all have seen why
     if (leader && interrupted_)
-      for (int l = 0; l < count_; ++l) end(l, "aborted");
+      for (int l = 0; l < count_; ++l) end(l, StopReason::kAborted);
     if (member.count > 1 && leader) alone_ = false;
     return;
   }
@@ -271,7 +284,7 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
 /// Whether the loss of this step is asked for, by a record or by what decides.
 template <class real>
 bool Loop<real>::wants_totals() const {
-  if (step_ == task_.last_step || !finish_.empty() || task_.thresholds.ask_for_totals() ||
+  if (step_ == task_.last_step || finishes() || task_.thresholds.ask_for_totals() ||
       descent_->needs_losses() || again_)
     return true;
   for (const Record& r : task_.records)
@@ -315,7 +328,8 @@ bool Loop<real>::evaluate(const Member& member) {
 /// Decides whether a gradient that is to be normalized must have its largest factors taken out.
 template <class real>
 void Loop<real>::choose_scales() {
-  scaled_ = engine_->needs_scaling(task_.optimizer.by != Scope::kHead || task_.wrt[kPrompt]);
+  scaled_ =
+      engine_->needs_scaling(task_.optimizer.norm_scope() != Scope::kHead || task_.wrt[kPrompt]);
   descent_->set_scaled(scaled_);
   for (Trained<real>& tensor : descent_->tensors())
     for (int h = 0; h < tensor.heads; ++h)
@@ -348,21 +362,16 @@ void Loop<real>::decide(const FlushToZero& flush) {
       again_ = true;
       continue;
     }
-    if (!finite) end(l, "nonfinite");
-    if (totals.loss <= limits.loss) end(l, "loss");
-    if (totals.correct >= limits.accuracy) end(l, "accuracy");
-    if (totals.margin >= limits.margin) end(l, "margin");
-    if (!std::isnan(limits.grad_norm) && descent_->gradient_norm(l) <= limits.grad_norm)
-      end(l, "grad_norm");
+    end(l, finite ? limits.reached(Now<real>{totals, *descent_, l}) : StopReason::kNonfinite);
     if (!frozen_[l]) continue;
     task_.stopped[run_ + l] = step_;
     task_.reasons[run_ + l] = reasons_[l];
   }
   if (again_) return;
-  ended_ = at_end || !finish_.empty() ||
+  ended_ = at_end || finishes() ||
            std::all_of(frozen_.begin(), frozen_.begin() + count_, [](char f) { return f; });
   for (int l = 0; ended_ && l < count_; ++l)
-    if (!frozen_[l]) reasons_[l] = finish_.empty() ? "steps" : finish_;
+    if (!frozen_[l]) reasons_[l] = !finishes() ? StopReason::kSteps : finish_;
   std::fill(test_due_.begin(), test_due_.end(), 0);
   for (const Record& r : task_.records) {
     if (!is_due(r)) continue;
@@ -372,16 +381,15 @@ void Loop<real>::decide(const FlushToZero& flush) {
   if (!ended_) descent_->choose_rates(step_, rates_, since_, losses_, frozen_);
 }
 
-/// The first reason counts.
+/// Freezes a run for a reason, if there is one; an interrupted loop ends without freezing any.
 template <class real>
-void Loop<real>::end(int lane, const std::string& reason) {
-  if (reason == "aborted") {
-    ended_ = true;
-    if (!frozen_[lane]) reasons_[lane] = reason;
-    return;
-  }
+void Loop<real>::end(int lane, StopReason reason) {
+  if (reason == StopReason::kNone) return;
   if (!frozen_[lane]) reasons_[lane] = reason;
-  frozen_[lane] = 1;
+  if (reason == StopReason::kAborted)
+    ended_ = true;
+  else
+    frozen_[lane] = 1;
 }
 
 template <class real>
@@ -472,7 +480,7 @@ bool Loop<real>::ask_tick(const FlushToZero& flush) {
 
 template <class real>
 bool Loop<real>::is_due(const Record& r) const {
-  return step_ % r.every == 0 || (ended_ && finish_ != "aborted");
+  return step_ % r.every == 0 || (ended_ && finish_ != StopReason::kAborted);
 }
 
 template class Loop<float>;

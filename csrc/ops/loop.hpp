@@ -62,7 +62,7 @@ class Loop {
   int threads() const { return engine_->threads(); }
   bool ended() const { return ended_; }
   std::int64_t step() const { return step_; }
-  const std::string& reason(int lane) const { return reasons_[lane]; }
+  StopReason reason(int lane) const { return reasons_[lane]; }
 
   /// Takes scratch; one member's call before each advance.
   void bind(Workspace& workspace);
@@ -72,7 +72,7 @@ class Loop {
   void advance(std::int64_t until, bool interruptible, const Member& member);
 
   /// Makes the next advance evaluate and record theta as it is, and end there for this reason.
-  void finish(const std::string& reason) { finish_ = reason; }
+  void finish(StopReason reason) { finish_ = reason; }
 
   /// Copies parameters and the optimizer's state from lanes to the task.
   void write_back();
@@ -91,12 +91,13 @@ class Loop {
   bool evaluate(const Member& member);
   void choose_scales();
   void decide(const FlushToZero& flush);
-  void end(int lane, const std::string& reason);
+  void end(int lane, StopReason reason);
   void evaluate_tests(const Member& member);
   void record();
   void repeat_row(const Record& r, int lane, std::int64_t from, std::int64_t to);
   void update(const Member& member);
   bool wants_totals() const;
+  bool finishes() const { return finish_ != StopReason::kNone; }
   bool is_due(const Record& r) const;
   bool ask_tick(const FlushToZero& flush);
 
@@ -117,8 +118,8 @@ class Loop {
   std::vector<double> rates_, losses_;
   std::vector<std::int64_t> since_;
   std::vector<char> frozen_;
-  std::vector<std::string> reasons_;
-  std::string finish_;
+  std::vector<StopReason> reasons_;
+  StopReason finish_ = StopReason::kNone;
   bool again_ = false;  // theta_k is evaluated once more, for its loss
   bool interruptible_ = false, interrupted_ = false, ended_ = false, recording_ = false;
   bool alone_ = false;  // the first member takes the next steps by itself

@@ -1,6 +1,5 @@
-// Losses of single outputs and of rows. Arithmetic is double whatever the type of the model.
-//
-//   of a row, beside those of loss_term.hpp: cross entropy log sum_o exp(f_o) - f_y, y the class
+// Losses of one output and of rows, by the list of losses. Arithmetic is double whatever the type
+// of the model.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +7,7 @@
 #include <cstddef>
 #include <limits>
 
-#include "../kernels/loss_term.hpp"
+#include "../lists/losses.hpp"
 
 namespace mhfast {
 
@@ -23,97 +22,76 @@ struct ScalarMath {
   static double select(bool mask, double yes, double no) { return mask ? yes : no; }
 };
 
+/// Loss, slope and logarithm of the slope at one output.
+inline LossTerm<double> loss_term(Loss loss, double f, double y) {
+  return with_loss_of_outputs(
+      loss, [=](auto kind) { return decltype(kind)::template term<ScalarMath>(f, y, true); });
+}
+
 /// d slope / d f.
 inline double curvature(Loss loss, double f, double y) {
-  const double m = y * f;
-  switch (loss) {
-    case Loss::kLogistic: {
-      const double t = std::exp(-std::fabs(m));
-      return t / ((1 + t) * (1 + t));
+  return with_loss_of_outputs(
+      loss, [=](auto kind) { return decltype(kind)::template curvature<ScalarMath>(f, y); });
+}
+
+template <class Type, class real, class Emit>
+inline RowLoss row_loss_of(const real* f, const real* y, std::ptrdiff_t stride, int p, bool values,
+                           const Emit& emit) {
+  if constexpr (Type::kTargets == Targets::kClasses) {
+    return Type::row(f, y, stride, p, emit);
+  } else {
+    RowLoss row;
+    for (int o = 0; o < p; ++o) {
+      const double output = double(f[o * stride]), label = double(y[o * stride]);
+      const LossTerm<double> term = Type::template term<ScalarMath>(output, label, values);
+      row.value += term.value;
+      row.correct += output * label > 0 ? 1.0 : 0.0;
+      row.margin = std::min(row.margin, output * label);
+      emit(o, term.slope);
     }
-    case Loss::kExponential:
-      return std::exp(-m);
-    case Loss::kSquared:
-      return 2;
-    case Loss::kLinear:
-    case Loss::kGiven:
-    case Loss::kCrossEntropy:
-      break;
+    return row;
   }
-  return 0;
 }
 
-/// Loss of one row of outputs f[0], f[stride], ..., and what its labels say of it.
-struct RowLoss {
-  double value = 0, correct = 0, margin = HUGE_VAL;
-};
-
-/// y[0] is the class. Calls emit(o, d value / d f_o) for every output.
-template <class real, class Emit>
-inline RowLoss cross_entropy(const real* f, const real* y, std::ptrdiff_t stride, int p,
-                             const Emit& emit) {
-  const int label = int(y[0]);
-  const double of_class = double(f[label * stride]);
-  double other = -HUGE_VAL;
-  for (int o = 0; o < p; ++o)
-    if (o != label) other = std::max(other, double(f[o * stride]));
-  const double largest = std::max(other, of_class), own = std::exp(of_class - largest);
-  // The other classes apart from the own one, so that a small loss keeps its digits.
-  double rest = 0;
-  for (int o = 0; o < p; ++o)
-    if (o != label) rest += std::exp(double(f[o * stride]) - largest);
-  const double sum = own + rest;
-  for (int o = 0; o < p; ++o)
-    emit(o, o == label ? -rest / sum : std::exp(double(f[o * stride]) - largest) / sum);
-  const double value =
-      own > 0.5 * sum ? std::log1p(rest / own) : std::log(sum) + (largest - of_class);
-  return {value, of_class > other ? 1.0 : 0.0, of_class - other};
+template <class Type, class real, class Emit>
+inline void move_slopes_of(const real* f, const real* df, [[maybe_unused]] const real* y,
+                           std::ptrdiff_t stride, int p, const Emit& emit) {
+  if constexpr (Type::kTargets == Targets::kClasses) {
+    Type::move_slopes(f, df, stride, p, emit);
+  } else {
+    for (int o = 0; o < p; ++o) {
+      const double output = double(f[o * stride]), label = double(y[o * stride]);
+      emit(o, Type::template curvature<ScalarMath>(output, label) * double(df[o * stride]));
+    }
+  }
 }
 
-/// Sum over the outputs of a row; cross entropy has one label for the row, others one for each
-/// output. Without `values` as for loss_term.
+/// Calls emit(o, d value / d f_o) for every output of a row. Cross entropy has one target for the
+/// row, others one for each output and sum over these. Without `values` as for LossTerm.
 template <class real, class Emit>
 inline RowLoss row_loss(Loss loss, const real* f, const real* y, std::ptrdiff_t stride, int p,
                         bool values, const Emit& emit) {
-  if (loss == Loss::kCrossEntropy) return cross_entropy(f, y, stride, p, emit);
-  RowLoss row;
-  for (int o = 0; o < p; ++o) {
-    const double output = double(f[o * stride]), label = double(y[o * stride]);
-    const LossTerm<double> term = loss_term<ScalarMath>(loss, output, label, values);
-    row.value += term.value;
-    row.correct += output * label > 0 ? 1.0 : 0.0;
-    row.margin = std::min(row.margin, output * label);
-    emit(o, term.slope);
+  switch (loss) {
+#define MHFAST_CASE(Type, name) \
+  case Loss::k##Type:           \
+    return row_loss_of<Type>(f, y, stride, p, values, emit);
+    MHFAST_LOSSES(MHFAST_CASE)
+#undef MHFAST_CASE
   }
-  return row;
+  __builtin_unreachable();
 }
 
-/// Calls emit(o, move of the slope of output o) as the row's outputs f move by df.
+/// Calls emit(o, change of the slope of output o) as the row's outputs f move by df.
 template <class real, class Emit>
 inline void move_slopes(Loss loss, const real* f, const real* df, const real* y,
                         std::ptrdiff_t stride, int p, const Emit& emit) {
-  if (loss != Loss::kCrossEntropy) {
-    for (int o = 0; o < p; ++o)
-      emit(o,
-           curvature(loss, double(f[o * stride]), double(y[o * stride])) * double(df[o * stride]));
-    return;
+  switch (loss) {
+#define MHFAST_CASE(Type, name) \
+  case Loss::k##Type:           \
+    return move_slopes_of<Type>(f, df, y, stride, p, emit);
+    MHFAST_LOSSES(MHFAST_CASE)
+#undef MHFAST_CASE
   }
-  // P (df - sum(P df)), the differences taken from the likeliest output's.
-  double largest = -HUGE_VAL, sum = 0, mean = 0, centre = 0;
-  for (int o = 0; o < p; ++o)
-    if (double(f[o * stride]) > largest) {
-      largest = double(f[o * stride]);
-      centre = double(df[o * stride]);
-    }
-  for (int o = 0; o < p; ++o) {
-    const double e = std::exp(double(f[o * stride]) - largest);
-    sum += e;
-    mean += e * (double(df[o * stride]) - centre);
-  }
-  mean /= sum;
-  for (int o = 0; o < p; ++o)
-    emit(o, std::exp(double(f[o * stride]) - largest) / sum *
-                ((double(df[o * stride]) - centre) - mean));
 }
 
 }  // namespace mhfast

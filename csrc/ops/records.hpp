@@ -13,8 +13,7 @@ void write_record(const TrainingTask<real>& task, const Record& record, std::ptr
 
 /// Whether a record is of parameters, which runs side by side keep elsewhere meanwhile.
 inline bool is_of_parameters(Quantity quantity) {
-  return quantity != Quantity::kLoss && quantity != Quantity::kAccuracy &&
-         quantity != Quantity::kMargin && quantity != Quantity::kGradNorm;
+  return is_of(quantity) != QuantityOf::kDataSet && is_of(quantity) != QuantityOf::kGradient;
 }
 
 }  // namespace mhfast

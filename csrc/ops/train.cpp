@@ -41,7 +41,7 @@ class Training {
   }
   bool advance(std::int64_t step, std::int64_t until);
   void advance_once(std::int64_t until);
-  void finish(const char* reason);
+  void finish(StopReason reason);
   std::int64_t reached() const {
     std::int64_t step = task_.first_step;
     for (const auto& loop : loops_) step = std::max(step, loop->step());
@@ -86,7 +86,7 @@ template <class real>
 bool Training<real>::advance(std::int64_t step, std::int64_t until) {
   if (loops_.size() == 1) {
     advance_once(until);
-    return loops_[0]->reason(0) != "aborted";
+    return loops_[0]->reason(0) != StopReason::kAborted;
   }
   using Clock = std::chrono::steady_clock;
   do {
@@ -104,7 +104,7 @@ bool Training<real>::advance(std::int64_t step, std::int64_t until) {
 
 /// Ends at theta as it is, recorded.
 template <class real>
-void Training<real>::finish(const char* reason) {
+void Training<real>::finish(StopReason reason) {
   for (auto& loop : loops_) loop->finish(reason);
   advance_once(task_.last_step);
 }
@@ -130,7 +130,7 @@ TrainingEnd Training<real>::run() {
     const HookAnswer answer = asks ? ask(step) : HookAnswer::kGoOn;
     if (answer != HookAnswer::kGoOn) {
       aborted = answer == HookAnswer::kAbort;
-      finish(aborted ? "aborted" : "hook");
+      finish(aborted ? StopReason::kAborted : StopReason::kHook);
       end.last_row = aborted ? LastRow::kDue : LastRow::kAll;
       break;
     }

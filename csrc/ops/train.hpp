@@ -6,8 +6,9 @@
 // thread, or as many as there are lanes on one. The caller's code runs only through the hooks.
 #pragma once
 
+#include <cmath>
 #include <functional>
-#include <string>
+#include <limits>
 #include <vector>
 
 #include "data.hpp"
@@ -16,17 +17,33 @@
 namespace mhfast {
 
 enum class Quantity {
-  kLoss,
-  kAccuracy,
-  kMargin,  // of any data set
-  kGradNorm,
-  kParamNorm,
-  kDistance,
-  kCosine,     // of the parameters
-  kParameter,  // a snapshot
-  kAttention,
-  kAttentionMax,
-  kAttentionGroups
+#define MHFAST_QUANTITY(enumerator, ...) enumerator,
+#include "../lists/quantities.inc"
+#undef MHFAST_QUANTITY
+  kParameter  // a snapshot
+};
+
+enum class QuantityOf { kDataSet, kGradient, kParameters, kAttentionWeights };
+
+inline QuantityOf is_of(Quantity quantity) {
+  switch (quantity) {
+#define MHFAST_QUANTITY(enumerator, name, of) \
+  case Quantity::enumerator:                  \
+    return QuantityOf::of;
+#include "../lists/quantities.inc"
+#undef MHFAST_QUANTITY
+    case Quantity::kParameter:
+      break;
+  }
+  return QuantityOf::kParameters;
+}
+
+enum class StopReason : std::int64_t {
+#define MHFAST_STOP(enumerator, name) enumerator,
+#define MHFAST_THRESHOLD(enumerator, name, comparison) enumerator,
+#include "../lists/stops.inc"
+#undef MHFAST_STOP
+#undef MHFAST_THRESHOLD
 };
 
 /// A row of the buffer for each due step: multiples of `every` from the first step on, and the end.
@@ -48,12 +65,29 @@ struct Record {
   }
 };
 
-struct Thresholds {  // NaN: none
-  double loss = kNone, grad_norm = kNone, accuracy = kNone, margin = kNone;
+/// Numbers that end a run, NaN where there is none: then no comparison holds.
+struct Thresholds {
   static constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+#define MHFAST_STOP(enumerator, name)
+#define MHFAST_THRESHOLD(enumerator, name, comparison) double name = kNone;
+#include "../lists/stops.inc"
+#undef MHFAST_STOP
+#undef MHFAST_THRESHOLD
 
   bool ask_for_totals() const {
     return !std::isnan(loss) || !std::isnan(accuracy) || !std::isnan(margin);
+  }
+  /// The first reason for which a run ends that is finite; loss, accuracy, margin and grad_norm by
+  /// name in `now`.
+  template <class Values>
+  StopReason reached(const Values& now) const {
+#define MHFAST_STOP(enumerator, name)
+#define MHFAST_THRESHOLD(enumerator, name, comparison) \
+  if (!std::isnan(name) && now.name() comparison name) return StopReason::enumerator;
+#include "../lists/stops.inc"
+#undef MHFAST_STOP
+#undef MHFAST_THRESHOLD
+    return StopReason::kNone;
   }
 };
 
@@ -92,7 +126,7 @@ struct TrainingTask {
   std::vector<Record> records;
   Thresholds thresholds;
   std::int64_t* stopped;                         // by run: where it was frozen, -1: it was not
-  std::vector<std::string> reasons;              // by run: why it was frozen, empty: it was not
+  StopReason* reasons;                           // by run: why it was frozen, kNone: it was not
   std::int64_t hook_every = 0;                   // 0: no hook
   std::function<HookAnswer(std::int64_t)> hook;  // at due steps and at the end
   std::function<HookAnswer(std::int64_t)> tick;  // now and then
@@ -105,8 +139,7 @@ enum class LastRow { kNone, kDue, kAll };
 struct TrainingEnd {
   std::int64_t reached;
   LastRow last_row;
-  std::vector<std::string> reasons;  // by run: steps, loss, grad_norm, accuracy, margin, hook,
-                                     // nonfinite, aborted
+  std::vector<StopReason> reasons;  // by run; of those frozen before the first step kNone
 };
 
 template <class real>

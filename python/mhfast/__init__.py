@@ -14,14 +14,8 @@ from .dataset.dataset import Dataset, as_dataset
 from .gradients import Gradients, backward, dot, hvp, norm, value_and_grad
 from .learner import learn_layer
 from .models import Classifier, Layer, LowRank, explain, stack
-from .optimizers import (
-    Adam,
-    GradientDescent,
-    MirrorDescent,
-    Momentum,
-    NormalizedGradientDescent,
-    PolyakStep,
-)
+from .optimizers import rules as _rules
+from .optimizers.rules import *  # noqa: F403  # every optimizer
 from .sweeps.sweep import SweepInterrupted, sweep
 from .sweeps.table import Sweep
 from .training.run import Interrupted, Run
@@ -30,18 +24,12 @@ from .training.train import train
 __version__ = version("mhfast")
 
 __all__ = [
-    "Adam",
     "Classifier",
     "Dataset",
-    "GradientDescent",
     "Gradients",
     "Interrupted",
     "Layer",
     "LowRank",
-    "MirrorDescent",
-    "Momentum",
-    "NormalizedGradientDescent",
-    "PolyakStep",
     "Run",
     "Sweep",
     "SweepInterrupted",
@@ -65,6 +53,7 @@ __all__ = [
     "train",
     "value_and_grad",
 ]
+__all__ += _rules.__all__
 
 
 def __dir__() -> list[str]:

@@ -4,10 +4,10 @@ Arrays are C-contiguous, aligned, in native byte order and of one real dtype, fl
 which the callers in this package see to.
 
 `parameters` is W, Q, K, U, V, prompt, None for what a model has not: a classifier has U, a layer V;
-a factored W is Q and K, K None if it is tied. `data` is X, Z, y, weight, lengths. Z None means
-self-attention, or the prompt if there is one. y is (n,) for a classifier, (n, q, p) for a layer and
-int64 (n, q) for its "cross_entropy"; weight (n,), for a layer also (n, q); lengths int64 (n,), and
-X is zero beyond them.
+a factored W is Q and K, K None if it is tied. `samples` is X, query, y, weight, lengths. Without a
+query it is self-attention, or the prompt asks if there is one. y is (n,) for a classifier,
+(n, q, p) for a layer and int64 (n, q) for its classes; weight (n,), for a layer also (n, q);
+lengths int64 (n,), and X is zero beyond them.
 
 `runs` is 0 for none, else R: then every array may have a leading R or not. `causal`: row t of the
 query side sees the keys 0 ... t. `wrt` has bits, W 1, Q 2, K 4, U 8, V 16, prompt 32, X 64,
@@ -15,7 +15,7 @@ query 128. `threads` 0 is the default.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,36 @@ import numpy.typing as npt
 from ._arguments.values import Array
 from .models.problem import CoreData, CoreGradients, CoreParameters
 
-State: TypeAlias = Sequence[tuple[Array | None, Array | None] | None]
+State: TypeAlias = Sequence[tuple[Array, ...] | None]
 
+class Loss:
+    __members__: ClassVar[dict[str, Loss]]
+    name: str
+    def __int__(self) -> int: ...
+
+class StopReason:
+    __members__: ClassVar[dict[str, StopReason]]
+    name: str
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+
+class Scope:
+    __members__: ClassVar[dict[str, Scope]]
+    name: str
+
+class Projection:
+    __members__: ClassVar[dict[str, Projection]]
+    name: str
+
+class Lists(TypedDict):
+    parameters: dict[str, str]  # name: letters of the axes
+    losses: dict[str, str]  # name: kind of targets
+    quantities: dict[str, str]  # name: what it is of
+    optimizers: dict[str, int]  # name: arrays kept of each parameter
+    thresholds: tuple[str, ...]
+    kernels: tuple[str, ...]
+
+def lists() -> Lists: ...
 def config() -> dict[str, object]: ...
 def available_isas() -> list[str]: ...
 def compiled_isas() -> list[str]: ...
@@ -34,74 +62,118 @@ def active_isa() -> str: ...
 def set_num_threads(k: int) -> None: ...
 def get_num_threads() -> int: ...
 def explain(
-    n: int, T: int, q: int, d: int, H: int, p: int, runs: int, dtype_name: str
+    *, n: int, T: int, q: int, d: int, H: int, p: int, runs: int, dtype_name: str
 ) -> dict[str, object]: ...
 def outputs(
-    data: CoreData,
+    samples: CoreData,
     parameters: CoreParameters,
+    *,
     runs: int,
     scale: float,
     causal: bool,
     threads: int,
 ) -> Array: ...
 def attention(
-    data: CoreData,
+    samples: CoreData,
     parameters: CoreParameters,
+    *,
     runs: int,
     scale: float,
     causal: bool,
     threads: int,
 ) -> Array: ...
 
-# loss "cotangent": y is the upstream gradient, weight None, and the value is 0.
+# The loss cotangent: y is the upstream gradient, weight None, and the value is 0.
 def value_and_grad(
-    data: CoreData,
+    samples: CoreData,
     parameters: CoreParameters,
+    *,
     runs: int,
     scale: float,
     causal: bool,
-    loss: str,
+    loss: Loss,
     wrt: int,
     threads: int,
 ) -> tuple[float | npt.NDArray[np.float64], CoreGradients]: ...
 
 # tangent: as parameters, None for what does not move.
 def hvp(
-    data: CoreData,
+    samples: CoreData,
     parameters: CoreParameters,
     tangent: tuple[Array | None, ...],
+    *,
     runs: int,
     scale: float,
     causal: bool,
-    loss: str,
+    loss: Loss,
     wrt: int,
     threads: int,
 ) -> CoreGradients: ...
 
-# What wrt names is overwritten in place, and has the run axis; so have state and buffers.
+# There is a class of the name of each optimizer; its fields are given by name.
+class Optimizer:
+    rule: Any
+    lr: npt.NDArray[np.float64]
+    schedule: npt.NDArray[np.float64] | None
+    def __init__(
+        self,
+        *,
+        rule: Any,
+        lr: npt.NDArray[np.float64],
+        schedule: npt.NDArray[np.float64] | None,
+        l2: float,
+        clip: float,
+        project: Projection | None,
+        radius: float,
+        project_by: Scope,
+        since: npt.NDArray[np.int64],
+    ) -> None: ...
+
+class Record:
+    def __init__(
+        self,
+        *,
+        name: str,
+        dataset: int,
+        every: int,
+        buffer: npt.NDArray[Any],
+        sample_groups: npt.NDArray[np.int64] | None = None,
+        token_groups: npt.NDArray[np.int64] | None = None,
+    ) -> None: ...
+
+class TrainingResult:
+    reached: int
+    reasons: list[StopReason]
+    rows: list[int]
+    error: BaseException | None
+
+# What wrt names is overwritten in place, and has the run axis; so have state and buffers. stopped
+# and reasons (max(R, 1),) say where and why runs were frozen, and are kept up to date.
 def train(
-    data: CoreData,
+    *,
+    samples: CoreData,
     parameters: CoreParameters,
-    starts: CoreParameters,
     runs: int,
     scale: float,
     causal: bool,
-    loss: str,
+    loss: Loss,
     wrt: int,
-    optimizer: dict[str, Any],
+    starts: CoreParameters,
+    optimizer: Optimizer,
     state: State,
     first: int,
     last: int,
-    records: Sequence[tuple[Any, ...]],
+    records: Sequence[Record],
     tests: Sequence[CoreData],
     directions: Sequence[CoreParameters],
     thresholds: dict[str, float],
     stopped: npt.NDArray[np.int64],
+    reasons: npt.NDArray[np.int64],
     hook_every: int,
     hook: Callable[[int], bool] | None,
     tick: Callable[[int], None] | None,
     threads: int,
-) -> tuple[int, list[str]]: ...
+) -> TrainingResult: ...
 
 # Learning a layer: float64 only; rows are sample * T + query, None for all of them.
 Float64: TypeAlias = npt.NDArray[np.float64]
@@ -130,4 +202,4 @@ def fact_moment(
 ) -> Float64: ...
 def layer_equations(X: Float64, Y: Float64, W: Float64, V: Float64, threads: int) -> Float64: ...
 def exp(x: Array) -> Array: ...
-def peak_flops(dtype_name: str, threads: int, seconds: float) -> float: ...
+def peak_flops(*, dtype_name: str, threads: int, seconds: float) -> float: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from lists import OF_OUTPUTS, OF_ROWS, OPTIMIZERS
 
 import mhfast as mh
 
@@ -433,12 +434,12 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(loss="hinge"),
         ValueError,
-        "loss: expected one of logistic, exponential, linear, squared, got 'hinge'",
+        f"loss: expected one of {', '.join(OF_OUTPUTS)}, got 'hinge'",
     ),
     (
         lambda: value_and_grad(loss=None),
         ValueError,
-        "loss: expected one of logistic, exponential, linear, squared, got None",
+        f"loss: expected one of {', '.join(OF_OUTPUTS)}, got None",
     ),
     (
         lambda: value_and_grad(wrt="V"),
@@ -459,13 +460,13 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(loss="cross_entropy"),
         ValueError,
-        "loss: expected one of logistic, exponential, linear, squared, got "
+        f"loss: expected one of {', '.join(OF_OUTPUTS)}, got "
         "'cross_entropy', a loss of layers; of two classes labelled -1 and 1 it is 'logistic'",
     ),
     (
         lambda: value_and_grad(model=layer, loss="hinge"),
         ValueError,
-        "loss: expected one of logistic, exponential, linear, squared, cross_entropy, got 'hinge'",
+        f"loss: expected one of {', '.join((*OF_OUTPUTS, *OF_ROWS))}, got 'hinge'",
     ),
     (
         lambda: value_and_grad(model=layer),
@@ -689,8 +690,8 @@ def test_python_numbers_and_exact_weights_adapt():
         ),
         (
             "lion",
-            "optimizer: expected one of GradientDescent, NormalizedGradientDescent, PolyakStep, "
-            "Momentum, Adam, MirrorDescent, such as GradientDescent(lr), got 'lion'",
+            f"optimizer: expected one of {', '.join(kind.__name__ for kind in OPTIMIZERS)}, "
+            "such as GradientDescent(lr), got 'lion'",
         ),
     ],
 )

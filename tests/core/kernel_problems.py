@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mhfast import _core, reference
+from mhfast._arguments.lists import AXES, LOSSES, TARGETS
 
 PLANS = ("samples", "hybrid", "rows", "tiles")  # of a single run
 LAYER_PLANS = ("samples", "rows")
@@ -18,7 +19,7 @@ LAYER_PLANS = ("samples", "rows")
 # cancel.
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
 
-NAMES = ("W", "Q", "K", "U", "V", "prompt", "X", "query")  # in the order of the bits of wrt
+NAMES = tuple(AXES)  # in the order of the bits of wrt
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,20 +47,27 @@ class Problem:
         """What every function of the core takes first."""
         data = (self.X, self.Z, self.y, self.weight, self.lengths)
         parameters = (self.W, None, None, self.U, self.V, self.prompt)
-        return data, parameters, self.runs, 1.0, self.causal
+        return data, parameters
+
+    def options(self, threads: int = 0) -> dict[str, Any]:
+        """What every function of the core takes by name."""
+        return {"runs": self.runs, "scale": 1.0, "causal": self.causal, "threads": threads}
 
     def outputs(self, threads: int = 0) -> Any:
-        data, *rest = self.model
-        return _core.outputs((*data[:2], None, None, data[4]), *rest, threads)
+        data, parameters = self.model
+        return _core.outputs((*data[:2], None, None, data[4]), parameters, **self.options(threads))
 
     def attention(self, threads: int = 0) -> Any:
-        data, *rest = self.model
-        return _core.attention((*data[:2], None, None, data[4]), *rest, threads)
+        data, parameters = self.model
+        samples = (*data[:2], None, None, data[4])
+        return _core.attention(samples, parameters, **self.options(threads))
 
     def value_and_grad(self, threads: int = 0) -> tuple[Any, dict[str, Any]]:
         """The loss, and its gradients by all that it depends on."""
         bits = sum(1 << j for j, name in enumerate(NAMES) if name in self.names())
-        value, gradients = _core.value_and_grad(*self.model, self.loss, bits, threads)
+        value, gradients = _core.value_and_grad(
+            *self.model, **self.options(threads), loss=LOSSES[self.loss], wrt=bits
+        )
         found = zip(NAMES, gradients, strict=True)
         return value, {name: g for name, g in found if g is not None}
 
@@ -68,7 +76,7 @@ class Problem:
         parameters = NAMES[:6]
         bits = sum(1 << j for j, name in enumerate(parameters) if name in self.names())
         moves = tuple(tangent.get(name) for name in parameters)
-        products = _core.hvp(*self.model[:2], moves, *self.model[2:], self.loss, bits, 0)
+        products = _core.hvp(*self.model, moves, **self.options(), loss=LOSSES[self.loss], wrt=bits)
         return dict(zip(parameters, products, strict=True))
 
     def names(self) -> list[str]:
@@ -137,10 +145,11 @@ def problem(
         arrays["U"] = normal("U", heads, q, dim)
         target = normal("y", n)
     arrays = {name: array.astype(dtype) for name, array in arrays.items()}
-    if loss == "cross_entropy":
+    if TARGETS[loss] == "classes":
         arrays["y"] = rng.integers(0, outputs, target.shape[:-1])
     else:
-        arrays["y"] = (target if loss == "squared" else np.where(target < 0, -1, 1)).astype(dtype)
+        signs = np.where(target < 0, -1, 1)
+        arrays["y"] = (target if TARGETS[loss] == "reals" else signs).astype(dtype)
     if "lengths" in masks:
         lead = (runs,) if runs and "lengths" not in shared else ()
         lengths = rng.integers(0, tokens + 1, (*lead, n))

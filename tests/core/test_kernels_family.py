@@ -18,6 +18,7 @@ from kernel_problems import (
     problem,
     relative,
 )
+from lists import with_every
 
 import mhfast as mh
 from mhfast import _core, reference
@@ -208,29 +209,31 @@ def test_products_of_the_hessian(isa, dtype, outputs, axis, use_isa):
             assert error <= 2 * TOLERANCE[dtype] * max(np.abs(true).max(), 1), name
 
 
-RULES = {
-    "normalized": mh.NormalizedGradientDescent(0.1, by="head", clip=0.5),
-    "polyak": mh.PolyakStep(0.5, target=0.1),
-    "momentum": mh.Momentum(0.1, 0.8, nesterov=True, l2=0.1),
-    # An eps that keeps Adam from enlarging the rounding of entries near zero.
-    "adam": mh.Adam(0.02, eps=0.01, weight_decay=0.1),
-    # s^(1/(p-1)) enlarges the rounding of entries near zero where p is above 2.
-    "mirror": mh.MirrorDescent(0.02, p=1.5),
-    "sphere": mh.GradientDescent(0.1, project="sphere", radius=1.5, project_by="head"),
-}
+RULES = with_every(
+    [
+        mh.NormalizedGradientDescent(0.1, by="head", clip=0.5),
+        mh.PolyakStep(0.5, target=0.1),
+        mh.Momentum(0.1, 0.8, nesterov=True, l2=0.1),
+        # An eps that keeps Adam from enlarging the rounding of entries near zero.
+        mh.Adam(0.02, eps=0.01, weight_decay=0.1),
+        # s^(1/(p-1)) enlarges the rounding of entries near zero where p is above 2.
+        mh.MirrorDescent(0.02, p=1.5),
+        mh.GradientDescent(0.1, project="sphere", radius=1.5, project_by="head"),
+    ]
+)
 
 
 @every_isa
 @both_types
 @pytest.mark.parametrize("runs", [0, 3])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_steps(isa, dtype, runs, rule, use_isa, use_plan):
     use_isa(isa)
     use_plan("runs")
     for dim, the in walk("dim", dtype, runs=runs, shared="X y"):
         model = mh.Classifier(the.W, the.U)
-        run = mh.train(model, the.X, the.y, steps=3, optimizer=RULES[rule])
-        end, _ = reference.train(model, the.X, the.y, steps=3, optimizer=RULES[rule])
+        run = mh.train(model, the.X, the.y, steps=3, optimizer=rule)
+        end, _ = reference.train(model, the.X, the.y, steps=3, optimizer=rule)
         # Three steps, each with the errors of a gradient.
         assert relative(run.model.W, end.W) <= 3 * TOLERANCE[dtype], dim
         assert relative(run.model.U, end.U) <= 3 * TOLERANCE[dtype], dim

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from mhfast import _core
+from mhfast._arguments.lists import LOSSES
 
+OPTIONS = {"runs": 0, "scale": 1.0, "causal": False, "threads": 0}
 MIB = 2**20
 SCRATCH = 64 * MIB  # promised for any number of samples
 
@@ -41,6 +43,7 @@ MODELS = {
 PROGRAM = """
     import numpy as np
     from mhfast import _core
+    options = dict(runs=0, scale=1.0, causal=False, threads=0)
     size, T, d, H = {sizes}
     def setup(size):
         n, T = {shape}
@@ -54,7 +57,7 @@ PROGRAM = """
         return (normal(n, T, d), None, y.astype(np.float32), None, None), parameters
     def work(data, parameters):
         wrt = sum(1 << j for j, array in enumerate(parameters) if array is not None)
-        _core.value_and_grad(data, parameters, 0, 1.0, False, "logistic", wrt, 0)
+        _core.value_and_grad(data, parameters, **options, loss=_core.Loss.logistic, wrt=wrt)
 """
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
 
@@ -105,11 +108,13 @@ def test_more_than_two_to_the_31_numbers():
     parameters = (W, None, None, U, None, None)
 
     def outputs(X, query):
-        return _core.outputs((X, query, None, None, None), parameters, 0, 1.0, False, 0)
+        return _core.outputs((X, query, None, None, None), parameters, **OPTIONS)
 
     def gradients(X, query, y):
         data = (X, query, y, None, None)
-        _, found = _core.value_and_grad(data, parameters, 0, 1.0, False, "linear", 1 + 8, 0)
+        _, found = _core.value_and_grad(
+            data, parameters, **OPTIONS, loss=LOSSES["linear"], wrt=1 + 8
+        )
         return found[0], found[3]
 
     end = X[-5:].copy(), query[-5:].copy()

@@ -3,14 +3,13 @@
 import mpmath
 import numpy as np
 import pytest
+from lists import LOSSES, targets
 
 import mhfast as mh
 from mhfast import _core
 
 N, T, D, HEADS, OUT, RANK, ROWS = 5, 6, 4, 3, 2, 7, 8
 
-CLASSIFIER_LOSSES = ("logistic", "exponential", "linear", "squared")
-LAYER_LOSSES = ("logistic", "squared", "cross_entropy")
 QUERIES = ("self", "token", "external", "prompt")
 
 
@@ -39,19 +38,14 @@ def instance(kind, loss, query, factors, *, dtype=np.float64, seed=0, lengths=Fa
         data["query"] = normal(N, ROWS, D)
     if lengths:
         data["lengths"] = np.array([T, 2, 0, 3, 5])
-    if loss == "squared":
-        data["y"] = normal(*shape)
-    elif loss == "cross_entropy":
-        data["y"] = rng.integers(0, OUT, (N, q))
-    else:
-        data["y"] = rng.choice([-1.0, 1.0], shape)
+    data["y"] = targets(loss, shape, rng, dtype, OUT)
     data["weight"] = rng.uniform(0.5, 2.0, N).astype(dtype)
     tangent = mh.Gradients(**{name: normal(*x.shape) for name, x in model.parameters.items()})
     return model, data, tangent
 
 
 def cases():
-    for kind, losses in (("classifier", CLASSIFIER_LOSSES), ("layer", LAYER_LOSSES)):
+    for kind, losses in (("classifier", LOSSES[mh.Classifier]), ("layer", LOSSES[mh.Layer])):
         for k, loss in enumerate(losses):
             for j, query in enumerate(QUERIES):
                 yield pytest.param(kind, loss, query, (j + k) % 3, id=f"{kind}-{loss}-{query}")
@@ -91,7 +85,7 @@ def test_lengths_and_causal(kind, causal):
     compared(model, data, tangent, "squared", product, 1e-12)
 
 
-@pytest.mark.parametrize("loss", LAYER_LOSSES)
+@pytest.mark.parametrize("loss", LOSSES[mh.Layer])
 def test_weights_of_rows(loss):
     """Each row's share of the loss is its own weight's, and so is its share of the product."""
     model, data, tangent = instance("layer", loss, "external", 0)

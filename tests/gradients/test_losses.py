@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from lists import LOSSES
 
 import mhfast as mh
 from mhfast import _core
@@ -10,12 +11,11 @@ from mhfast import _core
 # for a division; the sum and the rounding of the result add one each.
 BOUND = 4 * np.finfo(np.float64).eps
 
-EXACT = {  # of margins in long double: loss, and the size of its derivative by the output
-    "logistic": lambda m: (np.logaddexp(0, -m), np.exp(-np.logaddexp(0, m))),
-    "exponential": lambda m: (np.exp(-m), np.exp(-m)),
-    "linear": lambda m: (-m, np.ones_like(m)),
-    "squared": lambda m: ((m - 1) ** 2, 2 * np.abs(m - 1)),
-}
+
+def exact(loss, m):
+    """Loss at a margin, and the size of its derivative by the output, in long double."""
+    terms = mh.reference.LOSSES[loss](np.array([m], np.longdouble), np.ones(1, np.longdouble))
+    return float(terms.value[0]), abs(float(terms.slope[0]))
 
 
 def outputs_themselves(margins, labels, weight=None):
@@ -26,7 +26,7 @@ def outputs_themselves(margins, labels, weight=None):
 
 
 @pytest.mark.parametrize("isa", _core.available_isas())
-@pytest.mark.parametrize("loss", EXACT)
+@pytest.mark.parametrize("loss", LOSSES[mh.Classifier])
 def test_error_at_any_margin(isa, loss, use_isa):
     use_isa(isa)
     rng = np.random.default_rng(0)
@@ -35,11 +35,9 @@ def test_error_at_any_margin(isa, loss, use_isa):
         label = rng.choice([-1.0, 1.0])
         model, data = outputs_themselves(np.array([m]), np.array([label]))
         value, gradient = mh.value_and_grad(model, data, loss=loss, wrt="U")
-        exact, loss_derivative = (float(e) for e in EXACT[loss](np.longdouble(m)))
-        assert abs(value - exact) <= BOUND * abs(exact), m
-        assert abs(
-            abs(gradient.U[0, 0, 0]) - loss_derivative * abs(m)
-        ) <= BOUND * loss_derivative * abs(m), m
+        value_there, slope = exact(loss, m)
+        assert abs(value - value_there) <= BOUND * abs(value_there), m
+        assert abs(abs(gradient.U[0, 0, 0]) - slope * abs(m)) <= BOUND * slope * abs(m), m
 
 
 @pytest.mark.parametrize("isa", _core.available_isas())

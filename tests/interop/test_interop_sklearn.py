@@ -327,7 +327,7 @@ ERRORS = [
     (
         lambda: fit(loss="hinge"),
         ValueError,
-        "loss: expected one of logistic, exponential, linear, squared, got 'hinge'",
+        f"loss: expected one of {', '.join(mh.Classifier.losses)}, got 'hinge'",
     ),
     (
         lambda: fit(optimizer=0.1),

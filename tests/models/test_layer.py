@@ -11,7 +11,6 @@ import pytest
 from instances import (
     DIM,
     HEADS,
-    LOSSES,
     OUTPUTS,
     SAMPLES,
     TOKENS,
@@ -19,6 +18,7 @@ from instances import (
     case,
     relative,
 )
+from lists import LOSSES
 
 import mhfast as mh
 

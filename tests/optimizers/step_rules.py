@@ -1,15 +1,10 @@
-"""Every optimizer of mhfast in NumPy, about ten lines each, on gradients of `mh.value_and_grad`.
-
-A rule gets the optimizer, `at` with the step k, its step size lr, the loss and what the rule
-remembers, and θ and g, dicts of arrays by parameter. It changes θ in place.
-"""
-
-from types import SimpleNamespace
+"""Training in NumPy on gradients of `mh.value_and_grad`, with the steps of the reference."""
 
 import numpy as np
 
 import mhfast as mh
 from mhfast.models.problem import with_arrays
+from mhfast.reference.optimizers import STEPS, At
 
 
 def length(arrays):
@@ -25,65 +20,6 @@ def groups(arrays, by):
     return [[part] for name, a in arrays.items() for part in ([a] if name == "prompt" else a)]
 
 
-def gradient_descent(_, at, theta, g):
-    for name in theta:
-        theta[name] -= at.lr * g[name]
-
-
-def normalized(o, at, theta, g):
-    for group in groups(g, o.by):
-        size = length(group)
-        for part in group:
-            part *= 0.0 if size == 0.0 else 1.0 / (size + o.eps)
-    gradient_descent(o, at, theta, g)
-
-
-def polyak(o, at, theta, g):
-    size = length(g.values())
-    excess = max(at.loss - o.target, 0.0)
-    at.lr *= min(o.max_lr, o.factor * excess / size**2)
-    gradient_descent(o, at, theta, g)
-
-
-def momentum(o, at, theta, g):
-    for name in theta:
-        at.memory[name] = v = o.beta * at.memory.get(name, 0.0) + g[name]
-        theta[name] -= at.lr * (g[name] + o.beta * v if o.nesterov else v)
-
-
-def adam(o, at, theta, g):
-    for name in theta:
-        m, v = at.memory.get(name, (0.0, 0.0))
-        m = o.beta1 * m + (1 - o.beta1) * g[name]
-        v = o.beta2 * v + (1 - o.beta2) * g[name] ** 2
-        at.memory[name] = m, v
-        m, v = m / (1 - o.beta1 ** (at.k + 1)), v / (1 - o.beta2 ** (at.k + 1))
-        theta[name] *= 1 - at.lr * o.weight_decay
-        size = np.sqrt(v) + o.eps
-        theta[name] -= np.where(size == 0, 0.0, at.lr * m / np.where(size == 0, 1.0, size))
-
-
-def mirror(o, at, theta, g):
-    dual = o.p / (o.p - 1)
-    for group in groups(g, o.by) if o.normalized else []:
-        size = sum((abs(part) ** dual).sum() for part in group) ** (1 / dual)
-        for part in group:
-            part *= 0.0 if size == 0.0 else 1.0 / size
-    for name in theta:
-        s = np.sign(theta[name]) * abs(theta[name]) ** (o.p - 1) - at.lr * g[name]
-        theta[name][...] = np.sign(s) * abs(s) ** (1 / (o.p - 1))
-
-
-RULES = {
-    mh.GradientDescent: gradient_descent,
-    mh.NormalizedGradientDescent: normalized,
-    mh.PolyakStep: polyak,
-    mh.Momentum: momentum,
-    mh.Adam: adam,
-    mh.MirrorDescent: mirror,
-}
-
-
 def project(o, theta):
     for group in groups(theta, o.project_by) if o.project else []:
         size = length(group)
@@ -92,9 +28,18 @@ def project(o, theta):
                 part *= o.radius / size
 
 
+def normalized(o, g):
+    """g divided by the norm of its group, in place; for mirror descent by the dual norm."""
+    power = o.p / (o.p - 1) if isinstance(o, mh.MirrorDescent) else 2
+    for group in groups(g, o.by):
+        size = sum((abs(part) ** power).sum() for part in group) ** (1 / power)
+        for part in group:
+            part *= 0.0 if size == 0.0 else 1.0 / (size + getattr(o, "eps", 0.0))
+
+
 def transcribed(optimizer, model, data, steps, wrt=None, loss="logistic"):
     """The model after `steps` steps."""
-    o, memory = optimizer, {}
+    o, kept = optimizer, {}
     names = tuple(model.parameters) if wrt is None else (wrt,) if isinstance(wrt, str) else wrt
     theta = {name: model.parameters[name].copy() for name in names}
     for k in range(steps):
@@ -103,9 +48,13 @@ def transcribed(optimizer, model, data, steps, wrt=None, loss="logistic"):
         size = length(g.values())
         if size > o.clip:
             g = {name: part * (o.clip / size) for name, part in g.items()}
-        lr = getattr(o, "lr", 1.0) * (1.0 if o.schedule is None else o.schedule[k])
-        at = SimpleNamespace(k=k, lr=lr, loss=value, memory=memory)
-        RULES[type(o)](o, at, theta, g)
+        if getattr(o, "normalized", isinstance(o, mh.NormalizedGradientDescent)):
+            normalized(o, g)
+        factor = 1.0 if o.schedule is None else o.schedule[k]
+        at = At(k, getattr(o, "lr", 1.0) * factor, value, length(g.values()), factor)
+        for name in names:
+            slots = kept.setdefault(name, [np.zeros_like(theta[name])] * o.slots)
+            theta[name] = STEPS[o.name](o, theta[name], g[name], slots, at)
         project(o, theta)
         model = with_arrays(model, {name: part.copy() for name, part in theta.items()})
     return model

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from lists import with_every
 from step_rules import length, transcribed
 
 import mhfast as mh
@@ -13,35 +14,37 @@ SCHEDULE = np.linspace(1.0, 0.2, STEPS)
 # A step rounds numbers of order one a few times; a dozen steps amplify that by about ten.
 TOLERANCE = 1e-12
 
-OPTIMIZERS = [
-    mh.GradientDescent(0.3),
-    mh.GradientDescent(0.3, l2=0.05, clip=0.2, schedule=SCHEDULE),
-    mh.GradientDescent(0.3, project="ball", radius=1.5),
-    mh.GradientDescent(0.3, project="ball", radius=0.8, project_by="head"),
-    mh.GradientDescent(0.3, project="sphere", radius=2.0, project_by="all"),
-    mh.NormalizedGradientDescent(0.05),
-    mh.NormalizedGradientDescent(0.05, by="head", schedule=SCHEDULE),
-    mh.NormalizedGradientDescent(0.05, 0.3, "all", l2=0.02, clip=0.1),
-    mh.NormalizedGradientDescent(0.05, project="sphere", radius=1.0, project_by="head"),
-    mh.PolyakStep(0.3),
-    mh.PolyakStep(0.4, target=-0.1, factor=1.0, schedule=SCHEDULE),
-    mh.PolyakStep(0.2, target=0.4),
-    mh.PolyakStep(9.0, target=0.1, factor=0.2, l2=0.3, clip=0.2),
-    mh.Momentum(0.1),
-    mh.Momentum(0.1, 0.7, l2=0.05, clip=0.2, schedule=SCHEDULE),
-    mh.Momentum(0.1, 0.7, True),
-    mh.Momentum(0.1, 0.7, True, l2=0.05, clip=0.2, schedule=SCHEDULE),
-    mh.Momentum(0.1, 0.7, True, project="ball", radius=1.5, project_by="all"),
-    mh.Adam(0.02),
-    mh.Adam(0.02, 0.5, 0.9, 1e-3, l2=0.05, clip=0.2, schedule=SCHEDULE),
-    mh.Adam(0.02, weight_decay=0.3, schedule=SCHEDULE),
-    mh.MirrorDescent(0.02, 3),
-    mh.MirrorDescent(0.02, 1.75, l2=0.05, clip=0.2, schedule=SCHEDULE),
-    mh.MirrorDescent(0.02, 2, project="ball", radius=1.5),
-    mh.MirrorDescent(0.02, 3, True),
-    mh.MirrorDescent(0.02, 1.5, True, "head"),
-    mh.MirrorDescent(0.02, 2.5, True, "all", schedule=SCHEDULE),
-]
+OPTIMIZERS = with_every(
+    [
+        mh.GradientDescent(0.3),
+        mh.GradientDescent(0.3, l2=0.05, clip=0.2, schedule=SCHEDULE),
+        mh.GradientDescent(0.3, project="ball", radius=1.5),
+        mh.GradientDescent(0.3, project="ball", radius=0.8, project_by="head"),
+        mh.GradientDescent(0.3, project="sphere", radius=2.0, project_by="all"),
+        mh.NormalizedGradientDescent(0.05),
+        mh.NormalizedGradientDescent(0.05, by="head", schedule=SCHEDULE),
+        mh.NormalizedGradientDescent(0.05, 0.3, "all", l2=0.02, clip=0.1),
+        mh.NormalizedGradientDescent(0.05, project="sphere", radius=1.0, project_by="head"),
+        mh.PolyakStep(0.3),
+        mh.PolyakStep(0.4, target=-0.1, factor=1.0, schedule=SCHEDULE),
+        mh.PolyakStep(0.2, target=0.4),
+        mh.PolyakStep(9.0, target=0.1, factor=0.2, l2=0.3, clip=0.2),
+        mh.Momentum(0.1),
+        mh.Momentum(0.1, 0.7, l2=0.05, clip=0.2, schedule=SCHEDULE),
+        mh.Momentum(0.1, 0.7, True),
+        mh.Momentum(0.1, 0.7, True, l2=0.05, clip=0.2, schedule=SCHEDULE),
+        mh.Momentum(0.1, 0.7, True, project="ball", radius=1.5, project_by="all"),
+        mh.Adam(0.02),
+        mh.Adam(0.02, 0.5, 0.9, 1e-3, l2=0.05, clip=0.2, schedule=SCHEDULE),
+        mh.Adam(0.02, weight_decay=0.3, schedule=SCHEDULE),
+        mh.MirrorDescent(0.02, 3),
+        mh.MirrorDescent(0.02, 1.75, l2=0.05, clip=0.2, schedule=SCHEDULE),
+        mh.MirrorDescent(0.02, 2, project="ball", radius=1.5),
+        mh.MirrorDescent(0.02, 3, True),
+        mh.MirrorDescent(0.02, 1.5, True, "head"),
+        mh.MirrorDescent(0.02, 2.5, True, "all", schedule=SCHEDULE),
+    ]
+)
 
 
 def problem(kind="classifier", dtype=np.float64):

@@ -6,19 +6,17 @@ import pickle
 
 import numpy as np
 import pytest
+from lists import plain
 
 import mhfast as mh
-from mhfast.optimizers import OPTIMIZERS, core_settings, of_runs
+from mhfast.optimizers import OPTIMIZERS, StepRule, core_settings, of_runs
 
 WITH_RATE = [kind for kind in OPTIMIZERS if kind is not mh.PolyakStep]
 
 
 def make(kind, **fields):
     """An optimizer of the kind with what it must have."""
-    needed = {} if kind is mh.PolyakStep else {"lr": 0.5}
-    if kind is mh.MirrorDescent:
-        needed["p"] = 3.0
-    return kind(**needed | fields)
+    return plain(kind, **({"lr": 0.5} if kind is not mh.PolyakStep else {}) | fields)
 
 
 def test_fields_become_plain_numbers_and_compare():
@@ -190,7 +188,7 @@ def test_wrong_fields_of_one_kind(kind, fields, error, message):
 
 def test_schedule_covers_all_steps():
     optimizer = mh.GradientDescent(1.0, schedule=[1.0, 0.5, 0.25])
-    assert core_settings(optimizer, 3)["schedule"].tolist() == [1.0, 0.5, 0.25]
+    assert core_settings(optimizer, 3).schedule.tolist() == [1.0, 0.5, 0.25]
     with pytest.raises(ValueError, match=r"schedule: .*each of the 4 steps.*got 3"):
         core_settings(optimizer, 4)
 
@@ -199,13 +197,18 @@ def test_schedule_covers_all_steps():
 def test_the_core_gets_all_settings(kind):
     one = core_settings(make(kind), 3)
     three = core_settings(make(kind), 3, runs=3)
-    assert one.keys() == three.keys() == core_settings(mh.Adam(1.0), 3).keys()
-    assert one["lr"].tolist() == [1.0 if kind is mh.PolyakStep else 0.5]
-    assert three["lr"].tolist() == one["lr"].tolist() * 3
-    assert one["name"] == kind.name
-    assert one["radius"] == 0.0
+    assert one.lr.tolist() == [0.5 if hasattr(make(kind), "lr") else 1.0]
+    assert three.lr.tolist() == one.lr.tolist() * 3
+    rule = one.rule
+    assert type(rule).__name__ == kind.__name__
+    common = {field.name for field in dataclasses.fields(StepRule)} | {"lr"}
+    own = [field.name for field in dataclasses.fields(kind) if field.name not in common]
+    assert sorted(rule.fields) == sorted(own)
+    for name in own:
+        value = getattr(rule, name)
+        assert getattr(value, "name", value) == getattr(make(kind), name)
 
 
 def test_the_core_gets_a_step_size_for_each_run():
     optimizer = mh.GradientDescent([0.1, 0.2])
-    assert core_settings(optimizer, 3, runs=2)["lr"].tolist() == [0.1, 0.2]
+    assert core_settings(optimizer, 3, runs=2).lr.tolist() == [0.1, 0.2]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from instances import problem, relative
+from lists import OF_ROWS
 
 from mhfast import reference
 from mhfast.reference import Model
@@ -306,7 +307,7 @@ def test_losses_at_large_margins() -> None:
 def test_loss_derivatives(loss: str) -> None:
     rng = np.random.default_rng(0)
     F, direction = rng.standard_normal((2, 5, 3))
-    y = np.array([2, 0, 1, 1, 0]) if loss == "cross_entropy" else np.sign(direction)
+    y = np.array([2, 0, 1, 1, 0]) if loss in OF_ROWS else np.sign(direction)
     _, loss_derivative, log_slope = reference.loss_terms(F, y, loss)
     (above, slope_above, _), (below, slope_below, _) = (
         reference.loss_terms(F + h * direction, y, loss) for h in (1e-6, -1e-6)
@@ -324,7 +325,7 @@ def test_loss_derivatives(loss: str) -> None:
 
 
 def test_wrong_arguments() -> None:
-    listed = "logistic, exponential, linear, squared, cross_entropy, got 'hinge'"
+    listed = f"{', '.join(reference.LOSSES)}, got 'hinge'"
     with pytest.raises(ValueError, match=listed):
         reference.loss_terms(np.zeros(2), np.ones(2), "hinge")
     the = CASES["layer, low rank"]

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from instances import exact_gradients, problem, relative, to_float
 
+import mhfast as mh
 from mhfast import reference
+from mhfast._arguments.lists import OF_ROWS
 from mhfast.optimizers import MirrorDescent, NormalizedGradientDescent
 from mhfast.reference import Model
 
@@ -136,8 +138,8 @@ def test_scaled_gradients_are_the_gradients() -> None:
     V, U = rng.standard_normal((7, 5, 4)), rng.standard_normal((7, 2, 5))
     weight = np.array([0.0, 1.0, 2.0, 0.5, 0.0, 3.0])
     for model in (Model(Q=Q, K=K, V=V, prompt=prompt), Model(Q=Q, U=U, prompt=prompt)):
-        for loss in reference.LOSSES[: 4 if model.V is None else 5]:
-            y = classes if loss == "cross_entropy" else signs if model.U is None else signs[:, 0, 0]
+        for loss in mh.Classifier.losses if model.V is None else mh.Layer.losses:
+            y = classes if loss in OF_ROWS else signs if model.U is None else signs[:, 0, 0]
             options = {"loss": loss, "weight": weight, "lengths": [3, 2, 0, 1, 3, 2]}
             _, gradient = reference.value_and_grad(model, X, y, **options)
             scaled = reference.scaled_gradients(model, X, y, **options)

@@ -9,8 +9,10 @@ import sys
 
 import numpy as np
 import pytest
+from lists import with_every
 
 import mhfast as mh
+from mhfast.optimizers import OPTIMIZERS
 
 SCHEDULE = np.linspace(1.0, 0.2, 40)
 RECORD = {
@@ -66,14 +68,16 @@ def test_going_on_is_bitwise_as_if_never_stopped(dtype, query, split, tmp_path):
 
 @pytest.mark.parametrize(
     "optimizer",
-    [
-        mh.GradientDescent(0.3, clip=0.2),
-        mh.NormalizedGradientDescent(0.1, 0.01, "head", schedule=SCHEDULE, l2=0.02, clip=3.0),
-        mh.PolyakStep(0.5, factor=1.0),
-        mh.Momentum(0.1, 0.8, True, schedule=SCHEDULE),
-        mh.Adam(0.02, weight_decay=0.1, l2=0.02),
-        mh.MirrorDescent(0.02, 3, project="ball", radius=2.0, project_by="head"),
-    ],
+    with_every(
+        [
+            mh.GradientDescent(0.3, clip=0.2),
+            mh.NormalizedGradientDescent(0.1, 0.01, "head", schedule=SCHEDULE, l2=0.02, clip=3.0),
+            mh.PolyakStep(0.5, factor=1.0),
+            mh.Momentum(0.1, 0.8, True, schedule=SCHEDULE),
+            mh.Adam(0.02, weight_decay=0.1, l2=0.02),
+            mh.MirrorDescent(0.02, 3, project="ball", radius=2.0, project_by="head"),
+        ]
+    ),
     ids=repr,
 )
 def test_settings_survive_a_file(optimizer, tmp_path):
@@ -138,7 +142,7 @@ def test_new_settings_hold_from_there_on():
     assert run.record == {"loss": 4, "margin": 3}
 
 
-@pytest.mark.parametrize("kind", [mh.Momentum, mh.Adam])
+@pytest.mark.parametrize("kind", [kind for kind in OPTIMIZERS if kind.slots])
 def test_another_kind_of_optimizer_begins_anew(kind):
     model, inputs = setting()
     run = start(model, inputs, 6, record="loss", optimizer=mh.GradientDescent(0.3))

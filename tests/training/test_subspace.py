@@ -75,14 +75,14 @@ PROMPTS = {
 @pytest.fixture
 def small(monkeypatch):
     """Let small problems enter their span."""
-    monkeypatch.setattr(_subspace, "LEAST_SIZE", 0)
+    monkeypatch.setattr(_subspace, "MIN_SIZE", 0)
 
 
 def both(monkeypatch, *arguments, **settings):
     """Train inside the span and without it."""
-    monkeypatch.setattr(_subspace, "LEAST_SIZE", 0)
+    monkeypatch.setattr(_subspace, "MIN_SIZE", 0)
     inside = mh.train(*arguments, **settings)
-    monkeypatch.setattr(_subspace, "LEAST_SIZE", 1 << 60)
+    monkeypatch.setattr(_subspace, "MIN_SIZE", 1 << 60)
     plain = mh.train(*arguments, **settings)
     assert inside.subspace is not None
     assert plain.subspace is None
@@ -206,7 +206,7 @@ def test_runs(monkeypatch, shared):
     inside, plain = both(monkeypatch, model, data, **settings)
     same_runs(inside, plain)
     assert inside.subspace.basis.ndim == (2 if shared else 3)
-    monkeypatch.setattr(_subspace, "LEAST_SIZE", 0)
+    monkeypatch.setattr(_subspace, "MIN_SIZE", 0)
     one = data if shared else data.run(1)
     alone = mh.train(inside[1], one, steps=2, test=test)
     together = mh.train(inside, data, steps=2, test=test)
@@ -218,7 +218,7 @@ def test_one_training_goes_on_as_several(monkeypatch):
     settings = {"optimizer": MOMENTUM, "record": ("loss", "distance")}
     begun = both(monkeypatch, classifier(), samples(), steps=3, **settings)
     rates = mh.Momentum([0.1, 0.2], 0.8)
-    monkeypatch.setattr(_subspace, "LEAST_SIZE", 0)
+    monkeypatch.setattr(_subspace, "MIN_SIZE", 0)
     several = [mh.train(run, samples(), steps=3, optimizer=rates) for run in begun]
     assert several[0].subspace is not None
     same_runs(*several)
@@ -274,7 +274,7 @@ def test_checkpoint_and_exception(tmp_path):
 def test_callback_sees_the_whole_model(monkeypatch):
     seen = {0: [], 1 << 60: []}
     for least, models in seen.items():
-        monkeypatch.setattr(_subspace, "LEAST_SIZE", least)
+        monkeypatch.setattr(_subspace, "MIN_SIZE", least)
         mh.train(
             classifier(), samples(), steps=4, optimizer=MOMENTUM,
             callback=lambda _, model, models=models: models.append(model),
@@ -305,9 +305,9 @@ def test_where_it_does_not_pay(monkeypatch):
     assert many.subspace is None  # 20 tokens, 37 dimensions
     few = mh.Dataset(np.tile(samples(n=1).X, (30, 1, 1)), labels(30))
     assert mh.train(classifier(), few, steps=3, optimizer=MOMENTUM).subspace.basis.shape == (D, T)
-    monkeypatch.setattr(_subspace, "MOST_TOKENS", few.X.size - 1)
+    monkeypatch.setattr(_subspace, "MAX_TOKENS", few.X.size - 1)
     assert mh.train(classifier(), few, steps=3, optimizer=MOMENTUM).subspace is None
-    monkeypatch.setattr(_subspace, "LEAST_SIZE", 1 << 60)
+    monkeypatch.setattr(_subspace, "MIN_SIZE", 1 << 60)
     assert mh.train(classifier(), samples(), steps=3, optimizer=MOMENTUM).subspace is None
 
 

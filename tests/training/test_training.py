@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from lists import LOSSES, with_every
 
 import mhfast as mh
 
@@ -34,19 +35,21 @@ def difference(a, b):
     return np.abs(np.asarray(a, np.float64) - b).max() / np.abs(b).max()
 
 
-OPTIMIZERS = [
-    mh.GradientDescent(0.3),
-    mh.GradientDescent(0.3, schedule=np.linspace(1.0, 0.1, 40)),
-    mh.GradientDescent(0.3, l2=0.05),
-    mh.GradientDescent(0.3, clip=0.1),
-    mh.GradientDescent(0.3, l2=0.05, clip=0.1, schedule=np.linspace(0.0, 2.0, 40)),
-    mh.NormalizedGradientDescent(0.05),
-    mh.NormalizedGradientDescent(0.05, by="head"),
-    mh.NormalizedGradientDescent(0.05, by="all"),
-    mh.NormalizedGradientDescent(0.05, eps=0.3, by="head"),
-    mh.NormalizedGradientDescent(0.05, eps=0.3, by="all", clip=0.1, l2=0.02),
-    mh.NormalizedGradientDescent(0.05, l2=0.05, schedule=np.linspace(1.0, 0.1, 40)),
-]
+OPTIMIZERS = with_every(
+    [
+        mh.GradientDescent(0.3),
+        mh.GradientDescent(0.3, schedule=np.linspace(1.0, 0.1, 40)),
+        mh.GradientDescent(0.3, l2=0.05),
+        mh.GradientDescent(0.3, clip=0.1),
+        mh.GradientDescent(0.3, l2=0.05, clip=0.1, schedule=np.linspace(0.0, 2.0, 40)),
+        mh.NormalizedGradientDescent(0.05),
+        mh.NormalizedGradientDescent(0.05, by="head"),
+        mh.NormalizedGradientDescent(0.05, by="all"),
+        mh.NormalizedGradientDescent(0.05, eps=0.3, by="head"),
+        mh.NormalizedGradientDescent(0.05, eps=0.3, by="all", clip=0.1, l2=0.02),
+        mh.NormalizedGradientDescent(0.05, l2=0.05, schedule=np.linspace(1.0, 0.1, 40)),
+    ]
+)
 
 
 def check_against_reference(model, data, optimizer, steps, **options):
@@ -80,7 +83,7 @@ def test_queries_against_the_reference(optimizer, query, dtype):
     check_against_reference(*problem(dtype, query=query, n=11, heads=3), optimizer, 20)
 
 
-@pytest.mark.parametrize("loss", ["logistic", "exponential", "linear", "squared"])
+@pytest.mark.parametrize("loss", LOSSES[mh.Classifier])
 @pytest.mark.parametrize("optimizer", [OPTIMIZERS[4], OPTIMIZERS[5]], ids=["plain", "normalized"])
 def test_losses_against_the_reference(optimizer, loss):
     check_against_reference(*problem(std=0.2), optimizer, 20, loss=loss)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from lists import LOSSES, targets
 
 import mhfast as mh
 
@@ -9,7 +10,6 @@ import mhfast as mh
 # step sizes amplify it by about ten.
 TOLERANCE = {np.float64: 1e-12, np.float32: 1e-5}
 SCALARS = ("loss", "accuracy", "margin", "grad_norm", "param_norm", "distance")
-LOSSES = ("squared", "logistic", "exponential", "linear", "cross_entropy")
 n, T, d, H, p, r = 7, 3, 5, 2, 6, 4
 
 
@@ -27,12 +27,7 @@ def layer(dtype=np.float64, *, factored=False, rows=None, **options):
 
 def samples(dtype=np.float64, loss="squared", *, q=T, **options):
     new, rng = draw(dtype, 2), np.random.default_rng(3)
-    if loss == "squared":
-        y = new(n, q, p)
-    elif loss == "cross_entropy":
-        y = rng.integers(0, p, (n, q))
-    else:
-        y = rng.choice([-1, 1], (n, q, p))
+    y = new(n, q, p) if loss == "squared" else targets(loss, (n, q, p), rng, dtype, p)
     return mh.Dataset(2.5 * new(n, T, d), y, **options)
 
 
@@ -59,7 +54,7 @@ def check(model, data, optimizer=mh.GradientDescent(0.05), steps=15, **options):
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", LOSSES[mh.Layer])
 def test_losses(loss, dtype):
     check(layer(dtype), samples(dtype, loss), loss=loss)
 
@@ -104,14 +99,14 @@ def test_queries(query):
     )
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", LOSSES[mh.Layer])
 @pytest.mark.parametrize("causal", [False, True])
 def test_lengths_and_masks(causal, loss):
     lengths = np.array([3, 2, 0, 1, 3, 2, 1])
     check(layer(causal=causal), samples(loss=loss, lengths=lengths), loss=loss)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", LOSSES[mh.Layer])
 @pytest.mark.parametrize("shape", [(n,), (n, T)])
 def test_weights_of_samples_and_of_rows(shape, loss):
     weight = np.random.default_rng(4).integers(0, 3, shape).astype(float)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from lists import with_every
 from side_by_side import (
     TOLERANCE,
     H,
@@ -19,15 +20,17 @@ from side_by_side import (
 
 import mhfast as mh
 
-OPTIMIZERS = [
-    mh.GradientDescent(0.3, l2=0.02, clip=0.4),
-    mh.NormalizedGradientDescent(0.05, by="all"),
-    mh.NormalizedGradientDescent(0.05, project="ball", radius=1.5, project_by="all"),
-    mh.PolyakStep(0.5, target=0.2),
-    mh.Momentum(0.1, 0.8, True),
-    mh.Adam(0.02, weight_decay=0.1),
-    mh.MirrorDescent(0.02, 3, True, "head"),
-]
+OPTIMIZERS = with_every(
+    [
+        mh.GradientDescent(0.3, l2=0.02, clip=0.4),
+        mh.NormalizedGradientDescent(0.05, by="all"),
+        mh.NormalizedGradientDescent(0.05, project="ball", radius=1.5, project_by="all"),
+        mh.PolyakStep(0.5, target=0.2),
+        mh.Momentum(0.1, 0.8, True),
+        mh.Adam(0.02, weight_decay=0.1),
+        mh.MirrorDescent(0.02, 3, True, "head"),
+    ]
+)
 
 
 RECORD = {

@@ -21,9 +21,6 @@ from .values import Array
 
 Wrt: TypeAlias = str | Sequence[str] | None
 
-PARAMETERS = ("W", "Q", "K", "U", "V", "prompt")
-"""The parameters in their order; a model has some of them."""
-
 READY = 0x101  # flags.num of an array that is C-contiguous (0x1) and aligned (0x100)
 
 _ndarray = np.ndarray

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-Loss: TypeAlias = Literal["logistic", "exponential", "linear", "squared", "cross_entropy"]
+Loss: TypeAlias = Literal[
+    "logistic", "exponential", "linear", "squared", "squared_hinge", "cross_entropy",
+]  # fmt: skip
 
 Threshold: TypeAlias = Literal["loss", "grad_norm", "accuracy", "margin"]
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import checks
+from .lists import OF_ROWS, TARGETS
 from .values import Array
 
 Integers = npt.NDArray[np.int64]
@@ -90,7 +91,7 @@ def name(loss: str) -> str:
 def targets(
     y: npt.ArrayLike, loss: str, letters: str, expected: tuple[int, ...], dtype: np.dtype[Any]
 ) -> npt.NDArray[Any]:
-    """Return targets of the `expected` shape in `dtype`; as int64 for "cross_entropy".
+    """Return targets of the `expected` shape in `dtype`; as int64 where they are classes.
 
     The core checks that labels are -1 or 1 and classes in [0, p).
 
@@ -107,14 +108,14 @@ def targets(
         and y.dtype is dtype
         and y.shape == expected
         and y.flags.num & checks.READY == checks.READY
-        and loss != "cross_entropy"
+        and loss not in OF_ROWS
     ):
         return y
     argument = name(loss)
     array = checks.as_array(y, argument)
     _check_axes(array, argument, loss, letters, expected)
     kind = array.dtype.kind
-    if loss == "cross_entropy":
+    if loss in OF_ROWS:
         if kind not in "iu":
             raise TypeError(
                 f"y: expected integer classes, got dtype {array.dtype.name}"
@@ -126,7 +127,7 @@ def targets(
             f"{argument}: expected a real or integer dtype, got {array.dtype.name}"
             f"{'; np.where(y, 1, -1) has labels' if kind == 'b' else ''}"
         )
-    if loss in ("squared", "cotangent"):
+    if TARGETS[loss] != "signs":
         if kind == "f":
             return checks.real(y, argument, dtype, "X")
         return checks.ready(checks.exactly(array, argument, dtype))
@@ -147,7 +148,7 @@ def _check_axes(
     got = array.shape
     # One axis more at the end looks like a run axis, which stands in front.
     if len(got) == len(expected) + 1 and got[:-1] == expected and got[1:] != expected:
-        if loss == "cross_entropy":
+        if loss in OF_ROWS:
             repair = f"{name}.argmax(axis=-1) has the class numbers of one-hot targets"
         elif got[-1] == 1:
             repair = f"{name}[..., 0] has them"
@@ -238,9 +239,9 @@ def targets_have_runs(y: npt.NDArray[Any], n: int) -> bool:
 
 def filled(y: npt.NDArray[Any], visible: npt.NDArray[np.bool_], loss: str) -> npt.NDArray[Any]:
     """Return targets with a valid value in the rows that are not `visible` (n, q)."""
-    if loss != "cross_entropy":
+    if loss not in OF_ROWS:
         visible = visible[..., None]
-    filler = y.dtype.type(1 if loss in ("logistic", "exponential", "linear") else 0)
+    filler = y.dtype.type(1 if TARGETS[loss] == "signs" else 0)
     return np.ascontiguousarray(np.where(visible, y, filler))
 
 

@@ -188,7 +188,11 @@ class Bench:
                 times[name] += contenders[name].block(slice_)
             if peak_of is not None:
                 time.sleep(PAUSE)
-                peaks.append(_core.peak_flops(peak_of.dtype, peak_of.threads, PEAK_TIME))
+                peaks.append(
+                    _core.peak_flops(
+                        dtype_name=peak_of.dtype, threads=peak_of.threads, seconds=PEAK_TIME
+                    )
+                )
         return times, statistics.median(peaks) if peaks else None
 
 

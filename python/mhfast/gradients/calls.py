@@ -7,12 +7,13 @@ import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments.checks import Wrt
+from .._arguments.lists import BITS, LOSSES
 from .._arguments.names import Loss
 from .._arguments.values import Value
 from ..dataset.dataset import Dataset, no_second_source
 from ..models import Model
 from ..models import problem as arguments
-from ..models.problem import BITS, CoreGradients, CoreProblem
+from ..models.problem import CoreGradients, CoreProblem
 from .record import Gradients
 
 
@@ -150,8 +151,8 @@ def _differentiated(
     core = model._core
     bits = core.bits if wrt is None else _bits(model, problem, wrt)
     value, gradients = _core.value_and_grad(
-        problem.data, core.parameters, problem.runs.length, model.scale, problem.causal, loss, bits,
-        config.threads(num_threads),
+        problem.data, core.parameters, runs=problem.runs.length, scale=model.scale,
+        causal=problem.causal, loss=LOSSES[loss], wrt=bits, threads=config.threads(num_threads),
     )  # fmt: skip
     if problem.token is not None and bits & BITS["X"]:
         gradients = _gathered(gradients, problem.token)

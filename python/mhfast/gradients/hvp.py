@@ -8,13 +8,13 @@ import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments import checks
-from .._arguments.checks import PARAMETERS, Wrt
+from .._arguments.checks import Wrt
+from .._arguments.lists import AXES, LOSSES, PARAMETERS
 from .._arguments.names import Loss
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models import problem as arguments
-from ..models.problem import AXES
 from .record import Gradients
 
 
@@ -76,7 +76,8 @@ def hvp(
     bits = core.bits if wrt is None else arguments.bits(arguments.wrt(model, wrt))
     products = _core.hvp(
         problem.data, core.parameters, tuple(tangents.get(name) for name in PARAMETERS),
-        runs.length, model.scale, problem.causal, loss, bits, config.threads(num_threads),
+        runs=runs.length, scale=model.scale, causal=problem.causal, loss=LOSSES[loss], wrt=bits,
+        threads=config.threads(num_threads),
     )  # fmt: skip
     return Gradients(*products)
 

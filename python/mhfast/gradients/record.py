@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks
+from .._arguments.lists import AXES
 from .._arguments.runs import NO_RUNS, RunAxis
 from .._arguments.values import Array, Optional, Value, describe, same_fields
 from ..models import Model
 from ..models import problem as arguments
-from ..models.problem import AXES
 
 M = TypeVar("M", bound=Model)
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks
+from .._arguments.lists import OF_OUTPUTS
 from .._arguments.values import Array, Optional, frozen
 from ..dataset.dataset import Dataset, Seed, Seeds
 from . import initializers, validation
@@ -66,7 +67,7 @@ class Classifier(Model):
     Attention", TMLR 2024.
     """
 
-    losses: ClassVar[tuple[str, ...]] = ("logistic", "exponential", "linear", "squared")
+    losses: ClassVar[tuple[str, ...]] = OF_OUTPUTS
 
     W: Any  # Array or LowRank; which one, callers know
     U: Array

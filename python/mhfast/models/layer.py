@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks
+from .._arguments.lists import OF_OUTPUTS, OF_ROWS
 from .._arguments.values import Array, Optional, frozen
 from ..dataset.dataset import Seed, Seeds
 from . import initializers, validation
@@ -59,9 +60,7 @@ class Layer(Model):
     is V_h.
     """
 
-    losses: ClassVar[tuple[str, ...]] = (
-        "logistic", "exponential", "linear", "squared", "cross_entropy",
-    )  # fmt: skip
+    losses: ClassVar[tuple[str, ...]] = (*OF_OUTPUTS, *OF_ROWS)
 
     W: Any  # Array or LowRank; which one, callers know
     V: Array
@@ -230,7 +229,7 @@ class Layer(Model):
         return self.out_dim
 
     def _targets(self, n: int, q: int, loss: str) -> tuple[str, tuple[int, ...]]:
-        return ("n q", (n, q)) if loss == "cross_entropy" else ("n q p", (n, q, self.out_dim))
+        return ("n q", (n, q)) if loss in OF_ROWS else ("n q p", (n, q, self.out_dim))
 
 
 def _shapes(

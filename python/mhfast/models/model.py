@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments import checks
+from .._arguments.lists import AXES, PARAMETERS
 from .._arguments.values import Array, Optional, describe, field_values, same_fields
 from . import problem as arguments
 from . import validation
@@ -72,7 +73,7 @@ class Model:
     def parameters(self) -> Mapping[str, Array]:
         """The arrays that can be trained, by name: W or Q and K, U or V, and any prompt."""
         factored = isinstance(self.W, LowRank)
-        names = (name for name in checks.PARAMETERS if not (name == "W" and factored))
+        names = (name for name in PARAMETERS if not (name == "W" and factored))
         arrays = ((name, getattr(self, name, None)) for name in names)
         return MappingProxyType({name: array for name, array in arrays if array is not None})
 
@@ -142,8 +143,8 @@ class Model:
         """
         seen = arguments.problem(self, X, query=query, lengths=lengths)
         return _core.outputs(
-            seen.data, self._core.parameters, seen.runs.length, self.scale, seen.causal,
-            config.threads(num_threads),
+            seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
+            causal=seen.causal, threads=config.threads(num_threads),
         )  # fmt: skip
 
     def attention(
@@ -182,8 +183,8 @@ class Model:
         """
         seen = arguments.problem(self, X, query=query, lengths=lengths)
         return _core.attention(
-            seen.data, self._core.parameters, seen.runs.length, self.scale, seen.causal,
-            config.threads(num_threads),
+            seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
+            causal=seen.causal, threads=config.threads(num_threads),
         )  # fmt: skip
 
     def replace(self, **changes: Any) -> Self:
@@ -225,7 +226,7 @@ class Model:
         return arguments.with_arrays(
             self,
             {
-                name: array[chosen] if array.ndim > arguments.AXES[name] else array
+                name: array[chosen] if array.ndim > AXES[name] else array
                 for name, array in arrays.items()
             },
         )

@@ -51,6 +51,6 @@ def explain(
     n, tokens = (checks.count(length, "X") for length in shape[:2])
     q = model._query_rows(tokens) if query is None else query.shape[-2]
     return _core.explain(
-        n, tokens, q, model.dim, model.heads, model._out_dim,
-        side_by_side.length, model.dtype.name,
+        n=n, T=tokens, q=q, d=model.dim, H=model.heads, p=model._out_dim,
+        runs=side_by_side.length, dtype_name=model.dtype.name,
     )  # fmt: skip

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks, sample_checks
-from .._arguments.checks import PARAMETERS, Wrt
+from .._arguments.checks import Wrt
+from .._arguments.lists import AXES, BITS, PARAMETERS
 from .._arguments.names import Loss
 from .._arguments.runs import NO_RUNS, RunAxis, repeated
 from .._arguments.values import Array, frozen
@@ -34,12 +35,6 @@ CoreData: TypeAlias = tuple[
     Array, Array | None, npt.NDArray[Any] | None, Array | None, npt.NDArray[np.int64] | None
 ]
 CoreGradients: TypeAlias = tuple[Array | None, ...]
-
-AXES = {"W": 3, "Q": 3, "K": 3, "U": 3, "V": 3, "prompt": 2, "X": 3, "query": 3}
-"""The number of axes of each array, and of its gradient, without the run axis."""
-
-BITS = {name: 1 << j for j, name in enumerate(AXES)}
-"""The bits by which the core receives the names of `wrt`."""
 
 
 class CoreModel(NamedTuple):

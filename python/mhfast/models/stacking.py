@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from .._arguments.lists import AXES
 from .._arguments.runs import repeated
 from .._arguments.values import Array, same
 from . import problem as arguments
@@ -50,7 +51,7 @@ def stack(models: Sequence[M]) -> M:
     }
     query = first.query
     shared = not isinstance(query, np.ndarray) or (
-        query.ndim == arguments.AXES["query"] and all(same(query, m.query) for m in models)
+        query.ndim == AXES["query"] and all(same(query, m.query) for m in models)
     )
     if not shared:
         queries = [_leading(m, np.asarray(m.query), "query") for m in models]
@@ -60,7 +61,7 @@ def stack(models: Sequence[M]) -> M:
 
 def _leading(model: Model, array: Array, name: str) -> Array:
     """Return the array of every run of `model`, with a leading axis."""
-    axes = arguments.AXES[name]
+    axes = AXES[name]
     return array if array.ndim > axes else repeated(array, axes, model.runs or 1)
 
 
@@ -86,9 +87,7 @@ def _check_alike(first: Model, model: Model, name: str) -> None:
 
 def _shapes(model: Model) -> str:
     """Describe the parameters and their shapes without a run axis."""
-    shapes = (
-        f"{name} {array.shape[-arguments.AXES[name] :]}" for name, array in model.parameters.items()
-    )
+    shapes = (f"{name} {array.shape[-AXES[name] :]}" for name, array in model.parameters.items())
     return ", ".join(shapes)
 
 

@@ -10,31 +10,19 @@ zero
 Runs side by side are independent: every norm is that of one run.
 """
 
+from . import rules
 from ._common import Rates, Schedule, StepRule
 from ._core_settings import core_settings, of_runs
-from .rules import (
-    OPTIMIZERS,
-    Adam,
-    GradientDescent,
-    MirrorDescent,
-    Momentum,
-    NormalizedGradientDescent,
-    Optimizer,
-    PolyakStep,
-)
+from .rules import *  # noqa: F403  # every optimizer
+from .rules import OPTIMIZERS, Optimizer
 
 __all__ = [
     "OPTIMIZERS",
-    "Adam",
-    "GradientDescent",
-    "MirrorDescent",
-    "Momentum",
-    "NormalizedGradientDescent",
     "Optimizer",
-    "PolyakStep",
     "Rates",
     "Schedule",
     "StepRule",
     "core_settings",
     "of_runs",
 ]
+__all__ += rules.__all__

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments.lists import SLOTS
+
 Numbers: TypeAlias = Sequence[float] | npt.NDArray[np.floating[Any]]
 Rates: TypeAlias = float | Numbers
 Schedule: TypeAlias = Numbers
@@ -52,8 +54,11 @@ class StepRule:
     """
 
     name: ClassVar[str]
-    slots: ClassVar[int] = 0
+    slots: ClassVar[int]
     """The number of arrays of state per parameter, of its shape."""
+
+    def __init_subclass__(cls) -> None:
+        cls.slots = SLOTS[cls.name]
 
     schedule: Schedule | None = None
     l2: float = 0.0

@@ -25,6 +25,16 @@ from ._common import (
     truth,
 )
 
+__all__ = [
+    "Adam",
+    "GradientDescent",
+    "MirrorDescent",
+    "Momentum",
+    "NormalizedGradientDescent",
+    "PolyakStep",
+    "SignDescent",
+]
+
 
 @dataclass(frozen=True, repr=False)
 class GradientDescent(StepRule):
@@ -139,7 +149,6 @@ class Momentum(StepRule):
     """
 
     name: ClassVar[str] = "momentum"
-    slots: ClassVar[int] = 1
 
     lr: Rates
     beta: float = 0.9
@@ -181,7 +190,6 @@ class Adam(StepRule):
     """
 
     name: ClassVar[str] = "adam"
-    slots: ClassVar[int] = 2
 
     lr: Rates
     beta1: float = 0.9
@@ -241,11 +249,34 @@ class MirrorDescent(StepRule):
         one_of("by", self.by, GROUPINGS)
 
 
-Optimizer: TypeAlias = (
-    GradientDescent | NormalizedGradientDescent | PolyakStep | Momentum | Adam | MirrorDescent
-)
+@dataclass(frozen=True, repr=False)
+class SignDescent(StepRule):
+    """Sign descent: θ_{k+1} = θ_k - lr sign(g), entry by entry, with sign(0) = 0.
 
-OPTIMIZERS = (
-    GradientDescent, NormalizedGradientDescent, PolyakStep, Momentum, Adam, MirrorDescent,
-)  # fmt: skip
+    The size of the gradient does not matter, so that ``clip`` changes nothing. It is the steepest
+    descent in the norm max |θ_j|, up to the length of the step.
+
+    Parameters
+    ----------
+    lr : float or (R,)
+        Change of an entry, as in `GradientDescent`.
+
+    References
+    ----------
+    Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optimisation for Non-Convex
+    Problems", ICML 2018.
+    """
+
+    name: ClassVar[str] = "sign_descent"
+
+    lr: Rates
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set_field("lr", rates(self.lr))
+
+
+Optimizer: TypeAlias = StepRule
+
+OPTIMIZERS = tuple(StepRule.__subclasses__())
 """All of them."""

@@ -16,10 +16,12 @@ from .hessian import hvp
 from .losses import LOSSES, loss_terms
 from .model import Model
 from .normalized import Scaled, scaled_gradients
+from .optimizers import STEPS
 from .training import train
 
 __all__ = [
     "LOSSES",
+    "STEPS",
     "Model",
     "Scaled",
     "attention",

@@ -20,6 +20,7 @@ from .gradients import Wrt, asked, value_and_grad
 from .losses import loss_weights, margins, real_targets
 from .model import Array, Model, Query, inputs
 from .normalized import add_decay, groups, norm, normalized, scaled_gradients
+from .optimizers import STEPS, At
 from .runs import over_runs
 
 RECORDS = ("loss", "accuracy", "margin", "grad_norm", "param_norm", "distance")
@@ -34,7 +35,7 @@ def train(
     Step k: g is the gradient of the loss in the parameters named by `wrt`, then
 
         g ← g + l2 θ,   g ← g min(1, clip / ‖g‖),   g ← g / (‖g‖ + eps)   where it is normalized,
-        θ ← `moved`(θ, g) with the step size `step_size`,   θ ← `projected`(θ).
+        θ ← the optimizer's step of θ and g, one of `STEPS`,   θ ← `projected`(θ).
 
     Returns
     -------
@@ -69,7 +70,10 @@ def _train(
     normalizes = getattr(optimizer, "normalized", "normalized" in optimizer.name)
     options: dict[str, Any] = {"loss": loss, "query": query, "weight": weight, "lengths": lengths}
     history: dict[str, list[float]] = {name: [] for name in RECORDS}
-    slots = {name: (np.zeros_like(a), np.zeros_like(a)) for name, a in model.parameters().items()}
+    kept = {
+        name: [np.zeros_like(a)] * getattr(optimizer, "slots", 2)
+        for name, a in model.parameters().items()
+    }
     for k in range(steps + 1):
         value, g = value_and_grad(model, X, y, wrt=trained, **options)
         accuracy, margin = _accuracy_and_margin(model, X, y, **options)
@@ -86,9 +90,10 @@ def _train(
             g = {name: part + optimizer.l2 * theta[name] for name, part in g.items()}
             shrink = min(1.0, optimizer.clip / max(norm(g.values()), np.finfo(float).tiny))
             g = {name: part * shrink for name, part in g.items()}
-        rate = step_size(optimizer, lr, k, value, norm(g.values()))
+        factor = 1.0 if optimizer.schedule is None else optimizer.schedule[k]
+        at = At(k, lr * factor, value, norm(g.values()), factor)
         for name in trained:
-            theta[name], slots[name] = moved(optimizer, theta[name], g[name], slots[name], rate, k)
+            theta[name] = STEPS[optimizer.name](optimizer, theta[name], g[name], kept[name], at)
         theta |= projected(optimizer, {name: theta[name] for name in trained})
         model = replace(model, **theta)
     return model, {name: np.array(values) for name, values in history.items()}
@@ -107,38 +112,6 @@ def _unit_gradient(
     else:
         unit = normalized(scaled, optimizer.by, optimizer.eps, optimizer.clip)
     return {name: part.reshape(theta[name].shape) for name, part in unit.items()}
-
-
-def step_size(optimizer: Any, lr: float, k: int, loss: float, length: float) -> float:
-    """Return lr · schedule[k], where Polyak's lr is factor (loss - target) / ‖g‖² up to max_lr."""
-    if optimizer.name == "polyak_step":
-        gap = loss - optimizer.target
-        if gap <= 0.0 or length == 0.0:
-            return 0.0
-        lr = min(optimizer.max_lr, optimizer.factor * gap / length / length)
-    return lr if optimizer.schedule is None else lr * optimizer.schedule[k]
-
-
-def moved(
-    optimizer: Any, theta: Array, g: Array, slots: tuple[Array, Array], lr: float, k: int
-) -> tuple[Array, tuple[Array, Array]]:
-    """Step k = 0, 1, ... of one parameter, and the state for the next step."""
-    m, v = slots
-    if optimizer.name == "momentum":
-        m = optimizer.beta * m + g
-        return theta - lr * (g + optimizer.beta * m if optimizer.nesterov else m), (m, v)
-    if optimizer.name == "adam":
-        m = optimizer.beta1 * m + (1.0 - optimizer.beta1) * g
-        v = optimizer.beta2 * v + (1.0 - optimizer.beta2) * g**2
-        mean = m / (1.0 - optimizer.beta1 ** (k + 1))
-        square = v / (1.0 - optimizer.beta2 ** (k + 1))
-        size = np.sqrt(square) + optimizer.eps
-        step = np.divide(lr * mean, size, out=np.zeros_like(theta), where=size != 0.0)
-        return theta * (1.0 - lr * optimizer.weight_decay) - step, (m, v)
-    if optimizer.name == "mirror_descent":
-        s = np.sign(theta) * np.abs(theta) ** (optimizer.p - 1.0) - lr * g
-        return np.sign(s) * np.abs(s) ** (1.0 / (optimizer.p - 1.0)), slots
-    return theta - lr * g, slots
 
 
 def projected(optimizer: Any, theta: Parameters) -> Parameters:

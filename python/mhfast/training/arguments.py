@@ -11,15 +11,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .. import _core
 from .._arguments import checks
-from .._arguments.checks import PARAMETERS, Wrt
+from .._arguments.checks import Wrt
+from .._arguments.lists import AXES, LETTERS, PARAMETERS, THRESHOLDS
 from .._arguments.runs import NO_RUNS, RunAxis
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients
 from ..models import Model
 from ..models import problem as _core_arguments
-from ..models.problem import AXES, CoreParameters, CoreProblem
+from ..models.problem import CoreParameters, CoreProblem
 from ..optimizers import OPTIMIZERS, Optimizer, StepRule
 from .history import NamedRows
 from .quantities import MissingFunction, Record
@@ -30,11 +32,6 @@ Pair: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]
 Tests: TypeAlias = Dataset | Pair | Mapping[str, Dataset | Pair]
 Direction: TypeAlias = Gradients | Model | Mapping[str, npt.ArrayLike]
 Directions: TypeAlias = Direction | Sequence[Direction] | Mapping[str, Direction]
-
-THRESHOLDS = ("loss", "grad_norm", "accuracy", "margin")
-LETTERS = {
-    "W": "H d d", "Q": "H d r", "K": "H d r", "U": "H q d", "V": "H d p", "prompt": "q d",
-}  # fmt: skip
 
 
 def optimizer(value: Optimizer | None) -> Optimizer:
@@ -130,16 +127,18 @@ def problems(
     return problem._replace(runs=runs), test_problems
 
 
-def core_record(rows: NamedRows, data: Dataset) -> tuple[Any, ...]:
+def core_record(rows: NamedRows, data: Dataset) -> _core.Record:
     """Return a record in the form that the core expects; ``data`` are the training data."""
     entry = rows.entry
-    record = (entry.name, entry.dataset, entry.every, rows.buffer)
-    if entry.name != "attention_groups":
-        return record
-    assert data.token_groups is not None  # or there would be no rows
-    if data.sample_groups is None:
-        return *record, np.zeros(data.n, np.int64), data.token_groups.index
-    return *record, data.sample_groups.index, data.token_groups.index
+    groups: dict[str, npt.NDArray[np.int64]] = {}
+    if entry.name == "attention_groups":
+        assert data.token_groups is not None  # or there would be no rows
+        samples = data.sample_groups
+        groups["sample_groups"] = np.zeros(data.n, np.int64) if samples is None else samples.index
+        groups["token_groups"] = data.token_groups.index
+    return _core.Record(
+        name=entry.name, dataset=entry.dataset, every=entry.every, buffer=rows.buffer, **groups
+    )
 
 
 def directions(

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments.checks import PARAMETERS
+from .._arguments.lists import PARAMETERS
 from .._arguments.values import frozen
 from ..models import Classifier, Layer, LowRank, Model
 from ..optimizers import OPTIMIZERS

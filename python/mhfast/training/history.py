@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments.checks import PARAMETERS
+from .._arguments.lists import PARAMETERS
 from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models.problem import CoreData

@@ -38,11 +38,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks
-from .._arguments.checks import PARAMETERS
+from .._arguments.lists import AXES, PARAMETERS, QUANTITIES
 from .._arguments.names import RecordName
 from ..dataset.dataset import Dataset
 from ..models import Model
-from ..models.problem import AXES, CoreData
+from ..models.problem import CoreData
 
 Metric: TypeAlias = Callable[[Any], npt.ArrayLike]
 Record: TypeAlias = (
@@ -55,9 +55,9 @@ Record: TypeAlias = (
 LIMIT = 2 * 1024**3
 """Bytes that the records of one call of `mhfast.train` may take."""
 
-OF_ANY_SET = ("loss", "accuracy", "margin")
-SCALARS = (*OF_ANY_SET, "grad_norm", "param_norm", "distance", "cosine")
-OF_ATTENTION = ("attention", "attention_max", "attention_groups")
+OF_ANY_SET = tuple(name for name, of in QUANTITIES.items() if of == "data set")
+OF_ATTENTION = tuple(name for name, of in QUANTITIES.items() if of == "attention")
+SCALARS = tuple(name for name in QUANTITIES if name not in OF_ATTENTION)
 
 
 def names(parameters: Sequence[str] = PARAMETERS) -> tuple[str, ...]:

@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks
+from .._arguments.lists import AXES
 from .._arguments.runs import repeated
 from .._arguments.values import Array
 from ..models import Model
-from ..models.problem import AXES, with_arrays
+from ..models.problem import with_arrays
 from ..optimizers import of_runs
 from .segments import of_training
 

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments.checks import PARAMETERS
+from .. import _core
+from .._arguments.lists import PARAMETERS
 from .._arguments.values import Array
 from ..models import Model
 from ..models.problem import CoreParameters, named, trainable, with_arrays
@@ -21,7 +22,9 @@ from .run import Run
 from .subspace import Subspace
 
 Callback: TypeAlias = Callable[[int, Any], object]
-Slots: TypeAlias = tuple[Array | None, Array | None]
+Slots: TypeAlias = tuple[Array, ...]
+
+_REASONS = _core.StopReason.__members__
 
 
 @dataclass
@@ -43,8 +46,8 @@ class Loop:
         The span of the tokens in which the core trains; `parameters` and `state` then refer to it.
     stopped : int64 array (max(R, 1),)
         The step at which each run was frozen, -1 for those that continue; the core overwrites it.
-    reasons : list of str
-        Why the core froze each run, "" for those that continue; the core overwrites it.
+    reasons : int64 array (max(R, 1),)
+        Why each run was frozen, a `StopReason` of the core, which overwrites it.
     ended_by : str
         Which function ended training, if one did.
     """
@@ -58,16 +61,19 @@ class Loop:
     stopped: npt.NDArray[np.int64]
     parameters: CoreParameters = field(init=False)
     state: tuple[Slots | None, ...] = field(init=False)
-    reasons: list[str] = field(init=False)
+    reasons: npt.NDArray[np.int64] = field(init=False)
     ended_by: str = ""
 
     def __post_init__(self) -> None:
         run = self.run
         inside = run if self.subspace is None else self.subspace
         self.parameters = trainable(inside.model._core.parameters, run.wrt, run.runs or 0)
-        self.reasons = [
-            why if k >= 0 else "" for k, why in zip(self.stopped, _listed(run.reason), strict=True)
-        ]
+        self.reasons = np.array(
+            [
+                int(_REASONS[why]) if k >= 0 else 0
+                for k, why in zip(self.stopped, _listed(run.reason), strict=True)
+            ]
+        )
         self.state = tuple(
             _slots(run.optimizer.slots, inside.state.get(name, ()) if run.state else (), theta)
             if name in run.wrt and theta is not None
@@ -158,7 +164,8 @@ class Loop:
         ended = -1 if reason == "steps" else reached
         stopped = np.where(self.stopped < 0, ended, self.stopped)
         reasons = [
-            reason if k < 0 else why for k, why in zip(self.stopped, self.reasons, strict=True)
+            reason if k < 0 else _core.StopReason(why).name
+            for k, why in zip(self.stopped, self.reasons.tolist(), strict=True)
         ]
         if isinstance(self.run.reason, list):
             return {"reason": reasons, "stopped": stopped}
@@ -167,20 +174,16 @@ class Loop:
     def _state(self) -> dict[str, tuple[Array, ...]]:
         """Return a copy of the state of the optimizer."""
         return {
-            name: tuple(slot.copy() for slot in slots if slot is not None)
+            name: tuple(slot.copy() for slot in slots)
             for name, slots in zip(PARAMETERS, self.state, strict=True)
-            if slots is not None and slots[0] is not None
+            if slots
         }
 
-    def finish(self, reached: int, reasons: Sequence[str], written: Sequence[int]) -> Run:
-        """Return the run as it ended, after writing its last checkpoint.
-
-        ``reasons`` are the core's, one for each run that it did not find frozen.
-        """
+    def finish(self, end: _core.TrainingResult) -> Run:
+        """Return the run as it ended, after writing its last checkpoint."""
         for rows in self.functions:
-            rows.take(reached, self.model())
-        self.reasons = [old or new for old, new in zip(self.reasons, reasons, strict=True)]
-        run = self.so_far(reached, self.ended_by or "steps", written)
+            rows.take(end.reached, self.model())
+        run = self.so_far(end.reached, self.ended_by or "steps", end.rows)
         if self.checkpoint is not None:
             run.save(self.checkpoint[0])
         return run
@@ -192,6 +195,4 @@ def _listed(reason: str | list[str]) -> list[str]:
 
 def _slots(count: int, given: tuple[Array, ...], theta: Array) -> Slots:
     """Return the optimizer's arrays of a parameter: copies of what is given, else zeros."""
-    made = [slot.copy() for slot in given] or [np.zeros_like(theta) for _ in range(count)]
-    first, second, *_ = *made, None, None
-    return first, second
+    return tuple(slot.copy() for slot in given) or tuple(np.zeros_like(theta) for _ in range(count))

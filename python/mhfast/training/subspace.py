@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments.lists import AXES
 from .._arguments.values import Array, frozen, same_fields
 from ..models import Model
-from ..models.problem import AXES, CoreParameters, CoreProblem, with_arrays
+from ..models.problem import CoreParameters, CoreProblem, with_arrays
 from ..models.problem import named as by_name
 from ..optimizers import GradientDescent, Momentum, NormalizedGradientDescent, PolyakStep, StepRule
 

@@ -6,13 +6,14 @@ import os
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments.checks import Wrt
+from .._arguments.lists import LOSSES
 from .._arguments.names import Loss
 from ..dataset.dataset import Dataset
 from ..models import Model
@@ -155,8 +156,8 @@ def train(
     if last > first:
         now = Segment(first, run.optimizer, run.loss, run.wrt, fingerprint(data))
         run = replace(run, segments=extended(run.segments, now))
-    settings = core_settings(run.optimizer, last, run.runs)
-    settings["since"] = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
+    since = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
+    settings = core_settings(run.optimizer, last, run.runs, since)
     sides = arguments.directions(directions, run.model, problem.runs)
     arguments.function(callback, "callback")
     named, functions = prepare(
@@ -177,29 +178,31 @@ def train(
     loop = Loop(
         run, named, functions, callback, arguments.checkpoint(checkpoint), inside, frozen,
     )  # fmt: skip
-    settings["reasons"] = loop.reasons
     every = loop.every()
+    end = None
     with progress_bar(first, last) if progress else nullcontext() as tick:
         try:
-            reached, reasons = _core.train(
-                problem.data, loop.parameters, start._core.parameters,
-                run.runs or 0, run.model.scale, problem.causal, run.loss,
-                _core_arguments.bits(run.wrt),
-                settings, loop.state, first, last,
-                [arguments.core_record(rows, data) for rows in named],
-                [test.data for test in test_problems], list(sides.values()),
-                arguments.thresholds(run.stop),
-                loop.stopped, every or 1, loop.at if every else None, tick,
-                config.threads(num_threads),
+            end = _core.train(
+                samples=problem.data, parameters=loop.parameters, runs=run.runs or 0,
+                scale=run.model.scale, causal=problem.causal, loss=LOSSES[run.loss],
+                wrt=_core_arguments.bits(run.wrt), starts=start._core.parameters,
+                optimizer=settings, state=loop.state, first=first, last=last,
+                records=[arguments.core_record(rows, data) for rows in named],
+                tests=[test.data for test in test_problems], directions=list(sides.values()),
+                thresholds=arguments.thresholds(run.stop),
+                stopped=loop.stopped, reasons=loop.reasons, hook_every=every or 1,
+                hook=loop.at if every else None, tick=tick, threads=config.threads(num_threads),
             )  # fmt: skip
+            if end.error is not None:
+                raise end.error
             if tick is not None:
-                tick(reached)
-            ended = cast("Run[M]", loop.finish(reached, reasons, settings["rows"]))
+                tick(end.reached)
+            ended = cast("Run[M]", loop.finish(end))
         except KeyboardInterrupt:
-            raise Interrupted(_rescued(loop, settings, "interrupted")) from None
+            raise Interrupted(_rescued(loop, end, "interrupted")) from None
         except Exception as error:
-            if "reached" in settings:
-                _carry(error, _rescued(loop, settings, "exception"))
+            if end is not None:
+                _carry(error, _rescued(loop, end, "exception"))
             raise
     arguments.warn_of_nonfinite(ended, first, data)
     return ended
@@ -238,10 +241,11 @@ def _with_optimizer(run: Run[M], optimizer: Optimizer | None) -> Run[M]:
     return replace(run, optimizer=optimizer, state={}, since=stood_at)
 
 
-def _rescued(loop: Loop, settings: dict[str, Any], reason: str) -> Run:
-    """Return the run as it was when an exception left the core, or before it started."""
-    rows = settings.get("rows", [0] * len(loop.named))
-    return loop.so_far(settings.get("reached", loop.run.step), reason, rows)
+def _rescued(loop: Loop, end: _core.TrainingResult | None, reason: str) -> Run:
+    """Return the run as it was when an exception ended training, or before it started."""
+    if end is None:
+        return loop.so_far(loop.run.step, reason, [0] * len(loop.named))
+    return loop.so_far(end.reached, reason, end.rows)
 
 
 def _carry(error: Exception, run: Run) -> None:

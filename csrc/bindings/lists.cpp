@@ -1,0 +1,100 @@
+// What the lists say, for Python: enums, kinds of targets, parameters, quantities, kernels.
+#include "arrays.hpp"
+#include "register.hpp"
+
+namespace mhfast {
+namespace {
+
+const char* text(Targets targets) {
+  switch (targets) {
+    case Targets::kSigns:
+      return "signs";
+    case Targets::kReals:
+      return "reals";
+    case Targets::kClasses:
+      return "classes";
+    case Targets::kDerivatives:
+      return "derivatives";
+  }
+  return "";
+}
+
+const char* text(QuantityOf of) {
+  switch (of) {
+    case QuantityOf::kDataSet:
+      return "data set";
+    case QuantityOf::kGradient:
+      return "gradient";
+    case QuantityOf::kParameters:
+      return "parameters";
+    case QuantityOf::kAttentionWeights:
+      return "attention";
+  }
+  return "";
+}
+
+py::tuple kernel_names() {
+  py::list names;
+#define MHFAST_KERNEL(result, name, ...) names.append(#name);
+#include "../lists/kernels.inc"
+#undef MHFAST_KERNEL
+#define MHFAST_STEP(Type, name) names.append("step_" #name);
+  MHFAST_OPTIMIZERS(MHFAST_STEP)
+#undef MHFAST_STEP
+  return py::tuple(names);
+}
+
+py::dict lists() {
+  py::dict parameters, losses, quantities, optimizers;
+#define MHFAST_PARAMETER(enumerator, name, letters, ...) parameters[name] = letters;
+#include "../lists/parameters.inc"
+#undef MHFAST_PARAMETER
+  for (const LossFacts& loss : kLosses) losses[loss.name] = text(loss.targets);
+#define MHFAST_QUANTITY(enumerator, name, of) quantities[name] = text(QuantityOf::of);
+#include "../lists/quantities.inc"
+#undef MHFAST_QUANTITY
+#define MHFAST_SLOTS(Type, name) optimizers[#name] = Type::kSlots;
+  MHFAST_OPTIMIZERS(MHFAST_SLOTS)
+#undef MHFAST_SLOTS
+  py::list thresholds;
+#define MHFAST_STOP(enumerator, name)
+#define MHFAST_THRESHOLD(enumerator, name, comparison) thresholds.append(#name);
+#include "../lists/stops.inc"
+#undef MHFAST_STOP
+#undef MHFAST_THRESHOLD
+  py::dict all;
+  all["parameters"] = parameters;
+  all["losses"] = losses;
+  all["quantities"] = quantities;
+  all["optimizers"] = optimizers;
+  all["thresholds"] = py::tuple(thresholds);
+  all["kernels"] = kernel_names();
+  return all;
+}
+
+}  // namespace
+
+void register_lists(py::module_& m) {
+  py::enum_<Loss> loss(m, "Loss");
+  for (const LossFacts& one : kLosses) loss.value(one.name, one.loss);
+  py::enum_<StopReason> reason(m, "StopReason");
+#define MHFAST_STOP(enumerator, name) reason.value(#name, StopReason::enumerator);
+#define MHFAST_THRESHOLD(enumerator, name, comparison) MHFAST_STOP(enumerator, name)
+#include "../lists/stops.inc"
+#undef MHFAST_STOP
+#undef MHFAST_THRESHOLD
+  py::enum_<Quantity> quantity(m, "Quantity");
+#define MHFAST_QUANTITY(enumerator, name, of) quantity.value(name, Quantity::enumerator);
+#include "../lists/quantities.inc"
+#undef MHFAST_QUANTITY
+  py::enum_<Scope>(m, "Scope")
+      .value("tensor", Scope::kTensor)
+      .value("head", Scope::kHead)
+      .value("all", Scope::kAll);
+  py::enum_<Projection>(m, "Projection")
+      .value("ball", Projection::kBall)
+      .value("sphere", Projection::kSphere);
+  m.def("lists", lists);
+}
+
+}  // namespace mhfast

@@ -1,0 +1,25 @@
+// Every optimizer, once: its header, and a line
+//
+//   X(Type, name)
+//
+// Type is also the name of the Python class, whose own fields, but for lr, are those of the header;
+// `name` that under which runs are saved. From these come the settings as they cross from Python,
+// the choice of a rule and the kernels of the steps.
+#pragma once
+
+#include "../optimizers/adam.hpp"
+#include "../optimizers/gradient_descent.hpp"
+#include "../optimizers/mirror_descent.hpp"
+#include "../optimizers/momentum.hpp"
+#include "../optimizers/normalized_gradient_descent.hpp"
+#include "../optimizers/polyak_step.hpp"
+#include "../optimizers/sign_descent.hpp"
+
+#define MHFAST_OPTIMIZERS(X)                                \
+  X(GradientDescent, gradient_descent)                      \
+  X(NormalizedGradientDescent, normalized_gradient_descent) \
+  X(PolyakStep, polyak_step)                                \
+  X(Momentum, momentum)                                     \
+  X(Adam, adam)                                             \
+  X(MirrorDescent, mirror_descent)                          \
+  X(SignDescent, sign_descent)

@@ -1,0 +1,38 @@
+// What a loss is: a class with the kind of target it takes, its value, derivative and curvature at
+// an output f. Arithmetic is double whatever the type of the model, and stable at any output.
+//
+//   struct Name {
+//     static constexpr Targets kTargets = ...;
+//     template <class Math>
+//     static LossTerm<typename Math::Number> term(Number f, Number y, bool values);
+//     template <class Math>
+//     static Number curvature(Number f, Number y);      // second derivative by f
+//   };
+//
+// Math computes on one number or on one for each lane: Number, exp, log1p (of 0 to 1), log,
+// absolute, select(mask, yes, no). A loss of a row's outputs together, whose target is a class, has
+// `row` and `move_slopes` in the place of `term` and `curvature`, see cross_entropy.hpp.
+//
+// Included by kernels: nothing here may have external linkage once Math is a kernel's.
+#pragma once
+
+namespace mhfast {
+
+/// What a target may be: -1 or 1; any number; a class of the row, 0 to p - 1; or, in its place, the
+/// derivative of the caller's own loss.
+enum class Targets { kSigns, kReals, kClasses, kDerivatives };
+
+template <class Number>
+struct LossTerm {
+  Number value;      // without `values` it only tells by being finite or not whether the loss is
+  Number slope;      // d value / d f
+  Number log_slope;  // log |slope|, finite where slope underflows; without `values` it may be too
+                     // large by log 2
+};
+
+/// Loss of one row of outputs f[0], f[stride], ..., and what its targets say of it.
+struct RowLoss {
+  double value = 0, correct = 0, margin = __builtin_huge_val();
+};
+
+}  // namespace mhfast

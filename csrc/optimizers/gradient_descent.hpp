@@ -1,0 +1,13 @@
+// Gradient descent: theta -= lr g.
+#pragma once
+
+#include "step_rule.hpp"
+
+namespace mhfast {
+
+struct GradientDescent : StepRule {
+  template <class Math>
+  using Step = GradientStep<Math>;
+};
+
+}  // namespace mhfast

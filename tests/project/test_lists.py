@@ -1,0 +1,40 @@
+"""What the core lists is what Python, its types and the reference name."""
+
+import dataclasses
+from typing import get_args
+
+import mhfast as mh
+from mhfast import _core
+from mhfast._arguments import lists, names
+from mhfast.optimizers import OPTIMIZERS, StepRule
+from mhfast.reference.model import PARAMETERS
+
+
+def test_losses():
+    known = {name for name, kind in lists.TARGETS.items() if kind != "derivatives"}
+    assert set(get_args(names.Loss)) == known
+    assert set(mh.reference.LOSSES) == known
+    assert set(mh.Layer.losses) == known
+    assert set(mh.Classifier.losses) == known - set(mh.reference.losses.OF_ROWS)
+
+
+def test_optimizers():
+    assert {kind.name for kind in OPTIMIZERS} == set(lists.SLOTS) == set(mh.reference.STEPS)
+    common = {field.name for field in dataclasses.fields(StepRule)} | {"lr"}
+    for kind in OPTIMIZERS:
+        own = {field.name for field in dataclasses.fields(kind)} - common
+        assert set(getattr(_core, kind.__name__).fields) == own
+        assert getattr(mh, kind.__name__) is kind
+
+
+def test_parameters_quantities_and_thresholds():
+    assert lists.PARAMETERS == PARAMETERS
+    assert set(get_args(names.Threshold)) == set(lists.THRESHOLDS)
+    of_sets = {f"test_{name}" for name, of in lists.QUANTITIES.items() if of == "data set"}
+    assert set(get_args(names.RecordName)) == {*lists.QUANTITIES, *lists.PARAMETERS, *of_sets}
+
+
+def test_every_kernel_has_a_name_of_its_own():
+    kernels = _core.lists()["kernels"]
+    assert len(set(kernels)) == len(kernels)
+    assert {f"step_{name}" for name in lists.SLOTS} <= set(kernels)
