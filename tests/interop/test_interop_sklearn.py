@@ -332,7 +332,7 @@ ERRORS = [
     (
         lambda: fit(optimizer=0.1),
         TypeError,
-        "MirrorDescent, such as GradientDescent(lr), got 0.1",
+        "such as GradientDescent(lr), got 0.1",
     ),
     (lambda: fit(random_state="a"), ValueError, "'a' cannot be used to seed"),
     (
