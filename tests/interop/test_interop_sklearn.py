@@ -176,6 +176,22 @@ def test_pipeline_grid_search_and_cross_validation():
     assert alone.run_ == best.run_
 
 
+def test_step_sizes_are_searched_by_name():
+    for name, optimizer in (
+        ("lr", None), ("lr", mh.Momentum(9.0)), ("optimizer__lr", mh.Momentum(9.0)),
+        ("optimizer__lr", None),
+    ):  # fmt: skip
+        of = estimator(optimizer=optimizer, start="zeros")
+        search = GridSearchCV(of, {name: [0.0, 0.5]}, cv=3, refit=True)
+        search.fit(DATA.X, DATA.y)
+        assert search.best_params_ == {name: 0.5}  # without steps all outputs are 0
+        kind = mh.GradientDescent if optimizer is None else mh.Momentum
+        expected = by_hand(mh.Classifier.zeros(H, T, d), optimizer=kind(0.5))
+        assert search.best_estimator_.run_ == expected
+    with pytest.raises(ValueError, match="lr: expected None with PolyakStep, which has no lr"):
+        estimator(optimizer=mh.PolyakStep(), lr=0.1).fit(DATA.X, DATA.y)
+
+
 def test_clone_and_pickle():
     settings = {"optimizer": mh.Adam(0.01), "stop": {"loss": 0.2}, "dtype": "float32"}
     fitted = estimator(**settings).fit(DATA.X, DATA.y)
@@ -316,7 +332,7 @@ ERRORS = [
     (
         lambda: fit(optimizer=0.1),
         TypeError,
-        "MirrorDescent, such as GradientDescent(lr), got 0.1",
+        "such as GradientDescent(lr), got 0.1",
     ),
     (lambda: fit(random_state="a"), ValueError, "'a' cannot be used to seed"),
     (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,7 +73,10 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
     steps : int
         Steps of full-batch gradient descent.
     optimizer : one of `mhfast.optimizers`, optional
-        By default gradient descent with the step size sqrt(H) of the theory.
+        By default gradient descent with the step size sqrt(H) of the theory. Its fields can be set
+        by name, as in ``set_params(optimizer__lr=0.1)`` and in grids of `GridSearchCV`.
+    lr : float, optional
+        The step size, in place of that of the optimizer.
     loss : "logistic", "exponential", "linear" or "squared"
     start : "random_step", "zeros" or "gaussian"
         The initializer, a classmethod of `mhfast.Classifier`.
@@ -129,6 +133,7 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         heads: int = 4,
         steps: int = 100,
         optimizer: Optimizer | None = None,
+        lr: float | None = None,
         loss: Loss = "logistic",
         start: str = "random_step",
         std: float = 0.1,
@@ -142,6 +147,7 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         self.heads = heads
         self.steps = steps
         self.optimizer = optimizer
+        self.lr = lr
         self.loss = loss
         self.start = start
         self.std = std
@@ -187,9 +193,8 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         classes, index = _two_classes(labels)
         weight = None if sample_weight is None else _weights(sample_weight, samples)
         data = Dataset(samples, np.array([-1.0, 1.0], samples.dtype)[index], weight=weight)
-        model, optimizer = self._start(data), self.optimizer
-        if optimizer is None:
-            optimizer = GradientDescent(math.sqrt(model.heads))
+        model = self._start(data)
+        optimizer = self._optimizer(model.heads)
         run = train(
             model, data, steps=self.steps, optimizer=optimizer, loss=self.loss, stop=self.stop,
             num_threads=self.num_threads,
@@ -312,6 +317,45 @@ class MultiHeadAttentionClassifier(ClassifierMixin, BaseEstimator):  # type: ign
         tags.input_tags.two_d_array = self.tokens is not None
         tags.input_tags.three_d_array = True
         return tags
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters of the estimator, and fields of its optimizer as ``optimizer__<field>``.
+
+        Parameters
+        ----------
+        **params
+            Values by name.
+
+        Returns
+        -------
+        The estimator itself.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a name or the value of a field does not fit.
+        """
+        prefix = "optimizer__"
+        fields = {n.removeprefix(prefix): v for n, v in params.items() if n.startswith(prefix)}
+        super().set_params(**{n: v for n, v in params.items() if not n.startswith(prefix)})
+        if fields:
+            if self.optimizer is None:
+                self.optimizer = GradientDescent(**fields)
+            else:
+                self.optimizer = replace(self.optimizer, **fields)
+        return self
+
+    def _optimizer(self, heads: int) -> Optimizer:
+        """Return the optimizer with its step size."""
+        if self.optimizer is None:
+            return GradientDescent(math.sqrt(heads) if self.lr is None else self.lr)
+        if self.lr is None:
+            return self.optimizer
+        if not hasattr(self.optimizer, "lr"):
+            name = type(self.optimizer).__name__
+            raise ValueError(f"lr: expected None with {name}, which has no lr, got {self.lr!r}")
+        changes: dict[str, Any] = {"lr": self.lr}
+        return replace(self.optimizer, **changes)
 
     def _start(self, data: Dataset) -> Classifier:
         """Return the initial model."""

@@ -119,8 +119,16 @@ def with_arrays(model: M, arrays: Mapping[str, Array]) -> M:
         before = old.get(name)
         if before is None or array.shape != before.shape or array.dtype != before.dtype:
             return dataclasses.replace(model, **_fields(model, arrays))  # type: ignore[type-var]
-    # Every step makes a model, so results of validation are taken over from the one before.
-    new = {**old, **{name: frozen(array) for name, array in arrays.items()}}
+    return borrowing(model, {name: frozen(array) for name, array in arrays.items()})
+
+
+def borrowing(model: M, arrays: Mapping[str, Array]) -> M:
+    """Return `model` with parameters replaced by arrays that are neither checked nor copied.
+
+    Shapes and dtypes must be those of the parameters, and arrays C-contiguous. Results of
+    validation are taken over, since calls and steps of microseconds make a model.
+    """
+    new = {**model.parameters, **arrays}
     made = object.__new__(type(model))
     vars(made).update(vars(model))
     vars(made).update(

@@ -1,0 +1,251 @@
+"""Modules of torch whose parameters are those of a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..._arguments import checks
+from ...models import Classifier, Layer
+from .functions import DTYPES, Settings, applied, short
+from .operators import READOUT, Tensor, array, outputs_op, weights_op
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class _Module(torch.nn.Module):  # type: ignore[misc]
+    """Parameters of a model, their initializer, and conversion to the model and back."""
+
+    _kind: ClassVar[type[Classifier | Layer]]
+
+    def __init__(
+        self,
+        sizes: tuple[int, int, int],
+        query: int | None,
+        prompt_rows: int | None,
+        scale: float,
+        causal: bool,
+        std: float | None,
+        dtype: Any,
+    ) -> None:
+        super().__init__()
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in DTYPES:
+            raise TypeError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
+        model = self._kind.zeros(
+            *sizes, query=query, prompt_rows=prompt_rows, scale=scale, causal=causal,
+            dtype=DTYPES[dtype],
+        )  # fmt: skip
+        self._take_over(model, 1 / model.dim if std is None else std)
+        self.reset_parameters()
+
+    def _take_over(self, model: Classifier | Layer, std: float) -> None:
+        """Take over the options of `model` and its parameters."""
+        if isinstance(model.query, np.ndarray):
+            raise ValueError(
+                "query: expected None or an integer, got an external query, which comes with the "
+                "calls of a module"
+            )
+        self.query, self.scale, self.causal = model.query, model.scale, model.causal
+        self.std = checks.finite(std, "std")
+        if self.std < 0:
+            raise ValueError(f"std: expected a number of at least 0, got {std}")
+        for name in ("W", READOUT[self._kind], "prompt"):
+            array = model.parameters.get(name)
+            parameter = None if array is None else torch.nn.Parameter(torch.tensor(array))
+            self.register_parameter(name, parameter)
+
+    def reset_parameters(self) -> None:
+        """Draw every entry of every parameter from N(0, std²), by the generator of torch."""
+        for parameter in self.parameters():
+            torch.nn.init.normal_(parameter, std=self.std)
+
+    def forward(
+        self, X: Tensor, query: Tensor | None = None, lengths: npt.ArrayLike | None = None
+    ) -> Tensor:
+        """Compute the outputs, differentiable by every tensor.
+
+        Parameters
+        ----------
+        X : tensor (n, T, d) of the parameters' dtype, on the CPU
+        query : tensor (n, q, d), optional
+            An external query, in place of that of the module.
+        lengths : integers (n,), optional
+            The number of tokens of each sample; what is beyond has no influence.
+
+        Returns
+        -------
+        tensor of the dtype of X
+            (n,) of a classifier, (n, q, p) of a layer.
+
+        Raises
+        ------
+        TypeError
+            If an argument is no dense CPU tensor of float32 or float64, or they are of two dtypes.
+        ValueError
+            If a shape or a value does not fit.
+        """
+        return applied(outputs_op, self._settings(query), *self._tensors, X, lengths)
+
+    def attention(
+        self, X: Tensor, query: Tensor | None = None, lengths: npt.ArrayLike | None = None
+    ) -> Tensor:
+        """Compute the attention weights softmax(scale · Z_i W_h X_iᵀ), without gradients.
+
+        Parameters
+        ----------
+        X, query, lengths
+            As for a call of the module.
+
+        Returns
+        -------
+        tensor (n, H, q, T) of the dtype of X
+            With a leading run axis if the module or an argument has one.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for a call of the module.
+        """
+        with torch.no_grad():
+            return applied(weights_op, self._settings(query), *self._tensors, X, lengths)
+
+    def _settings(self, query: Tensor | None) -> Settings:
+        asking = self.query if query is None else query
+        return Settings(self._kind, asking, self.scale, self.causal)
+
+    def model(self) -> Any:
+        """Make the `mhfast` model that has a copy of the parameters as they are now.
+
+        Returns
+        -------
+        Classifier or Layer
+        """
+        W, readout, prompt = map(array, self._tensors)
+        return self._kind(W, readout, self.query, prompt, scale=self.scale, causal=self.causal)
+
+    @classmethod
+    def from_model(cls, model: Classifier | Layer) -> Self:
+        """Make the module that has a copy of the parameters of an `mhfast` model, and its dtype.
+
+        A run axis is kept, so that one module trains R models.
+
+        Parameters
+        ----------
+        model : Classifier or Layer
+            Of the kind of the module, with a dense W.
+
+        Returns
+        -------
+        The module.
+
+        Raises
+        ------
+        TypeError
+            If it is another kind of model, or W is a `LowRank`.
+        ValueError
+            If the model has an external query.
+        """
+        if not isinstance(model, cls._kind):
+            raise TypeError(f"model: expected a {cls._kind.__name__}, got {type(model).__name__}")
+        if model.Q is not None:
+            raise TypeError("model: expected an array W, got a LowRank")
+        module = cls.__new__(cls)
+        torch.nn.Module.__init__(module)
+        module._take_over(model, 1 / model.dim)
+        return module
+
+    @property
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.W, getattr(self, READOUT[self._kind]), self.prompt
+
+    def extra_repr(self) -> str:
+        """Describe shapes and settings, for the repr of the module.
+
+        Returns
+        -------
+        str
+        """
+        parts = [f"{name}={tuple(tensor.shape)}" for name, tensor in self.named_parameters()]
+        parts += [] if self.query is None else [f"query={self.query}"]
+        parts += [f"scale={self.scale}"] + ["causal=True"] * self.causal
+        return ", ".join([*parts, f"dtype={short(self.W.dtype)}"])
+
+
+class MultiHeadClassifier(_Module):
+    """A `torch.nn.Module` that computes `classifier`, with parameters W, U and, optionally, prompt.
+
+    Parameters
+    ----------
+    heads, tokens, dim : int
+        H, T and d. U is (H, q, d) with q = `tokens` without a query or prompt, else as many as
+        that; for external queries, which come with the calls, `tokens` is their q and T is free.
+    query : int, optional
+        The token of each sample that is the query; None for all of them.
+    prompt_rows : int, optional
+        q, for a prompt.
+    scale, causal
+        As for an `mhfast.Classifier`.
+    std : float, optional
+        Initial standard deviation of all parameters, at least 0. The default 1/d gives logits of
+        order 1 if the entries of tokens are of order 1.
+    dtype : torch.float32 or torch.float64, optional
+        None means torch.get_default_dtype().
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is of the wrong kind or out of range.
+    """
+
+    _kind = Classifier
+
+    def __init__(
+        self,
+        heads: int,
+        tokens: int,
+        dim: int,
+        *,
+        query: int | None = None,
+        prompt_rows: int | None = None,
+        scale: float = 1.0,
+        causal: bool = False,
+        std: float | None = None,
+        dtype: Any = None,
+    ) -> None:
+        sizes = (heads, tokens, dim)
+        super().__init__(sizes, query, prompt_rows, scale, causal, std, dtype)
+
+
+class MultiHeadLayer(_Module):
+    """A `torch.nn.Module` that computes `layer`, with parameters W, V and, optionally, prompt.
+
+    Parameters
+    ----------
+    heads, dim, out_dim : int
+        H, d and p.
+    query, prompt_rows, scale, causal, std, dtype
+        As for a `MultiHeadClassifier`, and so are errors.
+    """
+
+    _kind = Layer
+
+    def __init__(
+        self,
+        heads: int,
+        dim: int,
+        out_dim: int,
+        *,
+        query: int | None = None,
+        prompt_rows: int | None = None,
+        scale: float = 1.0,
+        causal: bool = False,
+        std: float | None = None,
+        dtype: Any = None,
+    ) -> None:
+        sizes = (heads, dim, out_dim)
+        super().__init__(sizes, query, prompt_rows, scale, causal, std, dtype)
