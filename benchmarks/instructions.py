@@ -6,8 +6,9 @@
 Needs valgrind.  A process that makes one call and one that makes several are counted by
 callgrind, so that the difference is that of the calls.  The table relates it to the multiply-adds
 of whole registers that n H (2 T d² + 4 T² d) multiply-adds amount to: two of these can start in a
-cycle, and the instructions beside each say why they do not.  One thread; an instruction set that
-valgrind does not know (AVX-512) is not counted.
+cycle, and the instructions beside each say why they do not.  One thread.  The instruction set and
+the plan are those of the counted process, which valgrind may hold to a narrower set than the
+machine has (it does not know AVX-512).
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
 import mhfast as mh
 from mhfast import _core
 from mhfast._bench.shapes import Shape, parse_shape
@@ -32,22 +31,26 @@ CALLS = 20  # that the difference is taken over
 
 
 def call(shape: Shape, dtype: str, times: int) -> None:
-    """Compute loss and gradient on one thread so many times."""
+    """Compute loss and gradient on one thread so many times, and print what computes them."""
     data = mh.data.planted_attention(shape.n, shape.T, shape.d, 2, seed=0, dtype=dtype)
     model = mh.Classifier.gaussian(shape.H, shape.T, shape.d, std=0.3, seed=0, dtype=dtype)
     for _ in range(times):
         mh.value_and_grad(model, data, num_threads=1)
+    plan = mh.explain(model, data)
+    print(_core.active_isa(), plan["plan"], plan["lanes"])
 
 
-def count(shape: Shape, dtype: str, times: int) -> int:
-    """Return the instructions of a process that makes so many calls."""
+def count(shape: Shape, dtype: str, times: int) -> tuple[int, list[str]]:
+    """Return the instructions of a process that makes so many calls, and what `call` printed."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={Path(folder) / 'out'}"]
         command += [sys.executable, "-m", "benchmarks.instructions", str(shape), "--dtype", dtype]
         command += ["--call", str(times)]
-        same = {**os.environ, "PYTHONHASHSEED": "0"}  # what Python does before the calls
+        # What Python does before the calls is the same each time; other threads would spin.
+        same = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        same = os.environ | same
         done = subprocess.run(command, env=same, capture_output=True, text=True, check=True)
-    return collected(done.stderr)
+    return collected(done.stderr), done.stdout.split()
 
 
 def collected(report: str) -> int:
@@ -71,15 +74,14 @@ def main() -> None:
         return
     if shutil.which("valgrind") is None:
         raise SystemExit("valgrind: not found; it counts the instructions")
-    print(f"isa {_core.active_isa()}, {given.dtype}")
-    print("n,T,d,H        plan     instructions  per multiply-add of a register")
+    print("n,T,d,H        isa       plan     instructions  per multiply-add of a register")
     for shape in given.shapes:
-        of_calls = (count(shape, given.dtype, 1 + CALLS) - count(shape, given.dtype, 1)) / CALLS
-        X = np.zeros((shape.n, shape.T, shape.d), given.dtype)
-        model = mh.Classifier.zeros(shape.H, shape.T, shape.d, dtype=given.dtype)
-        plan = mh.explain(model, X)
-        multiply_adds = shape.flops / 2 / plan["lanes"]
-        print(f"{shape!s:13}  {plan['plan']:7}  {of_calls:12,.0f}  {of_calls / multiply_adds:.2f}")
+        (more, (isa, plan, lanes)), (once, _) = (
+            count(shape, given.dtype, times) for times in (1 + CALLS, 1)
+        )
+        of_calls = (more - once) / CALLS
+        ratio = of_calls / (shape.flops / 2 / int(lanes))
+        print(f"{shape!s:13}  {isa:8}  {plan:7}  {of_calls:12,.0f}  {ratio:.2f}")
 
 
 if __name__ == "__main__":
