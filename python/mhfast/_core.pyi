@@ -27,22 +27,26 @@ State: TypeAlias = Sequence[tuple[Array, ...] | None]
 
 class Loss:
     __members__: ClassVar[dict[str, Loss]]
-    name: str
+    @property
+    def name(self) -> str: ...
     def __int__(self) -> int: ...
 
 class StopReason:
     __members__: ClassVar[dict[str, StopReason]]
-    name: str
+    @property
+    def name(self) -> str: ...
     def __init__(self, value: int) -> None: ...
     def __int__(self) -> int: ...
 
 class Scope:
     __members__: ClassVar[dict[str, Scope]]
-    name: str
+    @property
+    def name(self) -> str: ...
 
 class Projection:
     __members__: ClassVar[dict[str, Projection]]
-    name: str
+    @property
+    def name(self) -> str: ...
 
 class Lists(TypedDict):
     parameters: dict[str, str]  # name: letters of the axes
@@ -112,9 +116,12 @@ def hvp(
 
 # There is a class of the name of each optimizer; its fields are given by name.
 class Optimizer:
-    rule: Any
-    lr: npt.NDArray[np.float64]
-    schedule: npt.NDArray[np.float64] | None
+    @property
+    def rule(self) -> Any: ...
+    @property
+    def lr(self) -> npt.NDArray[np.float64]: ...
+    @property
+    def schedule(self) -> npt.NDArray[np.float64] | None: ...
     def __init__(
         self,
         *,
@@ -142,10 +149,14 @@ class Record:
     ) -> None: ...
 
 class TrainingResult:
-    reached: int
-    reasons: list[StopReason]
-    rows: list[int]
-    error: BaseException | None
+    @property
+    def reached(self) -> int: ...
+    @property
+    def reasons(self) -> list[StopReason]: ...
+    @property
+    def rows(self) -> list[int]: ...
+    @property
+    def error(self) -> BaseException | None: ...
 
 # What wrt names is overwritten in place, and has the run axis; so have state and buffers. stopped
 # and reasons (max(R, 1),) say where and why runs were frozen, and are kept up to date.

@@ -77,6 +77,7 @@ def test_phases_alone_reach_the_hull(instance, seed):
     assert error(result, source) < 1e-10
 
 
+@pytest.mark.slow
 def test_few_tokens_take_part_where_heads_are_many():
     """T = 8: certified rows are averages of few tokens, but one head explains rows by all."""
     tokens = {}
@@ -251,7 +252,9 @@ def test_noise_of_the_size_told_is_learnt_through(noisy):
     assert errors[1] < errors[0] / 30
 
 
-@pytest.mark.parametrize("told", [pytest.param(0.0, marks=pytest.mark.slow), 5e-3])
+@pytest.mark.parametrize(
+    "told", [pytest.param(0.0, marks=pytest.mark.slow), pytest.param(5e-3, marks=pytest.mark.slow)]
+)
 def test_more_noise_than_told_is_refused(noisy, told):
     source, found = noisy
     Y, _ = found[1e-2]

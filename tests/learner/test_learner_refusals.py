@@ -17,7 +17,8 @@ def arrays():
 
 
 @pytest.mark.parametrize("labels", ["normal", "permuted", "signs"])
-@pytest.mark.parametrize("heads", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.slow
 def test_labels_of_no_layer_are_not_learnt(arrays, labels, heads):
     X, Y = (array[:1000] for array in arrays)
     rng = np.random.default_rng(0)

@@ -32,7 +32,7 @@ def failing(result):
 
 
 @pytest.mark.verdict
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_unfilled_tail_hides_nothing(seed):
     """Tokens and outputs of zeros agree with every layer."""
     source = mh.data.parity_layer(10_000, 8, 3, 2.0, seed=seed)
@@ -47,7 +47,13 @@ def test_an_unfilled_tail_hides_nothing(seed):
 @pytest.mark.verdict
 @pytest.mark.parametrize(
     ("tail", "noise", "heads"),
-    [(0.0, 0.5, 2), (0.3, 0.0, 2), (0.3, 0.5, 1), (0.95, 0.0, 1), (0.95, 0.5, 2)],
+    [
+        pytest.param(0.0, 0.5, 2, marks=pytest.mark.slow),
+        pytest.param(0.3, 0.0, 2, marks=pytest.mark.slow),
+        (0.3, 0.5, 1),
+        (0.95, 0.0, 1),
+        (0.95, 0.5, 2),
+    ],
 )
 def test_random_labels_are_not_learnt(tail, noise, heads):
     X = boolean(0).X[:2000].copy()
@@ -278,6 +284,7 @@ def test_a_proposal_that_stands_far_out_comes_first(monkeypatch):
 # What is held out.
 
 
+@pytest.mark.slow
 def test_no_phase_sees_what_is_held_out():
     source = boolean(0)
     seed = 4

@@ -70,9 +70,13 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
 
 
+# Warnings that other libraries give of themselves.
+OF_OTHERS = ("-W", "ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+
 def run(arguments: list[str], directory: Path) -> str:
     done = subprocess.run(
-        [sys.executable, "-W", "error", *arguments],
+        [sys.executable, "-W", "error", *OF_OTHERS, *arguments],
         cwd=directory,
         env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONUTF8": "1"},
         capture_output=True,
@@ -103,7 +107,15 @@ def has_its_packages(block: str) -> bool:
     return all(importlib.util.find_spec(name) for name in names)
 
 
-@of_every_page
+@pytest.mark.parametrize(
+    "page",
+    # Learning in vain takes long.
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.name == "learner.md" else ())
+        for page in PAGES
+    ],
+    ids=lambda page: page.name,
+)
 def test_the_code_of_a_page_runs(page, tmp_path):
     """A block about another library is left out where that is not installed."""
     code = [block for block in blocks(page, "python") if has_its_packages(block)]
