@@ -18,7 +18,7 @@ from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models import problem as _core_arguments
 from ..optimizers import Optimizer, core_settings
-from . import arguments as arguments
+from . import arguments
 from . import quantities as recording
 from .arguments import Directions, Tests
 from .evaluate import evaluate
