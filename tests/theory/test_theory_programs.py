@@ -226,7 +226,7 @@ def test_readout_and_attention_together(wrt: str) -> None:
     apart = data.X[np.arange(5), best][:, None] - data.X
     direction = found.attention.direction
     keys = data.query[:, 0] @ direction.W[0] if wrt == "W" else np.tile(direction.prompt, (5, 1))
-    wins = np.einsum("nd,ntd->nt", keys, apart)
+    wins = np.einsum("id,itd->it", keys, apart)
     wins[np.arange(5), best] = np.inf
     assert wins[found.support].min() == pytest.approx(1, rel=1e-10)
     assert wins.min() > -1e-10

@@ -41,6 +41,8 @@ class NextTokenSVM:
         the number of the smallest token in it; -1 where i is not in that graph.
     resolution : float
         A margin of this size cannot be told from 0: see `token_svm`.
+    embedding : array (V, d)
+        The vector of each token.
     """
 
     direction: Gradients

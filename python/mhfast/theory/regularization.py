@@ -53,6 +53,8 @@ class RegularizationPath:
         Cosine to `solution`, by head or row of the prompt; NaN where that does not separate.
     solution : TokenSVM or None
         The limit that theory names.
+    wrt : str
+        The trained parameter.
     """
 
     radii: Array

@@ -121,8 +121,8 @@ def token_svm(
     -----
     The Frobenius norm is solved from the inner products of up to N = n q (T-1) constraints, by
     `nearest_point`; a float64 array (N, N) must fit in memory.  The others are solved by Clarabel,
-    an interior-point method, through cvxpy, with an array (N, d, d), the nuclear norm in the spans of
-    queries and tokens.  Tokens and queries enter in units of their own size.
+    an interior-point method, through cvxpy, with an array (N, d, d), the nuclear norm in the spans
+    of queries and tokens.  Tokens and queries enter in units of their own size.
 
     The gap is that of the returned numbers, whatever the solver: `margin` is what `direction`
     attains, `dual` the dual norm of the weighted sum of constraints.  Typically it is 1e-12 of
