@@ -2,24 +2,30 @@
 
 Curvature of a classifier and its loss (`bounds`, `hessian`), its tangent kernel and margin
 (`kernel`, `margin`), realizability, guarantees of training and generalization with their
-conditions, leave-one-out stability, the tokenized mixture in closed form, and the token-separation
-SVM.  docs/theory.md lists every formula with its source and its test.
+conditions, leave-one-out stability, the tokenized mixture in closed form, and the programs that
+say where training ends (`token_svm`, `next_token_svm`, `joint_svm`, `regularization_path`).
+docs/theory.md lists every formula with its source and its test.
 """
 
+from .alignment import alignment
 from .bounds import CurvatureBounds, curvature_bounds
 from .certificate import Certificate, Inequality, certify
 from .conditions import Condition, Guarantee
 from .guarantees import Comparison, compare, generalization_bound, stability_bound, training_bound
 from .hessian import HessianExtremes, hessian_extremes
 from .hull import nearest_point
+from .joint import JointSVM, joint_svm
 from .kernel import ntk
 from .margin import GoodInitialization, TangentMargin, good_initialization, ntk_margin
 from .mixture import MixtureMargins, mixture_margins, population_first_step, separating_direction
 from .needed_heads import NeededHeads, mixture_needed_heads, needed_heads
+from .next_token import NextTokenSVM, next_token_svm
 from .per_head import PerHeadBound, best_bound, least_heads_below, per_head_bound
 from .realizability import Realizability, realizability, travelled
+from .regularization import RegularizationPath, regularization_path
 from .separation import TokenSVM, token_svm
 from .stability import Stability, leave_one_out
+from .token_optimality import TokenOptimality, optimal_tokens, token_optimality, token_scores
 
 __all__ = [
     "Certificate",
@@ -30,13 +36,18 @@ __all__ = [
     "Guarantee",
     "HessianExtremes",
     "Inequality",
+    "JointSVM",
     "MixtureMargins",
     "NeededHeads",
+    "NextTokenSVM",
     "PerHeadBound",
     "Realizability",
+    "RegularizationPath",
     "Stability",
     "TangentMargin",
+    "TokenOptimality",
     "TokenSVM",
+    "alignment",
     "best_bound",
     "certify",
     "compare",
@@ -44,19 +55,25 @@ __all__ = [
     "generalization_bound",
     "good_initialization",
     "hessian_extremes",
+    "joint_svm",
     "least_heads_below",
     "leave_one_out",
     "mixture_margins",
     "mixture_needed_heads",
     "nearest_point",
     "needed_heads",
+    "next_token_svm",
     "ntk",
     "ntk_margin",
+    "optimal_tokens",
     "per_head_bound",
     "population_first_step",
     "realizability",
+    "regularization_path",
     "separating_direction",
     "stability_bound",
+    "token_optimality",
+    "token_scores",
     "token_svm",
     "training_bound",
     "travelled",

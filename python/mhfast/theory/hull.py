@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from .._arguments.values import Array
 from .inputs import exponent, in_units
 
 
-def nearest_point(G: Array) -> Array:
+def nearest_point(G: Array, strict: npt.NDArray[np.bool_] | None = None) -> Array:
     """Compute convex weights λ that minimise ‖Σ_i λ_i f_i‖² = λᵀ G λ, where G = ⟨f_i, f_j⟩.
 
     This is the dual of the hard-margin problem: the nearest point w of the hull maximises
@@ -21,6 +22,9 @@ def nearest_point(G: Array) -> Array:
     ----------
     G : array (n, n)
         Symmetric and positive semidefinite up to rounding, of any scale.
+    strict : bool array (n,), optional
+        Margins ⟨f_i, w⟩ count where it is true; elsewhere they are only to be at least 0, and the
+        λ_i there do not count in the sum. True everywhere by default.
 
     Raises
     ------
@@ -30,7 +34,7 @@ def nearest_point(G: Array) -> Array:
     Returns
     -------
     float64 array (n,)
-        The weights λ: at least 0, with sum 1.
+        The weights λ: at least 0, with sum 1 over `strict`.
 
     Notes
     -----
@@ -49,14 +53,16 @@ def nearest_point(G: Array) -> Array:
     G = in_units(G, exponent(G))  # a denormal size would have few digits
     size = float(G.diagonal().max())
     n = len(G)
+    counted = np.ones(n) if strict is None else strict.astype(np.float64)
     if size <= 0.0:
-        return np.full(n, 1.0 / n)
+        even: Array = counted / counted.sum()
+        return even
     values, vectors = np.linalg.eigh(G / size)
     root = np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T
     target = np.zeros(n + 1)
     target[n] = 1.0
-    weights, _ = nnls(np.vstack([root, np.ones(n)]), target, maxiter=30 * n)
-    convex_weights: Array = weights / weights.sum()
+    weights, _ = nnls(np.vstack([root, counted]), target, maxiter=30 * n)
+    convex_weights: Array = weights / (counted * weights).sum()
     return convex_weights
 
 
