@@ -83,6 +83,8 @@ def joint_svm(
 ) -> JointSVM:
     """Find where readout and attention end if they are trained together.
 
+    Two programs, of which the second takes the support from the first:
+
         minimise ‖v‖_2   subject to   y_i ⟨v, x_i,best⟩ ≥ 1                for all samples i,
         minimise ‖W‖     subject to   zᵀ W (x_i,best - x_i,t) ≥ 1          for i in the support,
                                       zᵀ W (x_i,best - x_i,t) ≥ 0          for other samples.
