@@ -48,6 +48,14 @@ class TokenConstraints:
         return spread
 
 
+def problems_of_runs(data: Dataset, best: npt.ArrayLike) -> list[tuple[Dataset, npt.ArrayLike]]:
+    """Return the data of each run with its best tokens, which all runs may share."""
+    assert data.runs is not None
+    own = np.shape(best)[:2] == (data.runs, data.n)
+    parts: list[npt.ArrayLike] = list(np.asarray(best)) if own else [best] * data.runs
+    return [(data.run(r), part) for r, part in enumerate(parts)]
+
+
 def token_constraints(
     data: Dataset,
     best: npt.ArrayLike,
@@ -72,9 +80,7 @@ def token_constraints(
     data = double(data)
     check_finite(None, data)
     # What is not finite belongs to samples that do not count.
-    data = replace(
-        data, X=_zeroed(data.X), query=None if data.query is None else _zeroed(data.query)
-    )
+    data = replace(data, X=zeroed(data.X), query=None if data.query is None else zeroed(data.query))
     n, _, d = data.X.shape
     x, z = exponent(data.X), 0
     X = in_units(data.X, x)
@@ -111,7 +117,8 @@ def token_constraints(
     return TokenConstraints(left, right, rivals, size, eps, x, z)
 
 
-def _zeroed(array: Array) -> Array:
+def zeroed(array: Array) -> Array:
+    """Return the array with zeros for what is not finite."""
     return np.nan_to_num(array, nan=0.0, posinf=0.0, neginf=0.0)
 
 

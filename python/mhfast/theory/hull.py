@@ -11,6 +11,32 @@ from .._arguments.values import Array
 from .inputs import exponent, in_units
 
 
+class CertifiedMargin:
+    """A margin, a bound of what any direction attains, and what rounding hides of both."""
+
+    margin: float
+    dual: float
+    resolution: float
+
+    @property
+    def gap(self) -> float:
+        """The primal-dual gap `dual` - `margin`: by how much the margin may be larger."""
+        return self.dual - self.margin
+
+    @property
+    def separable(self) -> bool:
+        """Whether `direction` separates, by more than rounding could feign."""
+        return self.margin > 0.0
+
+    @property
+    def inseparable(self) -> bool:
+        """Whether `weights` put the origin into the hull of the constraints up to rounding.
+
+        Neither this nor `separable` where the margin is within a factor of two of `resolution`.
+        """
+        return self.dual <= self.resolution
+
+
 def nearest_point(G: Array, strict: npt.NDArray[np.bool_] | None = None) -> Array:
     """Compute convex weights λ that minimise ‖Σ_i λ_i f_i‖² = λᵀ G λ, where G = ⟨f_i, f_j⟩.
 

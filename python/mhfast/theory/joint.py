@@ -12,13 +12,13 @@ from .._arguments import checks
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..gradients import Gradients
-from .constraints import token_constraints
-from .hull import is_separated, nearest_point, resolution
+from .constraints import problems_of_runs, token_constraints
+from .hull import resolution
 from .inputs import exponent, in_units
 from .norms import Norm, checked_norm
-from .programs import solve
+from .programs import from_products
 from .runs import stacked
-from .separation import TokenSVM, in_units_of_data
+from .separation import TokenSVM, solved
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,12 +143,10 @@ def joint_svm(
     """
     checked = checked_norm(norm, vector=wrt == "prompt")
     if data.runs is not None:
-        own = np.shape(best)[:2] == (data.runs, data.n)
-        parts: list[npt.ArrayLike] = list(np.asarray(best)) if own else [best] * data.runs
         problems = [
-            joint_svm(data.run(r), part, wrt=wrt, norm=norm, query=query, W=W, causal=causal,
+            joint_svm(of_run, part, wrt=wrt, norm=norm, query=query, W=W, causal=causal,
                       tolerance=tolerance)
-            for r, part in enumerate(parts)
+            for of_run, part in problems_of_runs(data, best)
         ]  # fmt: skip
         return cast(JointSVM, stacked(problems))
     given = token_constraints(data, best, wrt=wrt, query=query, W=W, causal=causal)
@@ -166,23 +164,16 @@ def joint_svm(
         raise ValueError("y: expected labels -1 and 1, got others")
     unit = exponent(chosen)
     F = y[:, None] * in_units(chosen, unit)
-    G = F @ F.T
-    weights = nearest_point(G)
-    point = weights @ F
-    products, length = F @ point, float(np.linalg.norm(point))
     least = resolution(len(F), data.dim, given.eps)
-    separable = is_separated(products, G, least)
-    margin = float(products.min()) / length if separable else 0.0
+    labels = from_products(None, F, least, np.ones(len(F), bool))
     support = np.zeros(n, bool)
-    support[counts] = products <= (1.0 + tolerance) * products.min() if separable else True
+    support[counts] = F @ labels.direction <= 1.0 + tolerance if labels.separable else True
     strict = np.broadcast_to(support[:, None, None], given.rivals.shape)[given.rivals]
     if not strict.any():
         raise ValueError("data: expected a support sample with two different tokens, got none")
-    found = solve(given.left, given.right, checked, size=given.size, eps=given.eps, strict=strict)
-    longest = float(np.sqrt(G.diagonal().max()))
-    numbers = in_units(np.array([margin, length, least * longest]), -unit).tolist()
+    numbers = in_units(np.array([labels.margin, labels.dual, labels.hidden]), -unit).tolist()
     of_labels = np.full(n, np.nan)
-    of_labels[counts] = weights
-    readout = in_units(point / (length * margin), unit) if separable else in_units(point, -unit)
-    attention = in_units_of_data(given, found, wrt)
+    of_labels[counts] = labels.weights
+    readout = in_units(labels.direction, unit if labels.separable else -unit)
+    attention = solved(given, wrt, checked, strict)
     return JointSVM(readout, numbers[0], numbers[1], numbers[2], of_labels, support, attention)

@@ -15,14 +15,14 @@ from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients, norm, value_and_grad
 from ..models import Classifier
-from .hull import is_separated, nearest_point, resolution
+from .hull import CertifiedMargin, is_separated, nearest_point, resolution
 from .inputs import classifier, norms, settled
 from .kernel import scaled_kernel
 from .runs import over_runs
 
 
 @dataclass(frozen=True, eq=False)
-class TangentMargin:
+class TangentMargin(CertifiedMargin):
     """The largest margin γ of the tangent features, with its certificate.
 
     Attributes
@@ -50,24 +50,6 @@ class TangentMargin:
     weights: Array
     margins: Array
     resolution: float
-
-    @property
-    def gap(self) -> float:
-        """The primal-dual gap `dual` - `margin`: by how much γ may be larger than `margin`."""
-        return self.dual - self.margin
-
-    @property
-    def separable(self) -> bool:
-        """Whether `direction` separates, by more than rounding could feign."""
-        return self.margin > 0.0
-
-    @property
-    def inseparable(self) -> bool:
-        """Whether `weights` put the origin into the hull up to rounding, which proves γ ≈ 0.
-
-        Neither this nor `separable` where γ is within a factor of two of what can be resolved.
-        """
-        return self.dual <= self.resolution
 
 
 @over_runs

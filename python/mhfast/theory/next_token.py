@@ -10,15 +10,16 @@ import numpy.typing as npt
 from .._arguments import checks
 from .._arguments.values import Array
 from ..gradients import Gradients
+from .hull import CertifiedMargin
 from .inputs import exponent, in_units
 from .norms import Norm, checked_norm
-from .programs import solve
+from .programs import features, independent, solve, without
 
 Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class NextTokenSVM:
+class NextTokenSVM(CertifiedMargin):
     """The least-norm W that ranks tokens as the next tokens of the data ask for.
 
     Attributes
@@ -55,21 +56,6 @@ class NextTokenSVM:
     resolution: float
     embedding: Array
 
-    @property
-    def gap(self) -> float:
-        """The primal-dual gap `dual` - `margin`."""
-        return self.dual - self.margin
-
-    @property
-    def separable(self) -> bool:
-        """Whether `direction` ranks the tokens, by more than rounding could feign."""
-        return self.margin > 0.0
-
-    @property
-    def inseparable(self) -> bool:
-        """Whether `weights` put the origin into the hull of the constraints up to rounding."""
-        return self.dual <= self.resolution
-
     def without_ties(self, W: npt.ArrayLike) -> Array:
         """Project W on the matrices that satisfy the ties.
 
@@ -97,12 +83,8 @@ class NextTokenSVM:
             return array
         last, i, j = self.ties.T
         E = self.embedding
-        tied = E[last][:, :, None] * (E[i] - E[j])[:, None, :]
-        basis = np.linalg.svd(tied.reshape(len(tied), -1), full_matrices=False)
-        kept = basis[2][basis[1] > 1e-12 * basis[1][0]]
-        flat = array.reshape(*array.shape[:-2], -1)
-        rest: Array = flat - flat @ kept.T @ kept
-        return rest.reshape(array.shape)
+        tied = independent(features((E[last], E[i] - E[j])))
+        return without(array.reshape(-1, d, d), tied).reshape(array.shape)
 
 
 def next_token_svm(

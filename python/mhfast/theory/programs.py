@@ -93,16 +93,19 @@ def solve(
     least = resolution(len(right), right.shape[1] ** 2, eps, cancellation)
     strict = np.ones(len(right), dtype=bool) if strict is None else strict
     if norm == "fro" and ties is None:
-        return _from_products(left, right, least, strict)
+        return from_products(left, right, least, strict)
     if norm == "nuclear":
         return _in_spans(left, right, least, strict, ties)
     return _dense((left, right), norm, least, strict, ties)
 
 
-def _from_products(
+def from_products(
     left: Array | None, right: Array, least: float, strict: npt.NDArray[np.bool_]
 ) -> Solution:
-    """Solve in the Frobenius norm from inner products of the features."""
+    """Solve in the Frobenius norm from inner products of the features.
+
+    `least` is the margin that rounding hides, relative to the longest feature.
+    """
     G = right @ right.T if left is None else (left @ left.T) * (right @ right.T)
     weights = nearest_point(G, strict)
     point = weights @ right if left is None else (weights[:, None] * left).T @ right
@@ -147,22 +150,22 @@ def _dense(
     ties: tuple[Array, Array] | None,
 ) -> Solution:
     """Solve with all features in memory, (N, a, b)."""
-    F = _features(factors)
+    F = features(factors)
     hidden = least * longest_product(*factors, norm)
     if hidden == 0.0:  # all features are zero
         return Solution(F[0].squeeze(0) if factors[0] is None else F[0], 0.0, 0.0,
                         strict / strict.sum(), 0.0)  # fmt: skip
-    E = np.zeros((0, *F.shape[1:])) if ties is None else _features(ties)
-    E = _independent(E)
+    E = np.zeros((0, *F.shape[1:])) if ties is None else features(ties)
+    E = independent(E)
     unit = hidden / least
     if norm == "fro":
-        inside = _without(F / unit, E)
+        inside = without(F / unit, E)
         flat = inside.reshape(len(F), -1)
         weights = nearest_point(flat @ flat.T, strict)
         W = hull = np.tensordot(weights, inside, 1)
     else:
         W, weights, forces = largest_margin(F / unit, norm, strict, E)
-        W = _without(W[None], E)[0]
+        W = without(W[None], E)[0]
         hull = np.tensordot(weights, F / unit, 1) + np.tensordot(forces, E, 1)
     length, dual = size_of(W, norm), dual_size(hull, norm) * unit
     products = np.tensordot(F[strict], W, 2)
@@ -174,7 +177,8 @@ def _dense(
     return Solution(direction, margin if separable else 0.0, dual, weights, hidden)
 
 
-def _features(factors: Factors) -> Array:
+def features(factors: Factors) -> Array:
+    """Return the matrices left_i right_iᵀ (N, a, b), or rows (N, 1, b) where left is None."""
     left, right = factors
     outer: Array = (
         right[:, None] if left is None else left[:, :, None] * right[:, None, :]
@@ -182,7 +186,7 @@ def _features(factors: Factors) -> Array:
     return outer
 
 
-def _independent(E: Array) -> Array:
+def independent(E: Array) -> Array:
     """Return an orthonormal basis of the span of matrices (M, a, b)."""
     if not len(E):
         return E
@@ -191,7 +195,7 @@ def _independent(E: Array) -> Array:
     return kept.reshape(-1, *E.shape[1:])
 
 
-def _without(F: Array, E: Array) -> Array:
+def without(F: Array, E: Array) -> Array:
     """Return matrices (N, a, b) projected on the complement of an orthonormal basis E."""
     for _ in range(2 if len(E) else 0):  # twice: what rounding leaves of the first
         F = F - np.tensordot(np.tensordot(F, E, ((1, 2), (1, 2))), E, 1)

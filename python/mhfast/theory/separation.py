@@ -11,15 +11,16 @@ import numpy.typing as npt
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..gradients import Gradients
-from .constraints import TokenConstraints, token_constraints
+from .constraints import TokenConstraints, problems_of_runs, token_constraints
+from .hull import CertifiedMargin
 from .inputs import in_units
 from .norms import Norm, checked_norm
-from .programs import Solution, solve
+from .programs import solve
 from .runs import stacked
 
 
 @dataclass(frozen=True, eq=False)
-class TokenSVM:
+class TokenSVM(CertifiedMargin):
     """The least-norm parameters with which the best tokens win by a margin of 1.
 
     Attributes
@@ -42,24 +43,6 @@ class TokenSVM:
     dual: float
     weights: Array
     resolution: float
-
-    @property
-    def gap(self) -> float:
-        """The primal-dual gap `dual` - `margin`."""
-        return self.dual - self.margin
-
-    @property
-    def separable(self) -> bool:
-        """Whether `direction` separates, by more than rounding could feign."""
-        return self.margin > 0.0
-
-    @property
-    def inseparable(self) -> bool:
-        """Whether `weights` put the origin into the hull of the constraints up to rounding.
-
-        Neither this nor `separable` where the margin is within a factor of two of `resolution`.
-        """
-        return self.dual <= self.resolution
 
 
 def token_svm(
@@ -142,20 +125,31 @@ def token_svm(
     """
     checked = checked_norm(norm, vector=wrt == "prompt")
     if data.runs is not None:
-        own = np.shape(best)[:2] == (data.runs, data.n)
-        parts: list[npt.ArrayLike] = list(np.asarray(best)) if own else [best] * data.runs
         problems = [
-            token_svm(data.run(r), part, wrt=wrt, norm=norm, query=query, W=W, causal=causal)
-            for r, part in enumerate(parts)
+            token_svm(of_run, part, wrt=wrt, norm=norm, query=query, W=W, causal=causal)
+            for of_run, part in problems_of_runs(data, best)
         ]
         return cast(TokenSVM, stacked(problems))
     given = token_constraints(data, best, wrt=wrt, query=query, W=W, causal=causal)
-    found = solve(given.left, given.right, checked, size=given.size, eps=given.eps)
-    return in_units_of_data(given, found, wrt)
+    return solved(given, wrt, checked)
 
 
-def in_units_of_data(given: TokenConstraints, found: Solution, wrt: str) -> TokenSVM:
-    """Return the solution of a program in units of tokens and queries as that of the data."""
+def solved(
+    given: TokenConstraints,
+    wrt: str,
+    norm: Norm,
+    strict: npt.NDArray[np.bool_] | None = None,
+) -> TokenSVM:
+    """Solve the program of these constraints, of which those that are not strict ask for ≥ 0.
+
+    Raises
+    ------
+    ImportError
+        The norm needs cvxpy, which is not installed.
+    RuntimeError
+        Clarabel found no solution.
+    """
+    found = solve(given.left, given.right, norm, size=given.size, eps=given.eps, strict=strict)
     unit = given.x + given.z
     direction = in_units(found.direction, unit if found.separable else -unit)[None]
     named = Gradients(prompt=direction) if wrt == "prompt" else Gradients(W=direction)

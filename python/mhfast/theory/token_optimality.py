@@ -11,11 +11,11 @@ import numpy.typing as npt
 from .._arguments import checks
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
-from .constraints import queries, token_constraints, visible
+from .constraints import problems_of_runs, queries, token_constraints, visible, zeroed
 from .inputs import double, in_units
-from .norms import Norm
+from .norms import Norm, checked_norm
 from .runs import stacked
-from .separation import TokenSVM, token_svm
+from .separation import TokenSVM, solved
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ def token_scores(
             f"readout: expected shape (d,) = ({data.dim},) or (q, d) = ({q}, {data.dim}), "
             f"got {np.shape(readout)}"
         )
-    X = np.nan_to_num(data.X, nan=0.0, posinf=0.0, neginf=0.0)  # of samples that do not count
+    X = zeroed(data.X)  # of samples that do not count
     y = data.y.astype(np.float64)[:, None, None]
     scores: Array = np.where(seen, y * (u @ np.swapaxes(X, 1, 2)), np.nan)
     return scores
@@ -208,21 +208,20 @@ def token_optimality(
     definition of SVM-neighbours and of globally and locally optimal tokens; for a prompt Tarzanagh,
     Li, Zhang, Oymak, "Max-Margin Token Selection in Attention Mechanism" (NeurIPS 2023).
     """
+    checked = checked_norm(norm, vector=wrt == "prompt")
     if data.runs is not None:
-        own = np.shape(best)[:2] == (data.runs, data.n)
-        parts: list[npt.ArrayLike] = list(np.asarray(best)) if own else [best] * data.runs
         u = np.asarray(readout)
         mine = u.ndim > 1 and len(u) == data.runs
         results = [
             token_optimality(
-                data.run(r), part, u[r] if mine else u, wrt=wrt, norm=norm, query=query, W=W,
+                of_run, part, u[r] if mine else u, wrt=wrt, norm=norm, query=query, W=W,
                 causal=causal, tolerance=tolerance,
             )
-            for r, part in enumerate(parts)
+            for r, (of_run, part) in enumerate(problems_of_runs(data, best))
         ]  # fmt: skip
         return cast(TokenOptimality, stacked(results))
-    svm = token_svm(data, best, wrt=wrt, norm=norm, query=query, W=W, causal=causal)
     given = token_constraints(data, best, wrt=wrt, query=query, W=W, causal=causal)
+    svm = solved(given, wrt, checked)
     scores = token_scores(data, readout, wrt=wrt, query=query, causal=causal)
     direction = svm.direction.W if wrt == "W" else svm.direction.prompt
     assert direction is not None
