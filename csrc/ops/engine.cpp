@@ -53,7 +53,7 @@ Engine<real>::Engine(const Data<real>& data, std::optional<Loss> loss, const Opt
     chunk_scales_.resize(std::size_t(plan_.chunks) * (s.H + 1) * L);
     scales_.resize(std::size_t(s.H + 1) * L);
   }
-  rooms_.resize(threads_);
+  rooms_.resize(std::max(threads_, options_.members));
 }
 
 /// What the loss of a run is divided by, and what the derivative of a model's output is; labels and

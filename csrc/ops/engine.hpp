@@ -56,6 +56,7 @@ class Engine {
     bool gradient = false, wrt_W = true, wrt_readout = true;  // W serves a prompt as well
     bool gaps = false;                                        // gather what needs_scaling asks for
     bool runs_are_lanes = false;  // parameters have a number for each lane
+    int members = 1;              // of a team that may be larger than this engine's own
   };
   /// Where gradients go, in the layout of the parameters; each may be null.
   struct Gradient {

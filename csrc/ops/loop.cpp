@@ -105,6 +105,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
   packed_ = pack_for(*engine_, data, threads, shared.data);
   typename Engine<real>::Options forward;
   forward.runs_are_lanes = width_ > 1;
+  forward.members = engine_->threads();  // a small test set alone would take fewer
   shared.tests.resize(task.tests.size());
   for (std::size_t i = 0; i < task.tests.size(); ++i) {
     const Data<real> test = at_run(task.tests[i], run, count_);

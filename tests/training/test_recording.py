@@ -402,3 +402,17 @@ def test_a_direction_is_compared_with_the_parameters_that_there_are():
     run = mh.train(model, data, directions={"Q": 2 * Q, "K": K}, **options)
     want = (2 * (Q**2).sum() + (K**2).sum()) / (length(2 * Q, K) * length(Q, K))
     assert run.history["cosine"][0] == pytest.approx(want, rel=1e-14)
+
+
+def test_a_test_set_too_small_for_the_team():
+    """Each thread of the team that trains may be the one that evaluates a chunk."""
+    data = mh.data.tokenized_mixture(60, 5, 12, seed=5)
+    start = mh.Classifier.random_step(data, 3, 0)
+    alone, together = (
+        mh.train(
+            start, data, steps=900, optimizer=mh.GradientDescent(1.7), record="test_loss",
+            test=data.sample(20, seed=1), num_threads=threads,
+        )
+        for threads in (1, 2)
+    )  # fmt: skip
+    assert alone == together
