@@ -25,7 +25,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 
 from mhfast.interop import sklearn as interop
-from mhfast.interop.sklearn import MultiHeadAttentionClassifier
+from mhfast.interop.sklearn import MultiHeadClassifier, MultiHeadRegressor
 
 n, T, d, H = 70, 5, 12, 3
 DATA = mh.data.tokenized_mixture(n, T, d, noise=0.3, seed=0)
@@ -34,7 +34,7 @@ ROWS = DATA.X.reshape(n, T * d)
 
 
 def estimator(**changes):
-    return MultiHeadAttentionClassifier(**{"heads": H, "steps": 40} | changes)
+    return MultiHeadClassifier(**{"heads": H, "steps": 40} | changes)
 
 
 def by_hand(start, data=DATA, **changes):
@@ -164,13 +164,13 @@ def test_pipeline_grid_search_and_cross_validation():
     assert cross_val_score(estimator(), DATA.X, DATA.y, cv=3).min() > 0.9
     search = GridSearchCV(
         pipeline,
-        {"multiheadattentionclassifier__heads": [1, 2, 4]},
+        {"multiheadclassifier__heads": [1, 2, 4]},
         cv=3,
         scoring="roc_auc",
     )
     search.fit(ROWS, DATA.y)
     best = search.best_estimator_[-1]
-    assert best.model_.heads == search.best_params_["multiheadattentionclassifier__heads"]
+    assert best.model_.heads == search.best_params_["multiheadclassifier__heads"]
     alone = estimator(tokens=T, heads=best.heads)
     alone.fit(StandardScaler().fit_transform(ROWS), DATA.y)
     assert alone.run_ == best.run_
@@ -239,14 +239,206 @@ def test_data_frames_keep_their_names():
         fitted.predict(frame[frame.columns[::-1]])
 
 
-def test_conventions_of_scikit_learn():
+BLOBS = mh.data.tokenized_mixture(90, T, d, noise=0.3, seed=4)
+CLASSES = np.array(["ash", "elm", "oak"])
+KIND = np.arange(90) % 3
+SETS = BLOBS.X + np.eye(d)[KIND][:, None]  # three kinds of sets: one feature is larger by 1
+
+
+def targets(labels):
+    return np.where(labels == CLASSES[:, None], 1.0, -1.0)
+
+
+def test_several_classes_are_runs_side_by_side():
+    fitted = estimator(lr=0.5).fit(SETS, CLASSES[KIND])
+    start = mh.Classifier.random_step(mh.Dataset(SETS, targets(CLASSES[KIND])), H, [0, 0, 0])
+    optimizer = mh.GradientDescent(0.5)
+    run = by_hand(start, mh.Dataset(SETS, targets(CLASSES[KIND])), optimizer=optimizer)
+    assert fitted.run_ == run
+    outputs = fitted.decision_function(SETS)
+    assert np.array_equal(outputs, run.model(SETS).T)
+    assert np.array_equal(fitted.predict(SETS), CLASSES[outputs.argmax(axis=1)])
+    assert fitted.score(SETS, CLASSES[KIND]) > 0.95
+    assert fitted.attention(SETS[:7]).shape == (3, 7, H, T, T)
+    for k, name in enumerate(CLASSES):  # each is the problem of this class against the others
+        alone = estimator(lr=0.5).fit(SETS, np.where(CLASSES[KIND] == name, "this", "other"))
+        assert alone.classes_.tolist() == ["other", "this"]
+        assert alone.run_.model == run.model[k]
+
+
+def test_probabilities_of_several_classes():
+    fitted = estimator(lr=0.5).fit(SETS, CLASSES[KIND])
+    P, outputs = fitted.predict_proba(SETS), fitted.decision_function(SETS)
+    sigmoids = 1 / (1 + np.exp(-outputs))
+    # Logarithms of up to 1e2 in magnitude lose two of sixteen digits.
+    np.testing.assert_allclose(P, sigmoids / sigmoids.sum(axis=1, keepdims=True), rtol=1e-13)
+    far = fitted.predict_proba(-1e5 * SETS)  # sigmoids of 0 to all digits
+    np.testing.assert_allclose(far.sum(axis=1), 1.0, rtol=1e-14)
+
+
+def test_more_classes_than_samples_of_each():
+    labels = np.arange(5)  # as many classes as samples, where runs and samples have one length
+    fitted = estimator(lr=0.5, steps=200).fit(SETS[:5], labels)
+    assert fitted.model_.runs == 5
+    assert np.array_equal(fitted.predict(SETS[:5]), labels)
+
+
+def test_class_weight_is_a_weight_of_samples():
+    labels = CLASSES[KIND]
+    weight = np.array([1.0, 2.0, 5.0])
+    given = estimator(class_weight=dict(zip(CLASSES, weight, strict=True))).fit(SETS, labels)
+    assert given.run_ == estimator().fit(SETS, labels, sample_weight=weight[KIND]).run_
+    rare = np.flatnonzero((KIND != 2) | (np.arange(90) < 30))
+    counts = np.bincount(KIND[rare])
+    balanced = estimator(class_weight="balanced").fit(SETS[rare], labels[rare])
+    by_class = (len(rare) / (3 * counts))[KIND[rare]]
+    assert balanced.run_ == estimator().fit(SETS[rare], labels[rare], sample_weight=by_class).run_
+    both = estimator(class_weight=dict(zip(CLASSES, weight, strict=True)))
+    both.fit(SETS, labels, sample_weight=np.arange(90) % 2)
+    product = weight[KIND] * (np.arange(90) % 2)
+    assert both.run_ == estimator().fit(SETS, labels, sample_weight=product).run_
+
+
+def test_intercept_appends_a_constant_to_each_token():
+    shifted = DATA.X + 3.0
+    fitted = estimator(intercept=True, lr=0.1).fit(shifted, DATA.y)
+    data = mh.Dataset(np.concatenate([shifted, np.ones((n, T, 1))], axis=2), DATA.y)
+    start = mh.Classifier.random_step(data, H, 0)
+    assert fitted.run_ == by_hand(start, data, optimizer=mh.GradientDescent(0.1))
+    assert (fitted.tokens_, fitted.dim_, fitted.n_features_in_) == (T, d, T * d)
+    fitted.set_params(intercept=False)  # for the next fit
+    assert np.array_equal(fitted.decision_function(shifted), fitted.model_(data.X))
+    constant = MultiHeadRegressor(intercept=True, steps=500, lr=0.05)
+    constant.fit(np.zeros((n, T, d)), np.full(n, 7.0))
+    # The constant feature alone gives every constant; Adam's steps of 0.05 get this near.
+    np.testing.assert_allclose(constant.predict(np.zeros((2, T, d))), 7.0, atol=0.01)
+
+
+def test_warm_start_resumes_bitwise():
+    for optimizer in (mh.Adam(0.02), mh.GradientDescent(0.3)):
+        once = estimator(optimizer=optimizer).fit(DATA.X, DATA.y)
+        twice = estimator(optimizer=optimizer, steps=15, warm_start=True).fit(DATA.X, DATA.y)
+        assert twice.n_iter_ == 15
+        twice.set_params(steps=25).fit(DATA.X, DATA.y)
+        assert twice.run_ == once.run_
+        assert twice.history_["loss"].shape == (41,)
+    cold = estimator(steps=15).fit(DATA.X, DATA.y)
+    assert cold.fit(DATA.X, DATA.y).n_iter_ == 15
+    with pytest.raises(ValueError, match="y: expected labels among the classes"):
+        twice.fit(DATA.X, NAMES)
+
+
+def test_partial_fit_is_a_step_on_each_batch():
+    settings = {"optimizer": mh.Momentum(0.2), "start": "gaussian"}
+    fitted = estimator(**settings)
+    run = mh.Classifier.gaussian(H, T, d, std=0.1, seed=0)
+    for k in range(6):
+        rows = slice(10 * k, 10 * k + 10)
+        assert fitted.partial_fit(DATA.X[rows], DATA.y[rows], classes=[1, -1]) is fitted
+        run = mh.train(run, DATA[rows], steps=1, optimizer=mh.Momentum(0.2))
+    assert fitted.run_ == run
+    assert fitted.n_iter_ == 6
+    assert fitted.classes_.tolist() == [-1, 1]
+    fitted.partial_fit(DATA.X[:1], DATA.y[:1])  # a batch without one of the classes
+    several = estimator(**settings).partial_fit(SETS[:2], CLASSES[:2], classes=CLASSES)
+    assert several.decision_function(SETS).shape == (90, 3)
+
+
+def test_early_stopping_returns_the_best_model():
+    noisy = mh.data.tokenized_mixture(80, T, d, noise=2.0, seed=5)
+    fitted = estimator(
+        early_stopping=True, validation_fraction=0.25, n_iter_no_change=7, tol=0.01, steps=900,
+        record={"loss": 1, "validation_loss": 1, "validation_accuracy": 5},
+    ).fit(noisy.X, noisy.y)  # fmt: skip
+    losses = fitted.validation_loss_
+    assert len(losses) == fitted.n_iter_ + 1 < 900
+    assert fitted.run_.reason == "callback"
+    assert np.array_equal(fitted.history_["validation_loss"], losses)
+    assert "validation_accuracy" in fitted.history_
+    # It ended after 7 steps without a loss below the best by more than 0.01, and not before.
+    to_beat, waited, ended = np.inf, 0, []
+    for loss in losses:
+        to_beat, waited = (loss, 0) if loss < to_beat - 0.01 else (to_beat, waited + 1)
+        ended.append(waited == 7)
+    assert ended == [False] * fitted.n_iter_ + [True]
+    # The same split and run by hand; the model is that of the smallest loss.
+    rows, held_out = train_test_split(np.arange(80), test_size=0.25, stratify=noisy.y,
+                                      random_state=0)  # fmt: skip
+    best = int(losses.argmin())
+    training = noisy[rows]
+    start = mh.Classifier.random_step(training, H, 0)
+    assert fitted.model_ == by_hand(start, training, steps=best).model
+    value = mh.evaluate(fitted.model_, noisy[held_out])["loss"]
+    assert value == losses.min()
+    # Several classes: the mean of their losses decides.
+    several = estimator(early_stopping=True, lr=0.5, steps=20, n_iter_no_change=20)
+    several.fit(SETS, CLASSES[KIND])
+    assert several.model_.runs == 3
+    assert several.validation_loss_.shape == (21,)
+
+
+def test_records_are_those_of_training():
+    fitted = estimator(record={"loss": 1, "margin": 10}).fit(DATA.X, DATA.y)
+    assert fitted.history_.keys() == {"loss", "margin"}
+    assert fitted.run_.steps["margin"].tolist() == [0, 10, 20, 30, 40]
+
+
+REAL = mh.data.tokenized_mixture(80, T, d, seed=6)
+VALUES = REAL.X.mean(axis=1)[:, :2] @ np.array([[2.0, -1.0], [0.5, 3.0]])
+
+
+def regressor(**changes):
+    return MultiHeadRegressor(**{"heads": H, "steps": 60} | changes)
+
+
+def test_regression_is_training_by_hand_bitwise():
+    one = regressor(lr=0.02).fit(REAL.X, VALUES[:, 0])
+    start = mh.Classifier.gaussian(H, T, d, std=0.1, seed=0)
+    run = by_hand(
+        start, mh.Dataset(REAL.X, VALUES[:, 0]), loss="squared", optimizer=mh.Adam(0.02), steps=60
+    )
+    assert one.run_ == run
+    assert np.array_equal(one.predict(REAL.X), run.model(REAL.X))
+    assert one.score(REAL.X, VALUES[:, 0]) > 0.9
+    both = regressor(lr=0.02).fit(REAL.X, VALUES)
+    assert both.predict(REAL.X).shape == (80, 2)
+    assert np.array_equal(both.predict(REAL.X)[:, 0], one.predict(REAL.X))
+    column = regressor(lr=0.02).fit(REAL.X, VALUES[:, :1])
+    assert np.array_equal(column.predict(REAL.X)[:, 0], one.predict(REAL.X))
+    assert np.array_equal(column.attention(REAL.X)[0], one.attention(REAL.X))
+
+
+def test_regressor_in_a_grid_search_and_in_batches():
+    search = GridSearchCV(regressor(), {"lr": [1e-9, 0.05], "optimizer__beta1": [0.8]}, cv=3)
+    search.fit(REAL.X, VALUES)
+    assert search.best_params_["lr"] == 0.05
+    assert search.best_estimator_.run_.optimizer == mh.Adam(0.05, beta1=0.8)
+    batches = regressor()
+    run = mh.Classifier.gaussian(H, T, d, std=0.1, seed=[0, 0])
+    for k in range(3):
+        rows = slice(20 * k, 20 * k + 20)
+        batches.partial_fit(REAL.X[rows], VALUES[rows])
+        batch = mh.Dataset(REAL.X[rows], VALUES[rows].T)
+        run = mh.train(run, batch, steps=1, optimizer=mh.Adam(0.01), loss="squared")
+    assert batches.run_ == run
+    stopped = regressor(early_stopping=True, lr=0.3, steps=500, warm_start=True)
+    stopped.fit(REAL.X, VALUES)
+    assert stopped.n_iter_ < 500
+    np.testing.assert_array_equal(
+        stopped.validation_loss_.min(), stopped.validation_loss_[stopped.best_step_]
+    )
+
+
+@pytest.mark.parametrize("kind", [MultiHeadClassifier, MultiHeadRegressor])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_conventions_of_scikit_learn(kind, intercept):
     # 1.6 weights one pair of classes and repeats another; before it there is no generator.
-    pytest.importorskip("sklearn", minversion="1.7")
+    pytest.importorskip("sklearn", minversion="1.7", reason="install scikit-learn 1.7 or later")
     failed, passed = {}, 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the checks provoke warnings of scikit-learn itself
         for each, check in estimator_checks.estimator_checks_generator(
-            MultiHeadAttentionClassifier(tokens=1)
+            kind(tokens=1, intercept=intercept)
         ):
             try:
                 check(each)
@@ -255,16 +447,26 @@ def test_conventions_of_scikit_learn():
                 if type(error).__name__ != "SkipTest":
                     failed[check.func.__name__] = str(error)
     assert failed == {}
-    assert passed > 40  # that there were checks; 1.9 has 63
+    assert passed > 40  # that there were checks; 1.9 has 62 and 59
 
 
 def test_tags():
-    pytest.importorskip("sklearn", minversion="1.6")
+    pytest.importorskip("sklearn", minversion="1.6", reason="install scikit-learn 1.6 or later")
     tags = utils.get_tags(estimator())
-    assert not tags.classifier_tags.multi_class
+    assert tags.classifier_tags.multi_class
+    assert tags.classifier_tags.poor_score
+    assert not utils.get_tags(estimator(intercept=True)).classifier_tags.poor_score
     assert tags.input_tags.three_d_array
     assert not tags.input_tags.two_d_array
     assert tags.target_tags.required
+    assert utils.get_tags(MultiHeadRegressor()).target_tags.multi_output
+
+
+def test_the_old_name_is_deprecated():
+    with pytest.warns(DeprecationWarning, match="now called MultiHeadClassifier"):
+        assert interop.MultiHeadAttentionClassifier is MultiHeadClassifier
+    with pytest.raises(AttributeError, match="no attribute 'MultiHead'"):
+        interop.MultiHead  # noqa: B018
 
 
 def fit(X=DATA.X, y=DATA.y, sample_weight=None, **changes):
@@ -274,12 +476,50 @@ def fit(X=DATA.X, y=DATA.y, sample_weight=None, **changes):
 NAMES = np.where(DATA.y == 1, "spam", "ham")
 ERRORS = [
     (
-        lambda: fit(y=np.arange(n) % 3),
+        lambda: fit(y=np.ones(n)),
         ValueError,
-        "y: expected two classes. Only binary classification is supported. "
-        "The type of the target is multiclass.",
+        "y: expected at least two classes, got one class, 1.0",
     ),
-    (lambda: fit(y=np.ones(n)), ValueError, "y: expected two classes, got one class, 1.0"),
+    (
+        lambda: estimator().partial_fit(DATA.X, DATA.y),
+        ValueError,
+        "classes: expected all classes in the first call, got None",
+    ),
+    (
+        lambda: estimator().partial_fit(DATA.X, DATA.y, classes=[0, 1]),
+        ValueError,
+        "y: expected labels among the classes [0 1], got -1.0",
+    ),
+    (
+        lambda: fit().partial_fit(DATA.X, DATA.y, classes=[0, 1]),
+        ValueError,
+        "classes: expected those of the first call, [-1.  1.], got [0, 1]",
+    ),
+    (
+        lambda: estimator(early_stopping=True).partial_fit(DATA.X, DATA.y, classes=[-1, 1]),
+        ValueError,
+        "early_stopping: expected False for partial_fit, got True",
+    ),
+    (
+        lambda: fit(early_stopping=True, n_iter_no_change=0),
+        ValueError,
+        "n_iter_no_change: expected an integer of at least 1, got 0",
+    ),
+    (
+        lambda: fit(early_stopping=True, tol=-0.5),
+        ValueError,
+        "tol: expected a number of at least 0, got -0.5",
+    ),
+    (
+        lambda: regressor(loss="linear").fit(REAL.X, VALUES),
+        ValueError,
+        "loss: expected 'squared', got 'linear'",
+    ),
+    (
+        lambda: regressor(start="random_step").fit(REAL.X, VALUES),
+        ValueError,
+        "start: expected one of gaussian, zeros, got 'random_step'",
+    ),
     (lambda: fit(y=np.linspace(0, 1, n)), ValueError, "Unknown label type: continuous"),
     (lambda: fit(y=NAMES[:7]), ValueError, "inconsistent numbers of samples: [70, 7]"),
     (
