@@ -22,6 +22,7 @@ SMALL = {
     "benign_overfitting.py": "--dim 30 --signals 5 2 --steps 5 --output figure.png",
     "implicit_bias.py": "--instances 3 --steps 30 --output figure.png",
     "in_context_regression.py": "--heads 1 2 --samples 30 --starts 2 --steps 5 --output figure.png",
+    "learner_degenerate.py": "--quick",
     "learner_examples.py": "--quick --output figure.png",
     "learner_hard.py": "--quick --output figure.png",
     "learner_phases.py": "--quick --output figure.png",

@@ -14,6 +14,7 @@ from .examples import Examples, as_examples
 from .facts import Facts, certify
 from .learning import learn_layer
 from .net import Candidate, Net, search_net
+from .nondegeneracy import Nondegeneracy, nondegeneracy
 from .queries import QueryLearning, learn_layer_by_queries
 from .refinement import Refinement, refine
 from .result import Certificate, Learning, LearningInterrupted, Phase
@@ -32,6 +33,7 @@ __all__ = [
     "Learning",
     "LearningInterrupted",
     "Net",
+    "Nondegeneracy",
     "Phase",
     "QueryLearning",
     "Refinement",
@@ -45,6 +47,7 @@ __all__ = [
     "learn_layer",
     "learn_layer_by_queries",
     "merge_heads",
+    "nondegeneracy",
     "one_hot_sum",
     "propose_heads",
     "refine",
