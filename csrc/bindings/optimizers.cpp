@@ -43,19 +43,26 @@ void register_rule(py::module_& m, const char* type) {
   bound.attr("slots") = int(Rule::kSlots);
 }
 
-OptimizerOfPython make_optimizer(const AnyRule& rule, const py::object& lr,
-                                 const py::object& schedule, double l2, double clip,
-                                 std::optional<Projection> project, double radius, Scope project_by,
-                                 const py::object& since) {
+/// Arrays of one axis, one or none for each parameter.
+Tensors<const double*> read_each(const py::tuple& arrays, const char* name) {
+  if (arrays.size() != kTensors)
+    throw py::value_error(std::string(name) + ": expected an entry for each parameter");
+  Tensors<const double*> out{};
+  for (int tensor = 0; tensor < kTensors; ++tensor)
+    if (!arrays[tensor].is_none()) out[tensor] = read_array<double>(arrays[tensor], name, {-1});
+  return out;
+}
+
+OptimizerOfPython make_optimizer(const AnyRule& rule, const py::tuple& lr,
+                                 const py::tuple& schedule, const Tensors<double>& l2, double clip,
+                                 std::optional<Projection> project, const Tensors<double>& radius,
+                                 Scope project_by, const py::object& since) {
   OptimizerOfPython out;
   out.settings.rule = rule;
   out.lr = lr;
   out.schedule = schedule;
-  out.settings.lr = read_array<double>(lr, "lr", {-1});
-  if (!schedule.is_none()) {
-    out.settings.schedule = read_array<double>(schedule, "schedule", {-1});
-    out.scheduled = py::reinterpret_borrow<py::array>(schedule).shape(0);
-  }
+  out.settings.lr = read_each(lr, "lr");
+  out.settings.schedule = read_each(schedule, "schedule");
   out.settings.l2 = l2;
   out.settings.clip = clip;
   out.settings.project = project.value_or(Projection::kNone);
@@ -68,12 +75,17 @@ OptimizerOfPython make_optimizer(const AnyRule& rule, const py::object& lr,
 
 }  // namespace
 
-Optimizer OptimizerOfPython::checked(std::int64_t last, py::ssize_t runs) const {
-  read_array<double>(lr, "lr", {std::max<py::ssize_t>(runs, 1)});
+Optimizer OptimizerOfPython::checked(std::int64_t last, py::ssize_t runs, unsigned wrt) const {
   read_array<std::int64_t>(since, "since", {std::max<py::ssize_t>(runs, 1)});
-  if (settings.schedule && scheduled < last)
-    throw py::value_error("schedule: expected at least " + std::to_string(last) +
-                          " entries, one for each step, got " + std::to_string(scheduled));
+  for (int tensor = 0; tensor < kTensors; ++tensor) {
+    if (!(wrt >> tensor & 1)) continue;
+    read_array<double>(lr[tensor], "lr", {std::max<py::ssize_t>(runs, 1)});
+    if (!settings.schedule[tensor]) continue;
+    const py::ssize_t scheduled = py::reinterpret_borrow<py::array>(schedule[tensor]).shape(0);
+    if (scheduled < last)
+      throw py::value_error("schedule: expected at least " + std::to_string(last) +
+                            " entries, one for each step, got " + std::to_string(scheduled));
+  }
   return settings;
 }
 

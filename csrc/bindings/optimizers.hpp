@@ -6,14 +6,15 @@
 
 namespace mhfast {
 
-/// The settings of an optimizer, with the arrays that it points to.
+/// The settings of an optimizer, with the arrays that it points to: lr and schedule hold one, or
+/// None, for each parameter.
 struct OptimizerOfPython {
   Optimizer settings;
-  py::object lr, schedule, since;
-  std::int64_t scheduled = 0;  // steps that the schedule has entries for
+  py::tuple lr, schedule;
+  py::object since;
 
-  /// For training of so many runs (0: one without a run axis) up to step `last`.
-  Optimizer checked(std::int64_t last, py::ssize_t runs) const;
+  /// For training of parameters `wrt` and so many runs (0: one without a run axis) up to `last`.
+  Optimizer checked(std::int64_t last, py::ssize_t runs, unsigned wrt) const;
 };
 
 void register_optimizers(py::module_& m);

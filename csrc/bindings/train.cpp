@@ -164,7 +164,7 @@ TrainingResult call_train(const py::tuple& samples, const py::tuple& parameters,
       sets.push_back(read_data<real>(test, model.shape, causal, runs, loss));
       task.tests.push_back(sets.back().data);
     }
-    task.optimizer = optimizer.checked(last, runs);
+    task.optimizer = optimizer.checked(last, runs, wrt);
     read_trained(task, model, parameters, state, wrt, runs);
     task.starts = read_tensors<real>(starts, "starts", s, model.rank, runs);
     for (const py::tuple& direction : directions)

@@ -31,12 +31,15 @@ Descent<real>::Descent(const Optimizer& optimizer, int width, bool wants_norms)
                        (norm_.divides && !norm_.dual) || std::isfinite(optimizer.clip)),
       frozen_(width, 0),
       kept_(width, 1.0),
-      decay_(width, 0.0),
       own_(width, 1.0) {}
 
 template <class real>
 void Descent<real>::add(const Trained<real>& tensor) {
+  const auto place = [this](TensorName name) {
+    return std::pair(optimizer_.lr[name], optimizer_.schedule[name]);
+  };
   tensors_.push_back(tensor);
+  one_lr_ &= place(tensor.name) == place(tensors_.front().name);
   Trained<real>& added = tensors_.back();
   const std::size_t parts = std::size_t(tensor.heads) * width_;
   added.loss_norms.resize(parts);
@@ -44,6 +47,7 @@ void Descent<real>::add(const Trained<real>& tensor) {
   added.dual_norms.resize(parts);
   added.log_scales.resize(parts, 0.0);
   added.rates.resize(parts, 0.0);
+  added.decays.resize(width_, 0.0);
 }
 
 /// Writes one sum for each lane; power 0: only the largest, to see whether all are finite.
@@ -63,9 +67,9 @@ void Descent<real>::measure(const real* x, std::ptrdiff_t size, double power, Po
 /// Measures a member's heads of the gradient and adds l2 theta to them.
 template <class real>
 void Descent<real>::scan(const Member& member) {
-  const double l2 = optimizer_.l2;
   for (Trained<real>& tensor : tensors_)
     for (int h = member.index; h < tensor.heads; h += member.count) {
+      const double l2 = optimizer_.l2[tensor.name];
       const std::ptrdiff_t numbers = tensor.size * width_;
       real* g = tensor.gradient + h * numbers;
       PowerSum* loss_norms = &tensor.loss_norms[h * width_];
@@ -128,67 +132,59 @@ double Descent<real>::divided(double rate, const PowerSum& norm, double log_scal
   return rate * (actual / (actual + norm_.eps)) / norm.norm();
 }
 
+/// The factors of a tensor's heads; `whole` is the norm of everything, where steps divide by that.
 template <class real>
-void Descent<real>::choose_normalized(int lane, double rate, double kept) {
-  const Norms norms = norm_.dual ? &Trained<real>::dual_norms : &Trained<real>::step_norms;
-  double whole_scale = 0;
-  PowerSum whole;
-  if (norm_.by == Scope::kAll) whole = whole_norm(norms, lane, whole_scale);
-  for (Trained<real>& tensor : tensors_) {
-    PowerSum all_heads;
-    all_heads.power = norm_.power;
-    for (int h = 0; h < tensor.heads; ++h) all_heads.add((tensor.*norms)[h * width_ + lane]);
-    for (int h = 0; h < tensor.heads; ++h) {
-      const double scale = tensor.log_scales[h * width_ + lane];
-      double& chosen = tensor.rates[h * width_ + lane];
-      switch (norm_.by) {
-        case Scope::kTensor:
-          chosen = divided(rate, all_heads, scale, kept);
-          break;
-        case Scope::kHead:
-          chosen = divided(rate, (tensor.*norms)[h * width_ + lane], scale, kept);
-          break;
-        case Scope::kAll:
-          chosen = divided(rate, whole, whole_scale, kept);
-          if (scaled_) chosen *= std::exp(scale - whole_scale);
-          break;
-      }
+void Descent<real>::choose_normalized(Trained<real>& tensor, int lane, double rate, double kept,
+                                      const PowerSum& whole, double whole_scale) {
+  const std::vector<PowerSum>& norms = norm_.dual ? tensor.dual_norms : tensor.step_norms;
+  PowerSum all_heads;
+  all_heads.power = norm_.power;
+  for (int h = 0; h < tensor.heads; ++h) all_heads.add(norms[h * width_ + lane]);
+  for (int h = 0; h < tensor.heads; ++h) {
+    const double scale = tensor.log_scales[h * width_ + lane];
+    double& chosen = tensor.rates[h * width_ + lane];
+    switch (norm_.by) {
+      case Scope::kTensor:
+        chosen = divided(rate, all_heads, scale, kept);
+        break;
+      case Scope::kHead:
+        chosen = divided(rate, norms[h * width_ + lane], scale, kept);
+        break;
+      case Scope::kAll:
+        chosen = divided(rate, whole, whole_scale, kept);
+        if (scaled_) chosen *= std::exp(scale - whole_scale);
+        break;
     }
   }
 }
 
 template <class real>
-void Descent<real>::fill(int lane, double rate) {
-  for (Trained<real>& tensor : tensors_)
-    for (int h = 0; h < tensor.heads; ++h) tensor.rates[h * width_ + lane] = rate;
+void Descent<real>::fill(Trained<real>& tensor, int lane, double rate) {
+  for (int h = 0; h < tensor.heads; ++h) tensor.rates[h * width_ + lane] = rate;
 }
 
-/// How far the step from theta_step goes, for each lane: learning rates `lr`, slots that were zero
-/// at step `since`, losses where needed.
+/// How far the step from theta_step goes, for each lane: slots that were zero at step `since`,
+/// losses where needed.
 template <class real>
-void Descent<real>::choose_rates(std::int64_t step, const std::vector<double>& lr,
-                                 const std::vector<std::int64_t>& since,
+void Descent<real>::choose_rates(std::int64_t step, const std::vector<std::int64_t>& since,
                                  const std::vector<double>& losses,
                                  const std::vector<char>& frozen) {
   frozen_ = frozen;
-  optimizer_.with_rule([&](const auto& rule) { choose_rates_of(rule, step, lr, since, losses); });
+  optimizer_.with_rule([&](const auto& rule) { choose_rates_of(rule, step, since, losses); });
 }
 
 template <class real>
 template <class Rule>
 void Descent<real>::choose_rates_of(const Rule& rule, std::int64_t step,
-                                    const std::vector<double>& lr,
                                     const std::vector<std::int64_t>& since,
                                     const std::vector<double>& losses) {
   const Optimizer& o = optimizer_;
   AtStep at{};
-  at.schedule = o.schedule ? o.schedule[step] : 1.0;
   for (int lane = 0; lane < width_; ++lane) {
     if (frozen_[lane]) {
-      fill(lane, 0.0);
+      for (Trained<real>& tensor : tensors_) fill(tensor, lane, 0.0);
       continue;
     }
-    at.lr = lr[lane] * at.schedule;
     at.loss = losses[lane];
     at.taken = double(step + 1 - since[lane]);
     at.norm = 0;
@@ -200,28 +196,43 @@ void Descent<real>::choose_rates_of(const Rule& rule, std::int64_t step,
       if (at.norm > o.clip) at.kept = o.clip / at.norm;
     }
     kept_[lane] = at.kept;
-    decay_[lane] = rule.decay(at);
     own_[lane] = rule.own(at);
-    if (norm_.divides)
-      choose_normalized(lane, at.lr, at.kept);
-    else
-      fill(lane, rule.rate(at));
+    double whole_scale = 0;
+    PowerSum whole;
+    if (norm_.divides && norm_.by == Scope::kAll)
+      whole = whole_norm(norm_.dual ? &Trained<real>::dual_norms : &Trained<real>::step_norms, lane,
+                         whole_scale);
+    double rate = 0, decay = 0;
+    for (Trained<real>& tensor : tensors_) {
+      if (!one_lr_ || &tensor == &tensors_.front()) {
+        const double* schedule = o.schedule[tensor.name];
+        at.schedule = schedule ? schedule[step] : 1.0;
+        at.lr = tensor.lr[lane] * at.schedule;
+        rate = norm_.divides ? at.lr : rule.rate(at);
+        decay = rule.decay(at);
+      }
+      tensor.decays[lane] = decay;
+      if (norm_.divides)
+        choose_normalized(tensor, lane, rate, at.kept, whole, whole_scale);
+      else
+        fill(tensor, lane, rate);
+    }
   }
 }
 
 template <class real>
 void Descent<real>::apply(const Member& member) {
   const int L = kernels_.lanes;
-  real rate[kMostLanes], kept[kMostLanes], frozen[kMostLanes], decay[kMostLanes];
-  real own[kMostLanes];
+  real kept[kMostLanes], frozen[kMostLanes], own[kMostLanes];
   const auto lane_of = [this](int l) { return width_ > 1 ? l : 0; };
   for (int l = 0; l < L; ++l) {
     kept[l] = real(kept_[lane_of(l)]);
     frozen[l] = real(frozen_[lane_of(l)] ? 1 : 0);
-    decay[l] = real(decay_[lane_of(l)]);
     own[l] = real(own_[lane_of(l)]);
   }
-  for (Trained<real>& tensor : tensors_)
+  for (Trained<real>& tensor : tensors_) {
+    real rate[kMostLanes], decay[kMostLanes];
+    for (int l = 0; l < L; ++l) decay[l] = real(tensor.decays[lane_of(l)]);
     for (int h = member.index; h < tensor.heads; h += member.count) {
       for (int l = 0; l < L; ++l) rate[l] = real(tensor.rates[h * width_ + lane_of(l)]);
       const std::ptrdiff_t numbers = tensor.size * width_, at = h * numbers;
@@ -237,6 +248,7 @@ void Descent<real>::apply(const Member& member) {
                                    own};
       optimizer_.with_rule([&](const auto& rule) { step_of(kernels_, rule)(in, rule); });
     }
+  }
 }
 
 template <class real>
@@ -250,10 +262,10 @@ void Descent<real>::measure_parameters(const Member& member) {
 template <class real>
 void Descent<real>::choose_projections() {
   const Optimizer& o = optimizer_;
-  const auto factor = [&](const PowerSum& norm) {
+  const auto factor = [&](const PowerSum& norm, double radius) {
     const double size = norm.norm();
-    const bool moves = size > 0 && (o.project == Projection::kSphere || size > o.radius);
-    return moves ? o.radius / size : 1.0;
+    const bool moves = size > 0 && (o.project == Projection::kSphere || size > radius);
+    return moves && std::isfinite(radius) ? radius / size : 1.0;
   };
   for (int lane = 0; lane < width_; ++lane) {
     PowerSum whole;
@@ -264,11 +276,10 @@ void Descent<real>::choose_projections() {
       for (int h = 0; h < tensor.heads; ++h) all_heads.add(tensor.step_norms[h * width_ + lane]);
       for (int h = 0; h < tensor.heads; ++h) {
         const PowerSum& head = tensor.step_norms[h * width_ + lane];
-        tensor.rates[h * width_ + lane] = frozen_[lane]
-                                              ? 1.0
-                                              : factor(o.project_by == Scope::kHead     ? head
-                                                       : o.project_by == Scope::kTensor ? all_heads
-                                                                                        : whole);
+        const PowerSum& norm = o.project_by == Scope::kHead     ? head
+                               : o.project_by == Scope::kTensor ? all_heads
+                                                                : whole;
+        tensor.rates[h * width_ + lane] = frozen_[lane] ? 1.0 : factor(norm, o.radius[tensor.name]);
       }
     }
   }

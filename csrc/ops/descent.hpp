@@ -2,6 +2,8 @@
 //
 //   g += l2 theta  ->  clip by the global norm  ->  normalize, or momentum  ->  step  ->  project
 //
+// Learning rates, their schedules, l2 and radii are those of each tensor.
+//
 // Tensors hold one run's numbers, or vectors with one number for each of as many runs as there are
 // lanes; then norms, rates and projections are those of each lane.
 #pragma once
@@ -31,15 +33,16 @@ struct VariantOfRest {
 using AnyRule = typename VariantOfRest<void MHFAST_OPTIMIZERS(MHFAST_TYPE)>::Type;
 #undef MHFAST_TYPE
 
-/// A rule, and what all rules have.
+/// A rule, and what all rules have. Parameters that are not trained need no lr.
 struct Optimizer {
   AnyRule rule;
-  const double* lr = nullptr;        // by run
-  const double* schedule = nullptr;  // factor of lr by step, or null
-  double l2 = 0, clip = std::numeric_limits<double>::infinity();
+  Tensors<const double*> lr{};        // by run
+  Tensors<const double*> schedule{};  // factor of lr by step, or null
+  Tensors<double> l2{};
+  double clip = std::numeric_limits<double>::infinity();
   const std::int64_t* since = nullptr;  // by run: the step before which its slots were zero
   Projection project = Projection::kNone;
-  double radius = 0;
+  Tensors<double> radius{};  // infinite: not projected
   Scope project_by = Scope::kTensor;
 
   /// Calls body(rule) with the rule's own type.
@@ -59,6 +62,11 @@ struct Optimizer {
   Scope norm_scope() const {
     return with_rule([](const auto& r) { return r.norm_scope(); });
   }
+  bool decays(const std::array<bool, kTensors>& trained) const {
+    for (int name = 0; name < kTensors; ++name)
+      if (trained[name] && l2[name] != 0) return true;
+    return false;
+  }
 };
 
 /// A trained tensor and its gradient; of each head (and lane) what the step needs to know.
@@ -68,11 +76,13 @@ struct Trained {
   int heads;
   std::ptrdiff_t size;  // of one head, in numbers
   real *theta, *gradient, *first, *second;
+  std::vector<double> lr;            // of each lane
   std::vector<PowerSum> loss_norms;  // of the gradient as stored
   std::vector<PowerSum> step_norms;  // of gradient + l2 theta
   std::vector<PowerSum> dual_norms;  // of the same, in the power that a normalized step divides by
   std::vector<double> log_scales;    // log of the true gradient over the stored one
   std::vector<double> rates;         // the step's factor of the stored gradient
+  std::vector<double> decays;        // the share of theta that the step takes, of each lane
 };
 
 template <class real>
@@ -93,9 +103,8 @@ class Descent {
   // One member's: after scan; after measure_parameters.
   bool is_finite(int lane) const;
   double gradient_norm(int lane) const;
-  void choose_rates(std::int64_t step, const std::vector<double>& lr,
-                    const std::vector<std::int64_t>& since, const std::vector<double>& losses,
-                    const std::vector<char>& frozen);
+  void choose_rates(std::int64_t step, const std::vector<std::int64_t>& since,
+                    const std::vector<double>& losses, const std::vector<char>& frozen);
   void choose_projections();
 
   bool projects() const { return optimizer_.project != Projection::kNone; }
@@ -109,10 +118,11 @@ class Descent {
   PowerSum whole_norm(Norms norms, int lane, double& log_scale) const;
   double divided(double rate, const PowerSum& norm, double log_scale, double kept) const;
   template <class Rule>
-  void choose_rates_of(const Rule& rule, std::int64_t step, const std::vector<double>& lr,
-                       const std::vector<std::int64_t>& since, const std::vector<double>& losses);
-  void choose_normalized(int lane, double rate, double kept);
-  void fill(int lane, double rate);
+  void choose_rates_of(const Rule& rule, std::int64_t step, const std::vector<std::int64_t>& since,
+                       const std::vector<double>& losses);
+  void choose_normalized(Trained<real>& tensor, int lane, double rate, double kept,
+                         const PowerSum& whole, double whole_scale);
+  void fill(Trained<real>& tensor, int lane, double rate);
 
   /// What of the rule is asked at every step: the norm that the gradient is divided by, if any.
   struct Norm {
@@ -128,8 +138,9 @@ class Descent {
   const bool wants_norms_, step_needs_norm_;
   std::vector<Trained<real>> tensors_;
   bool scaled_ = false;
+  bool one_lr_ = true;  // all tensors have the same, in the same place
   std::vector<char> frozen_;
-  std::vector<double> kept_, decay_, own_;
+  std::vector<double> kept_, own_;
 };
 
 }  // namespace mhfast

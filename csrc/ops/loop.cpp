@@ -80,7 +80,6 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
       width_(width(task)),
       count_(int(std::min<std::ptrdiff_t>(width_, task.runs - run))),
       step_(task.first_step),
-      rates_(width_),
       losses_(width_),
       since_(width_),
       frozen_(width_, 0),
@@ -89,7 +88,6 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
   records_norm_ |= !std::isnan(task.thresholds.grad_norm);
   for (int l = 0; l < width_; ++l) {
     const std::ptrdiff_t of_lane = run + std::min(l, count_ - 1);
-    rates_[l] = task.optimizer.lr[of_lane];
     since_[l] = task.optimizer.since[of_lane];
     frozen_[l] = task.stopped[of_lane] >= 0;
   }
@@ -98,7 +96,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
   options.gradient = true;
   options.wrt_W = task.wrt[kW] || task.wrt[kQ] || task.wrt[kK] || task.wrt[kPrompt];
   options.wrt_readout = task.wrt[kU] || task.wrt[kV];
-  options.gaps = task.optimizer.ignores_scale() && task.optimizer.l2 == 0;
+  options.gaps = task.optimizer.ignores_scale() && !task.optimizer.decays(task.wrt);
   options.runs_are_lanes = width_ > 1;
   const Data<real> data = at_run(task.data, run, count_);
   engine_ = std::make_unique<Engine<real>>(data, task.loss, options, threads);
@@ -153,6 +151,9 @@ void Loop<real>::make_tensors() {
   for (int name = 0; name < kTensors; ++name) {
     if (!task_.wrt[name]) continue;
     const Extent e = extent(TensorName(name), s, task_.rank);
+    std::vector<double> lr(width_);
+    for (int l = 0; l < width_; ++l)
+      lr[l] = task_.optimizer.lr[name][run_ + std::min(l, count_ - 1)];
     descent_->add({TensorName(name),
                    e.heads,
                    e.size(),
@@ -160,6 +161,8 @@ void Loop<real>::make_tensors() {
                    gradient_[name],
                    first_[name],
                    second_[name],
+                   lr,
+                   {},
                    {},
                    {},
                    {},
@@ -426,7 +429,7 @@ void Loop<real>::decide(const FlushToZero& flush) {
     recording_ = true;
     if (r.set >= 0) test_due_[r.set] = 1;
   }
-  if (!ended_) descent_->choose_rates(step_, rates_, since_, losses_, frozen_);
+  if (!ended_) descent_->choose_rates(step_, since_, losses_, frozen_);
 }
 
 /// Freezes a run for a reason, if there is one; an interrupted loop ends without freezing any.

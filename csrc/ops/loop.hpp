@@ -122,7 +122,7 @@ class Loop {
   std::shared_ptr<Packed<real>> packed_;
 
   std::int64_t step_;
-  std::vector<double> rates_, losses_;
+  std::vector<double> losses_;
   std::vector<std::int64_t> since_;
   std::vector<char> frozen_;
   std::vector<StopReason> reasons_;

@@ -23,9 +23,9 @@ namespace mhfast {
 /// What has a norm of its own.
 enum class Scope { kTensor, kHead, kAll };
 
-/// What a rule may base the factor of its step on; of one run.
+/// What a rule may base the factor of its step on; of one run and one parameter.
 struct AtStep {
-  double lr;        // times the schedule's entry
+  double lr;        // the parameter's, times its schedule's entry
   double schedule;  // that entry alone
   double kept;      // what clipping leaves of the gradient
   double norm;      // of all of the gradient before clipping, where the rule asks for it
@@ -58,7 +58,8 @@ struct StepRule {
   double rate(const AtStep& at) const { return at.lr * at.kept; }
   /// Share of theta that the step takes away.
   double decay(const AtStep&) const { return 0; }
-  /// A further factor, of which only the rule's Step knows the meaning.
+  /// A further factor, of which only the rule's Step knows the meaning; not of lr, which parameters
+  /// may have of their own.
   double own(const AtStep&) const { return 1; }
 
   template <class Visit>

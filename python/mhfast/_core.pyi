@@ -114,24 +114,25 @@ def hvp(
     threads: int,
 ) -> CoreGradients: ...
 
-# There is a class of the name of each optimizer; its fields are given by name.
+# There is a class of the name of each optimizer; its fields are given by name. What differs by
+# parameter is given for each of them, in their order; arrays only for those that are trained.
 class Optimizer:
     @property
     def rule(self) -> Any: ...
     @property
-    def lr(self) -> npt.NDArray[np.float64]: ...
+    def lr(self) -> tuple[npt.NDArray[np.float64] | None, ...]: ...
     @property
-    def schedule(self) -> npt.NDArray[np.float64] | None: ...
+    def schedule(self) -> tuple[npt.NDArray[np.float64] | None, ...]: ...
     def __init__(
         self,
         *,
         rule: Any,
-        lr: npt.NDArray[np.float64],
-        schedule: npt.NDArray[np.float64] | None,
-        l2: float,
+        lr: tuple[npt.NDArray[np.float64] | None, ...],
+        schedule: tuple[npt.NDArray[np.float64] | None, ...],
+        l2: Sequence[float],
         clip: float,
         project: Projection | None,
-        radius: float,
+        radius: Sequence[float],
         project_by: Scope,
         since: npt.NDArray[np.int64],
     ) -> None: ...

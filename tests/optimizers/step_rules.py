@@ -1,5 +1,8 @@
 """Training in NumPy on gradients of `mh.value_and_grad`, with the steps of the reference."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import numpy as np
 
 import mhfast as mh
@@ -20,7 +23,15 @@ def groups(arrays, by):
     return [[part] for name, a in arrays.items() for part in ([a] if name == "prompt" else a)]
 
 
+def of_parameter(setting, name, default=None):
+    return setting.get(name, default) if isinstance(setting, Mapping) else setting
+
+
 def project(o, theta):
+    if isinstance(o.radius, Mapping):
+        for name, radius in o.radius.items():
+            project(replace(o, radius=radius), {name: theta[name]})
+        return
     for group in groups(theta, o.project_by) if o.project else []:
         size = length(group)
         if size > o.radius or (o.project == "sphere" and size > 0):
@@ -44,15 +55,21 @@ def transcribed(optimizer, model, data, steps, wrt=None, loss="logistic"):
     theta = {name: model.parameters[name].copy() for name in names}
     for k in range(steps):
         value, gradients = mh.value_and_grad(model, data, loss=loss, wrt=names)
-        g = {name: getattr(gradients, name) + o.l2 * theta[name] for name in names}
+        g = {
+            name: getattr(gradients, name) + of_parameter(o.l2, name, 0.0) * theta[name]
+            for name in names
+        }
         size = length(g.values())
         if size > o.clip:
             g = {name: part * (o.clip / size) for name, part in g.items()}
         if getattr(o, "normalized", isinstance(o, mh.NormalizedGradientDescent)):
             normalized(o, g)
-        factor = 1.0 if o.schedule is None else o.schedule[k]
-        at = At(k, getattr(o, "lr", 1.0) * factor, value, length(g.values()), factor)
+        size = length(g.values())
         for name in names:
+            schedule = of_parameter(o.schedule, name)
+            factor = 1.0 if schedule is None else schedule[k]
+            lr = of_parameter(getattr(o, "lr", 1.0), name)
+            at = At(k, lr * factor, value, size, factor)
             slots = kept.setdefault(name, [np.zeros_like(theta[name])] * o.slots)
             theta[name] = STEPS[o.name](o, theta[name], g[name], slots, at)
         project(o, theta)

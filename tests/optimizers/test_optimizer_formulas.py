@@ -1,6 +1,7 @@
 """Every optimizer takes the steps of its formula: NumPy, torch, and cases with a closed form."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,6 +77,66 @@ def test_transcription(optimizer, kind):
     expected = transcribed(optimizer, model, data, STEPS)
     assert difference(expected, model) > 1e-3  # something happened
     assert difference(run.model, expected) < TOLERANCE
+
+
+def by_name(optimizer, names):
+    """The optimizer with other settings for each parameter."""
+    rate = getattr(optimizer, "lr", None)
+    changes = {} if rate is None else {
+        "lr": {name: rate * (1 + j) / 2 for j, name in enumerate(names)}
+    }  # fmt: skip
+    return replace(
+        optimizer, l2={names[-1]: 0.05}, schedule={names[0]: SCHEDULE, names[1]: SCHEDULE[::-1]},
+        project="ball", radius={names[0]: 1.2, names[1]: 0.9}, **changes,
+    )  # fmt: skip
+
+
+BY_NAME = [*with_every([]), mh.NormalizedGradientDescent(0.05, 0.3, "all", clip=0.1)]
+
+
+@pytest.mark.parametrize("kind", ["classifier", "layer"])
+@pytest.mark.parametrize("optimizer", BY_NAME, ids=repr)
+def test_settings_of_parameters(optimizer, kind):
+    model, data = problem(kind)
+    names = tuple(model.parameters)
+    optimizer = by_name(optimizer, names)
+    run = mh.train(model, data, steps=STEPS, optimizer=optimizer)
+    expected = transcribed(optimizer, model, data, STEPS)
+    assert difference(expected, model) > 1e-3
+    assert difference(run.model, expected) < TOLERANCE
+    reference, _ = mh.reference.train(
+        model, data.X, data.y, steps=STEPS, optimizer=optimizer
+    )  # fmt: skip
+    for name in names:
+        assert close(run.model.parameters[name], getattr(reference, name), TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["classifier", "layer"])
+@pytest.mark.parametrize("optimizer", with_every([]), ids=repr)
+def test_equal_settings_of_parameters_are_one(optimizer, kind):
+    """Bit for bit, whichever way they are given."""
+    model, data = problem(kind)
+    settings = {"l2": 0.05, "project": "ball", "radius": 1.2, "schedule": SCHEDULE}
+    one = replace(optimizer, **settings)
+    fields = {"l2", "radius", "schedule"} | {"lr"} & set(vars(one))
+    each = replace(
+        one, **{field: dict.fromkeys(model.parameters, getattr(one, field)) for field in fields}
+    )
+    a, b = (mh.train(model, data, steps=STEPS, optimizer=o) for o in (one, each))
+    for name, array in a.model.parameters.items():
+        assert np.array_equal(array, b.model.parameters[name])
+
+
+@pytest.mark.parametrize("optimizer", with_every([]), ids=repr)
+def test_a_step_size_of_zero_leaves_a_parameter(optimizer):
+    if not hasattr(optimizer, "lr"):
+        pytest.skip("it has no step size")
+    model, data = problem()
+    optimizer = replace(optimizer, lr={"W": 0.05, "U": 0.0})
+    run = mh.train(model, data, steps=STEPS, optimizer=optimizer)
+    assert not np.array_equal(run.model.W, model.W)
+    # Mirror descent goes to powers of the entries and back.
+    assert close(run.model.U, model.U, 1e-14)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)

@@ -1,14 +1,17 @@
 """Optimizers are values that refuse what makes no sense."""
 
+import copy
 import dataclasses
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from lists import plain
 
 import mhfast as mh
+from mhfast._arguments.lists import PARAMETERS
 from mhfast.optimizers import OPTIMIZERS, StepRule, core_settings, of_runs
 
 WITH_RATE = [kind for kind in OPTIMIZERS if kind is not mh.PolyakStep]
@@ -188,17 +191,23 @@ def test_wrong_fields_of_one_kind(kind, fields, error, message):
 
 def test_schedule_covers_all_steps():
     optimizer = mh.GradientDescent(1.0, schedule=[1.0, 0.5, 0.25])
-    assert core_settings(optimizer, 3).schedule.tolist() == [1.0, 0.5, 0.25]
+    assert core_settings(optimizer, 3).schedule[0].tolist() == [1.0, 0.5, 0.25]
     with pytest.raises(ValueError, match=r"schedule: .*each of the 4 steps.*got 3"):
         core_settings(optimizer, 4)
+    optimizer = mh.GradientDescent(1.0, schedule={"U": [1.0, 0.5, 0.25]})
+    with pytest.raises(ValueError, match=r"schedule\['U'\]: .*each of the 4 steps.*got 3"):
+        core_settings(optimizer, 4)
+    core_settings(optimizer, 4, wrt=("W",))  # U has none to take
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_the_core_gets_all_settings(kind):
     one = core_settings(make(kind), 3)
     three = core_settings(make(kind), 3, runs=3)
-    assert one.lr.tolist() == [0.5 if hasattr(make(kind), "lr") else 1.0]
-    assert three.lr.tolist() == one.lr.tolist() * 3
+    assert len(one.lr) == len(three.lr) == len(PARAMETERS)
+    for single, several in zip(one.lr, three.lr, strict=True):
+        assert single.tolist() == [0.5 if hasattr(make(kind), "lr") else 1.0]
+        assert several.tolist() == single.tolist() * 3
     rule = one.rule
     assert type(rule).__name__ == kind.__name__
     common = {field.name for field in dataclasses.fields(StepRule)} | {"lr"}
@@ -211,4 +220,84 @@ def test_the_core_gets_all_settings(kind):
 
 def test_the_core_gets_a_step_size_for_each_run():
     optimizer = mh.GradientDescent([0.1, 0.2])
-    assert core_settings(optimizer, 3, runs=2).lr.tolist() == [0.1, 0.2]
+    assert [lr.tolist() for lr in core_settings(optimizer, 3, runs=2).lr] == [[0.1, 0.2]] * 6
+    optimizer = mh.GradientDescent({"U": [0.1, 0.2], "W": 0.3})
+    W, Q, K, U, V, prompt = core_settings(optimizer, 3, runs=2, wrt=("W", "U")).lr
+    assert (W.tolist(), U.tolist()) == ([0.3, 0.3], [0.1, 0.2])
+    assert (Q, K, V, prompt) == (None,) * 4
+
+
+def test_settings_of_parameters_are_values():
+    rates = {"U": np.float32(0.5), "W": [1, 2]}
+    a = mh.Adam(
+        rates, l2={"W": 1}, schedule={"U": np.array([1, 2])}, project="ball", radius={"U": 3}
+    )  # fmt: skip
+    b = mh.Adam(
+        {"W": (1.0, 2.0), "U": 0.5}, l2={"W": 1.0}, schedule={"U": [1.0, 2.0]},
+        project="ball", radius={"U": 3.0},
+    )  # fmt: skip
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a.lr == {"W": (1.0, 2.0), "U": 0.5}
+    assert [type(value) for value in a.lr.values()] == [tuple, float]
+    assert pickle.loads(pickle.dumps(a)) == copy.deepcopy(a) == a
+    assert repr(a) == (
+        "Adam(lr={'W': (1.0, 2.0), 'U': 0.5}, schedule={'U': (1.0, 2.0)}, l2={'W': 1.0}, "
+        "project='ball', radius={'U': 3.0})"
+    )
+    assert eval(repr(a), vars(mh)) == a
+    assert of_runs(a, 1) == replace(a, lr={"W": 2.0, "U": 0.5})
+    rates["U"] = 7.0
+    assert a.lr["U"] == 0.5
+    with pytest.raises(TypeError, match="item assignment"):
+        a.lr["U"] = 7.0
+    assert mh.Adam({"W": 1.0}) != mh.Adam({"W": 1.0, "U": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"lr": {}}, ValueError, r"lr: expected values by the names of parameters.*got none"),
+        ({"lr": {"w": 0.1}}, ValueError, r"lr: .*W, Q, K, U, V, prompt, got the name 'w'"),
+        ({"lr": {"W": -0.1}}, ValueError, r"lr\['W'\]: .*at least 0, got -0\.1"),
+        ({"lr": {"W": "fast"}}, TypeError, r"lr\['W'\]: expected a number, got 'fast'"),
+        ({"lr": {"W": [[0.1]]}}, ValueError, r"lr\['W'\]: expected shape \(R,\)"),
+        ({"l2": {"U": None}}, TypeError, r"l2\['U'\]: .*None"),
+        ({"l2": {3: 0.1}}, ValueError, r"l2: .*got the name 3"),
+        ({"schedule": {"U": 0.5}}, ValueError, r"schedule\['U'\]: .*\(steps,\)"),
+        (
+            {"project": "ball", "radius": {"U": 0}},
+            ValueError,
+            r"radius\['U'\]: expected a finite number above 0",
+        ),
+        (
+            {"project": "ball", "radius": {"U": 1}, "project_by": "all"},
+            ValueError,
+            r"radius: expected one number with project_by='all', got \{'U': 1\.0\}",
+        ),
+        ({"radius": {"U": 1.0}}, ValueError, "radius: expected None without project="),
+    ],
+)
+def test_wrong_settings_of_parameters(fields, error, message):
+    with pytest.raises(error, match=message):
+        mh.GradientDescent(**{"lr": 0.1} | fields)
+
+
+def test_settings_must_fit_what_is_trained():
+    rng = np.random.default_rng(3)
+    X, y = rng.standard_normal((5, 3, 4)), [1, -1, 1, 1, -1]
+    model = mh.Classifier.zeros(2, 3, 4)
+
+    def train(lr, wrt=None, **fields):
+        mh.train(model, X, y, steps=2, optimizer=mh.GradientDescent(lr, **fields), wrt=wrt)
+
+    with pytest.raises(ValueError, match=r"lr: expected a step size.*none for U; 0.0 leaves it"):
+        train({"W": 0.1})
+    train({"W": 0.1}, wrt="W")
+    train({"W": 0.1, "U": 0.1}, wrt="W", schedule={"U": [1.0]})
+    with pytest.raises(ValueError, match=r"lr: .*of the model, W, U, got 'V'"):
+        train({"W": 0.1, "V": 0.1}, wrt="W")
+    with pytest.raises(ValueError, match=r"l2: .*of the model, W, U, got 'prompt'"):
+        train(0.1, l2={"prompt": 0.1})
+    with pytest.raises(ValueError, match=r"lr: expected a run axis of length R = 2"):
+        train({"W": [0.1, 0.2], "U": [0.1, 0.2, 0.3]})

@@ -1,5 +1,7 @@
 """Trainings side by side: every run goes as it would alone, and stops by itself."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from lists import with_every
@@ -51,6 +53,30 @@ def test_runs_over_starts_go_as_alone(optimizer, dtype):
     assert run.stopped.tolist() == [-1] * R
     for r in range(R):
         same_run(run[r], mh.train(model[r], data, **options), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("optimizer", with_every([]), ids=repr)
+def test_runs_with_settings_of_parameters_go_as_alone_and_on_from_a_file(optimizer, tmp_path):
+    model, data = starts(), samples()
+    of_W = [0.01 * (r + 1) for r in range(R)]
+    if hasattr(optimizer, "lr"):
+        optimizer = replace(optimizer, lr={"W": of_W, "U": 0.03})
+    optimizer = replace(
+        optimizer, schedule={"U": np.linspace(1.0, 0.3, 13)}, l2={"W": 0.1}, project="ball",
+        radius={"U": 1.1},
+    )  # fmt: skip
+    run = mh.train(model, data, steps=13, optimizer=optimizer)
+    for r in range(R):
+        alone = optimizer
+        if hasattr(optimizer, "lr"):
+            alone = replace(optimizer, lr={"W": of_W[r], "U": 0.03})
+        assert run[r].optimizer == alone
+        same_run(run[r], mh.train(model[r], data, steps=13, optimizer=alone), TOLERANCE[np.float64])
+    half = mh.train(model, data, steps=6, optimizer=optimizer)
+    half.save(tmp_path / "run.npz")
+    saved = mh.Run.load(tmp_path / "run.npz")
+    assert saved == half
+    assert mh.train(saved, data, steps=7) == run
 
 
 @pytest.mark.parametrize("query", [None, -1])

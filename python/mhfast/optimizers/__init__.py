@@ -11,8 +11,8 @@ Runs side by side are independent: every norm is that of one run.
 """
 
 from . import rules
-from ._common import Rates, Schedule, StepRule
-from ._core_settings import core_settings, of_runs
+from ._common import Rates, Schedule, Sizes, StepRule
+from ._core_settings import core_settings, fields_of, of_runs
 from .rules import *  # noqa: F403  # every optimizer
 from .rules import OPTIMIZERS, Optimizer
 
@@ -21,8 +21,10 @@ __all__ = [
     "Optimizer",
     "Rates",
     "Schedule",
+    "Sizes",
     "StepRule",
     "core_settings",
+    "fields_of",
     "of_runs",
 ]
 __all__ += rules.__all__

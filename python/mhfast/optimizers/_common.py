@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from numbers import Real
 from typing import Any, ClassVar, TypeAlias
@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments.lists import SLOTS
+from ._by_parameter import ByParameter, each
 
 Numbers: TypeAlias = Sequence[float] | npt.NDArray[np.floating[Any]]
-Rates: TypeAlias = float | Numbers
-Schedule: TypeAlias = Numbers
+Rates: TypeAlias = float | Numbers | Mapping[str, float | Numbers]
+Schedule: TypeAlias = Numbers | Mapping[str, Numbers]
+Sizes: TypeAlias = float | Mapping[str, float]
 
 GROUPINGS = ("tensor", "head", "all")
 MOST_SHOWN = 8
@@ -28,10 +30,10 @@ class StepRule:
 
     Parameters
     ----------
-    schedule : sequence of float (steps,), optional
+    schedule : sequence of float (steps,) or dict of them, optional
         Entry k multiplies the step size at step k, counted from the start of the run (also in a
         resumed run). It must cover every step that is taken. Stored as a tuple.
-    l2 : float
+    l2 : float or dict
         λ of the weight decay λθ added to the gradient; the recorded loss does not contain it.
     clip : float
         Largest norm of the gradient over all trained parameters; a longer gradient is scaled down
@@ -39,7 +41,7 @@ class StepRule:
     project : {None, "ball", "sphere"}
         After the step: "ball" scales parameters whose norm is above `radius` to it, "sphere" all
         parameters except zeros.
-    radius : float, optional
+    radius : float or dict, optional
         The radius of the projection, above 0; given if and only if `project` is.
     project_by : {"tensor", "head", "all"}
         Over what the norm is taken: each parameter, each head of each parameter, or all trained
@@ -50,7 +52,16 @@ class StepRule:
     TypeError
         A field is not of the kind asked for.
     ValueError
-        A field is out of range.
+        A field is out of range, or a dict has an unknown name.
+
+    Notes
+    -----
+    ``lr``, ``schedule``, ``l2`` and ``radius`` may differ between parameters: then they are dicts
+    by the names W, Q, K, U, V and prompt, such as ``lr={"W": 0.1, "U": 1.0}``. ``lr`` must have an
+    entry for every parameter that is trained; 0.0 leaves one as it is. Parameters without an entry
+    have a constant schedule, no decay, and are not projected. Entries of parameters that are not
+    trained have no effect; the model must have them. With ``project_by="all"`` there is one norm,
+    and ``radius`` is one number.
     """
 
     name: ClassVar[str]
@@ -61,16 +72,16 @@ class StepRule:
         cls.slots = SLOTS[cls.name]
 
     schedule: Schedule | None = None
-    l2: float = 0.0
+    l2: Sizes = 0.0
     clip: float = math.inf
     project: str | None = None
-    radius: float | None = None
+    radius: Sizes | None = None
     project_by: str = "tensor"
 
     def __post_init__(self) -> None:
         if self.schedule is not None:
-            self._set_field("schedule", _numbers("schedule", "steps", self.schedule))
-        self._set_field("l2", at_least_zero("l2", self.l2))
+            self._set_field("schedule", each("schedule", self.schedule, _schedule))
+        self._set_field("l2", each("l2", self.l2, at_least_zero))
         self._set_field("clip", positive("clip", self.clip))
         one_of("project_by", self.project_by, GROUPINGS)
         if self.project is not None:
@@ -79,7 +90,11 @@ class StepRule:
                 raise TypeError(
                     f"radius: expected a number with project={self.project!r}, got None"
                 )
-            self._set_field("radius", positive("radius", self.radius, finite=True))
+            self._set_field("radius", each("radius", self.radius, _radius))
+            if isinstance(self.radius, Mapping) and self.project_by == "all":
+                raise ValueError(
+                    f"radius: expected one number with project_by='all', got {self.radius!r}"
+                )
         elif self.radius is not None:
             raise ValueError(f"radius: expected None without project=, got {self.radius!r}")
 
@@ -102,6 +117,8 @@ class StepRule:
 
 def _shown(value: object) -> str:
     """Return the repr of a field; of a long sequence its ends."""
+    if isinstance(value, ByParameter):
+        return f"{{{', '.join(f'{name!r}: {_shown(item)}' for name, item in value.items())}}}"
     if not isinstance(value, tuple) or len(value) <= MOST_SHOWN:
         return repr(value)
     return f"<{len(value)} numbers, {value[0]!r} to {value[-1]!r}>"
@@ -156,11 +173,23 @@ def one_of(name: str, value: object, choices: Sequence[str]) -> None:
         raise ValueError(f"{name}: expected {', '.join(most)} or {last}, got {value!r}")
 
 
-def rates(value: Rates) -> float | tuple[float, ...]:
-    """Return step sizes, one number or one for each of R runs, as Python floats."""
+def rates(value: Rates) -> float | tuple[float, ...] | ByParameter[float | tuple[float, ...]]:
+    """Return step sizes, numbers or one for each of R runs, as Python floats."""
+    return each("lr", value, _rates)
+
+
+def _rates(name: str, value: Any) -> float | tuple[float, ...]:
     if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) and np.ndim(value):
-        return _numbers("lr", "R", value)
-    return at_least_zero("lr", value.item() if isinstance(value, np.ndarray) else value)
+        return _numbers(name, "R", value)
+    return at_least_zero(name, value.item() if isinstance(value, np.ndarray) else value)
+
+
+def _schedule(name: str, value: Any) -> tuple[float, ...]:
+    return _numbers(name, "steps", value)
+
+
+def _radius(name: str, value: object) -> float:
+    return positive(name, value, finite=True)
 
 
 def _numbers(name: str, letter: str, values: Numbers) -> tuple[float, ...]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _core
+from .._arguments.lists import PARAMETERS
+from ._by_parameter import ByParameter, of_parameter
 from ._common import StepRule
 from .rules import Optimizer
+
+_Numbers: TypeAlias = npt.NDArray[np.float64]
 
 
 def core_settings(
@@ -18,17 +23,18 @@ def core_settings(
     last: int,
     runs: int | None = None,
     since: npt.NDArray[np.int64] | None = None,
+    wrt: Collection[str] = PARAMETERS,
 ) -> _core.Optimizer:
     """Return the optimizer as the core takes it, for training that ends at step ``last``.
 
     The core has a class of the same name, whose fields are those of the dataclass that are its own,
     but for ``lr``. With ``runs`` (R) there is a step size for each of them. ``since`` is the
-    step at which the state was zero, of each run.
+    step at which the state was zero, of each run; ``wrt`` are the names of what is trained.
 
     Raises
     ------
     ValueError
-        The schedule is shorter than ``last``.
+        A schedule is shorter than ``last``, or something trained has no step size.
     """
     common = {field.name for field in fields(StepRule)} | {"lr"}
     own = {
@@ -36,27 +42,50 @@ def core_settings(
         for field in fields(optimizer)
         if field.name not in common
     }
-    schedule = None
-    if optimizer.schedule is not None:
-        if len(optimizer.schedule) < last:
-            raise ValueError(
-                f"schedule: expected an entry for each of the {last} steps counted from the start "
-                f"of the run, got {len(optimizer.schedule)}"
-            )
-        schedule = np.array(optimizer.schedule, dtype=np.float64)
+    lr = getattr(optimizer, "lr", 1.0)
     return _core.Optimizer(
         rule=getattr(_core, type(optimizer).__name__)(**own),
-        lr=np.full(runs or 1, getattr(optimizer, "lr", 1.0), dtype=np.float64),
-        schedule=schedule,
-        l2=optimizer.l2,
+        lr=_arrays(lr, wrt, lambda name, value: _rates(name, value, runs or 1)),
+        schedule=_arrays(optimizer.schedule, wrt, lambda name, value: _schedule(name, value, last)),
+        l2=[of_parameter(optimizer.l2, name, 0.0) for name in PARAMETERS],
         clip=optimizer.clip,
         project=None
         if optimizer.project is None
         else _core.Projection.__members__[optimizer.project],
-        radius=optimizer.radius or 0.0,
+        radius=[of_parameter(optimizer.radius, name, None) or np.inf for name in PARAMETERS],
         project_by=_core.Scope.__members__[optimizer.project_by],
         since=np.zeros(runs or 1, np.int64) if since is None else since,
     )
+
+
+def _arrays(
+    setting: Any, wrt: Collection[str], array: Callable[[str, Any], _Numbers | None]
+) -> tuple[_Numbers | None, ...]:
+    """Return an array for each parameter, None for those not trained; a common one is shared."""
+    if not isinstance(setting, Mapping):
+        common = array("", setting)
+        return tuple(common if name in wrt else None for name in PARAMETERS)
+    return tuple(array(name, setting.get(name)) if name in wrt else None for name in PARAMETERS)
+
+
+def _rates(name: str, value: Any, runs: int) -> _Numbers:
+    if value is None:
+        raise ValueError(
+            f"lr: expected a step size for each trained parameter, got none for {name}; "
+            f"0.0 leaves it as it is"
+        )
+    return np.full(runs, value, dtype=np.float64)
+
+
+def _schedule(name: str, value: Any, last: int) -> _Numbers | None:
+    if value is None:
+        return None
+    if len(value) < last:
+        raise ValueError(
+            f"schedule{f'[{name!r}]' if name else ''}: expected an entry for each of the {last} "
+            f"steps counted from the start of the run, got {len(value)}"
+        )
+    return np.array(value, dtype=np.float64)
 
 
 def _core_value(name: str, value: object) -> object:
@@ -64,10 +93,24 @@ def _core_value(name: str, value: object) -> object:
     return _core.Scope.__members__[str(value)] if name == "by" else value
 
 
+def fields_of(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the fields by name, as their class and JSON take them."""
+    values = {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}
+    return {
+        name: dict(value) if isinstance(value, ByParameter) else value
+        for name, value in values.items()
+    }
+
+
 def of_runs(optimizer: Optimizer, index: int | slice | np.ndarray[Any, Any]) -> Optimizer:
     """Return the optimizer with the step sizes of some of its runs, of one run for an integer."""
     lr = getattr(optimizer, "lr", None)
-    if not isinstance(lr, tuple):
+    parts = lr if isinstance(lr, ByParameter) else {"": lr}
+    if not any(isinstance(part, tuple) for part in parts.values()):
         return optimizer
-    chosen: dict[str, Any] = {"lr": np.array(lr)[index]}
+    some = {
+        name: np.array(part)[index] if isinstance(part, tuple) else part
+        for name, part in parts.items()
+    }
+    chosen: dict[str, Any] = {"lr": some if isinstance(lr, ByParameter) else some[""]}
     return replace(optimizer, **chosen)

@@ -42,8 +42,9 @@ class GradientDescent(StepRule):
 
     Parameters
     ----------
-    lr : float or (R,)
-        Step size, finite and at least 0, or one for each of R runs. Stored as a float or a tuple.
+    lr : float or (R,) or dict of them
+        Step size, finite and at least 0, or one for each of R runs, or a dict with that of each
+        parameter. Stored as a float, a tuple or a mapping.
     """
 
     name: ClassVar[str] = "gradient_descent"
@@ -64,7 +65,7 @@ class NormalizedGradientDescent(StepRule):
 
     Parameters
     ----------
-    lr : float or (R,)
+    lr : float or (R,) or dict of them
         Length of a step, as in `GradientDescent`.
     eps : float
         Added to the norm, finite and at least 0.
@@ -136,7 +137,7 @@ class Momentum(StepRule):
 
     Parameters
     ----------
-    lr : float or (R,)
+    lr : float or (R,) or dict of them
         Step size, as in `GradientDescent`.
     beta : float
         In [0, 1).
@@ -173,7 +174,7 @@ class Adam(StepRule):
 
     Parameters
     ----------
-    lr : float or (R,)
+    lr : float or (R,) or dict of them
         Step size, as in `GradientDescent`.
     beta1, beta2 : float
         In [0, 1).
@@ -216,7 +217,7 @@ class MirrorDescent(StepRule):
 
     Parameters
     ----------
-    lr : float or (R,)
+    lr : float or (R,) or dict of them
         Step size, as in `GradientDescent`.
     p : float
         Finite and above 1.
@@ -258,7 +259,7 @@ class SignDescent(StepRule):
 
     Parameters
     ----------
-    lr : float or (R,)
+    lr : float or (R,) or dict of them
         Change of an entry, as in `GradientDescent`.
 
     References

@@ -21,8 +21,9 @@ AXES = {"W": 3, "Q": 3, "K": 3, "U": 3, "V": 3, "prompt": 2, "X": 3, "query": 3,
 def over_runs(function: Function) -> Function:
     """Extend `function(model, X, ...)` to a run axis.
 
-    Every parameter, X, y, cotangent, query, weight, lengths, lr and part of a tangent may have a
-    leading R or not; those without are shared.  Results gain it: entry r is that of run r alone.
+    Every parameter, X, y, cotangent, query, weight, lengths, lr (also one parameter's) and part of
+    a tangent may have a leading R or not; those without are shared.  Results gain it: entry r is
+    that of run r alone.
     """
     signature = inspect.signature(function)
 
@@ -57,12 +58,13 @@ def _axes(bound: Mapping[str, Any]) -> dict[str, int]:
 def _arrays(bound: Mapping[str, Any], axes: Mapping[str, int]) -> list[tuple[Any, int]]:
     """Return every array that may have runs, with the number of axes it has without."""
     groups = (bound, bound["model"].parameters(), bound.get("tangent") or {})
+    rates = bound.get("lr")
     return [
         (value, axes[name])
         for group in groups
         for name, value in group.items()
         if name in axes and value is not None
-    ]
+    ] + [(rate, 0) for rate in (rates.values() if isinstance(rates, Mapping) else ())]
 
 
 def _run(bound: Mapping[str, Any], axes: Mapping[str, int], r: int) -> dict[str, Any]:
@@ -78,6 +80,8 @@ def _run(bound: Mapping[str, Any], axes: Mapping[str, int], r: int) -> dict[str,
     one = part(bound) | {"model": replace(model, **part(model.parameters()), query=None)}
     if bound.get("tangent") is not None:
         one["tangent"] = part(bound["tangent"])
+    if isinstance(bound.get("lr"), Mapping):
+        one["lr"] = {n: rate[r] if np.ndim(rate) else rate for n, rate in bound["lr"].items()}
     return one
 
 

@@ -8,7 +8,7 @@ descent come from the work on the implicit bias of attention.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,8 @@ def train(
 ) -> tuple[Model, dict[str, Array]]:
     """Take `steps` steps from `model`; options as in `value_and_grad`, lr a number or (R,).
 
+    lr, its schedule, l2 and radius may be dicts by parameter: `of_parameter`.
+
     Step k: g is the gradient of the loss in the parameters named by `wrt`, then
 
         g ← g + l2 θ,   g ← g min(1, clip / ‖g‖),   g ← g / (‖g‖ + eps)   where it is normalized,
@@ -47,6 +49,7 @@ def train(
         param_norm and distance (from the initial ones), of all parameters together.
     """
     lr = getattr(optimizer, "lr", 1.0)
+    lr = dict(lr) if isinstance(lr, Mapping) else lr
     return _train(model, X, y, lr, steps=steps, optimizer=optimizer, **options)
 
 
@@ -55,7 +58,7 @@ def _train(
     model: Any,
     X: ArrayLike,
     y: ArrayLike,
-    lr: float,
+    lr: Any,
     *,
     steps: int,
     optimizer: Any,
@@ -87,16 +90,23 @@ def _train(
         if normalizes:
             g = _unit_gradient(model, X, y, trained, optimizer, options)
         else:
-            g = {name: part + optimizer.l2 * theta[name] for name, part in g.items()}
+            g = {n: part + of_parameter(optimizer.l2, n, 0.0) * theta[n] for n, part in g.items()}
             shrink = min(1.0, optimizer.clip / max(norm(g.values()), np.finfo(float).tiny))
             g = {name: part * shrink for name, part in g.items()}
-        factor = 1.0 if optimizer.schedule is None else optimizer.schedule[k]
-        at = At(k, lr * factor, value, norm(g.values()), factor)
+        length = norm(g.values())
         for name in trained:
+            schedule = of_parameter(optimizer.schedule, name, None)
+            factor = 1.0 if schedule is None else schedule[k]
+            at = At(k, of_parameter(lr, name, None) * factor, value, length, factor)
             theta[name] = STEPS[optimizer.name](optimizer, theta[name], g[name], kept[name], at)
         theta |= projected(optimizer, {name: theta[name] for name in trained})
         model = replace(model, **theta)
     return model, {name: np.array(values) for name, values in history.items()}
+
+
+def of_parameter(setting: Any, name: str, default: Any) -> Any:
+    """Return a setting of one parameter: its entry of a dict, or what holds for all."""
+    return setting.get(name, default) if isinstance(setting, Mapping) else setting
 
 
 def _unit_gradient(
@@ -105,8 +115,11 @@ def _unit_gradient(
     """Return g / (‖g‖ + eps) after decay and clipping; for mirror descent g / its dual norm."""
     theta = model.parameters()
     scaled = scaled_gradients(model, X, y, wrt=wrt, **options)
-    if optimizer.l2 > 0.0:
-        scaled = {name: add_decay(g, optimizer.l2, theta[name]) for name, g in scaled.items()}
+    decay = {name: of_parameter(optimizer.l2, name, 0.0) for name in scaled}
+    scaled = {
+        name: add_decay(g, decay[name], theta[name]) if decay[name] > 0.0 else g
+        for name, g in scaled.items()
+    }
     if optimizer.name == "mirror_descent":
         unit = normalized(scaled, optimizer.by, order=optimizer.p / (optimizer.p - 1.0))
     else:
@@ -122,9 +135,12 @@ def projected(optimizer: Any, theta: Parameters) -> Parameters:
     parts = [(name, h) for name, array in heads.items() for h in range(len(array))]
     for group in groups(parts, optimizer.project_by):
         length = norm(heads[name][h] for name, h in group)
-        if length > optimizer.radius or (optimizer.project == "sphere" and length > 0.0):
+        radius = of_parameter(optimizer.radius, group[0][0], None)
+        if radius is None:
+            continue
+        if length > radius or (optimizer.project == "sphere" and length > 0.0):
             for name, h in group:
-                heads[name][h] *= optimizer.radius / length
+                heads[name][h] *= radius / length
     return {name: array.reshape(theta[name].shape) for name, array in heads.items()}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -375,13 +375,12 @@ def _plain_rate(segment: Segment, data: str | tuple[str, ...]) -> tuple[float | 
     rule, lr, others = segment.optimizer, None, []
     if not isinstance(rule, GradientDescent):
         others.append(f"{type(rule).__name__} is not gradient descent")
-    elif not isinstance(rule.lr, float):
+    elif not isinstance(rate := _common_rate(rule, segment.wrt), float):
         others.append("lr is not one number")
-    elif not rule.lr > 0.0:
-        others.append(f"lr is {rule.lr:g}, not above 0")
+    elif not rate > 0.0:
+        others.append(f"lr is {rate:g}, not above 0")
     else:
-        lr = rule.lr
-        plain = GradientDescent(lr)
+        lr, plain = rate, GradientDescent(rule.lr)
         extras = [f.name for f in fields(rule) if getattr(rule, f.name) != getattr(plain, f.name)]
         others += [f"its steps have {name}" for name in extras]
     others += [f"{name} was not trained" for name in ("W", "U") if name not in segment.wrt]
@@ -390,6 +389,14 @@ def _plain_rate(segment: Segment, data: str | tuple[str, ...]) -> tuple[float | 
     if segment.data != data:
         others.append("it trained on other data than these")
     return lr, others
+
+
+def _common_rate(rule: GradientDescent, wrt: tuple[str, ...]) -> object:
+    """Return lr, or what all that is trained has by name if that is the same."""
+    if not isinstance(rule.lr, Mapping):
+        return rule.lr
+    found = {rule.lr[name] for name in wrt}
+    return found.pop() if len(found) == 1 else rule.lr
 
 
 def _verdict(i: Inequality) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -53,6 +54,21 @@ def _optimizers(value: object) -> str:
         if key is not None:
             return f"a made one, such as mhfast.{key}(lr{', p' if key == 'MirrorDescent' else ''})"
     return f"one of {', '.join(known)}, such as GradientDescent(lr)"
+
+
+def settings_of_parameters(optimizer: Optimizer, model: Model) -> None:
+    """Raise ValueError if a setting is given for a parameter that the model does not have."""
+    for field in fields(optimizer):
+        value = getattr(optimizer, field.name)
+        if not isinstance(value, Mapping):
+            continue
+        for name in value:
+            if name not in model.parameters:
+                known = ", ".join(model.parameters)
+                raise ValueError(
+                    f"{field.name}: expected names of parameters of the model, {known}, "
+                    f"got {name!r}"
+                )
 
 
 def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: Model) -> Dataset:
@@ -106,7 +122,9 @@ def problems(
         If data do not fit the model, or run axes differ; the message names the test set.
     """
     rates = getattr(run.optimizer, "lr", None)
-    runs = NO_RUNS.meet("lr", (len(rates),), 0) if isinstance(rates, tuple) else NO_RUNS
+    runs = NO_RUNS
+    for part in rates.values() if isinstance(rates, Mapping) else (rates,):
+        runs = runs.meet("lr", (len(part),), 0) if isinstance(part, tuple) else runs
     for name, groups, axes in (
         ("token_groups", data.token_groups, 2),
         ("sample_groups", data.sample_groups, 1),

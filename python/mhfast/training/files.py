@@ -20,7 +20,6 @@ import os
 import uuid
 import zipfile
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,7 +29,7 @@ import numpy.typing as npt
 from .._arguments.lists import PARAMETERS
 from .._arguments.values import frozen
 from ..models import Classifier, Layer, LowRank, Model
-from ..optimizers import OPTIMIZERS
+from ..optimizers import OPTIMIZERS, fields_of
 from . import segments
 from .quantities import MissingFunction
 from .subspace import Subspace
@@ -53,7 +52,7 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         arrays |= {f"history.{j}": run["history"][name], f"steps.{j}": run["steps"][name]}
     if isinstance(run["stopped"], np.ndarray):
         arrays["stopped"] = run["stopped"]
-    settings = {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}
+    settings = fields_of(optimizer)
     for name in ("schedule", "lr"):
         if isinstance(settings.get(name), tuple):
             arrays[name] = np.array(settings.pop(name))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..dataset.dataset import Dataset
-from ..optimizers import OPTIMIZERS, Optimizer, of_runs
+from ..optimizers import OPTIMIZERS, Optimizer, fields_of, of_runs
 
 _OPTIMIZERS = {kind.name: kind for kind in OPTIMIZERS}
 
@@ -113,7 +113,7 @@ def stored(segments: Iterable[Segment]) -> list[list[Any]]:
         [
             segment.first,
             segment.optimizer.name,
-            {f.name: getattr(segment.optimizer, f.name) for f in fields(segment.optimizer)},
+            fields_of(segment.optimizer),
             segment.loss,
             segment.wrt,
             segment.data,

@@ -167,7 +167,7 @@ def enter(run: Any, problem: CoreProblem) -> Subspace | None:
     parameters are large and there are few tokens compared with their dimensions.
     """
     optimizer: StepRule = run.optimizer
-    if not isinstance(optimizer, _EQUIVARIANT) or optimizer.l2 > 0.0 or optimizer.project:
+    if not isinstance(optimizer, _EQUIVARIANT) or optimizer.l2 != 0.0 or optimizer.project:
         return None
     model: Model = run.start
     if run.subspace is None and (run.step > 0 or _size(model) < MIN_SIZE):

@@ -149,6 +149,7 @@ def train(
         stop=arguments.stop(run.stop if stop is None else stop),
         record={entry.function or entry.key: entry.every for entry in entries},
     )
+    arguments.settings_of_parameters(run.optimizer, run.model)
     problem, test_problems = arguments.problems(run, data, tests)
     run = spread(run, problem.runs.length)
     frozen = arguments.frozen(run, released=stop is not None)
@@ -157,7 +158,7 @@ def train(
         now = Segment(first, run.optimizer, run.loss, run.wrt, fingerprint(data))
         run = replace(run, segments=extended(run.segments, now))
     since = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
-    settings = core_settings(run.optimizer, last, run.runs, since)
+    settings = core_settings(run.optimizer, last, run.runs, since, run.wrt)
     sides = arguments.directions(directions, run.model, problem.runs)
     arguments.function(callback, "callback")
     named, functions = prepare(
