@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import mpmath
 import numpy as np
+from lists import kind_of_targets, targets, within_domain
 
 import mhfast as mh
-from mhfast._arguments.lists import TARGETS
 
 # No two axes of one length: n, T, d, H, p, q, r, R.
 SAMPLES, TOKENS, DIM, HEADS, OUTPUTS, ROWS, RANK, RUNS = 6, 3, 8, 7, 4, 2, 5, 9
@@ -42,7 +42,7 @@ class Case(NamedTuple):
         axes = {"query": 3, "lengths": 1, "weight": 1}
         model = self.model if self.model.runs is None else self.model[r]
         base = 1 if isinstance(model, mh.Classifier) else 3
-        if TARGETS[self.options["loss"]] == "classes":
+        if kind_of_targets(self.options["loss"]) == "classes":
             base = 2
 
         def part(value: Any, own: int) -> Any:
@@ -58,7 +58,7 @@ class Case(NamedTuple):
 def case(
     kind: type[mh.Classifier | mh.Layer] = mh.Classifier,
     *,
-    loss: str = "logistic",
+    loss: Any = "logistic",
     query: Any = None,
     factors: str = "",
     prompt: bool = False,
@@ -106,12 +106,7 @@ def case(
     else:
         arrays["V"] = draw("V", HEADS, DIM, OUTPUTS) / 4
         shape = (SAMPLES, q, OUTPUTS)
-    if TARGETS[loss] == "classes":
-        y = rng.integers(0, OUTPUTS, lead("y") + shape[:2])
-    else:
-        y = np.where(rng.random(lead("y") + shape) < 0.5, 1.0, -1.0).astype(dtype)
-    if TARGETS[loss] == "reals":
-        y += draw("y", *shape)
+    y = targets(loss, lead("y") + shape, rng, dtype, OUTPUTS)
     if lengths:
         ends = np.array([3, 1, 0, 2, 3, 2])
         options["lengths"] = ends
@@ -122,7 +117,8 @@ def case(
         drawn = rng.random(lead("weight") + rows)
         options["weight"] = (drawn * (drawn > 0.25)).astype(dtype)
     model = kind(**arrays, scale=scale, causal=causal)
-    return Case(model, draw("X", SAMPLES, TOKENS, DIM), y, options)
+    model, X = within_domain(loss, model, draw("X", SAMPLES, TOKENS, DIM))
+    return Case(model, X, y, options)
 
 
 def problem(

@@ -11,8 +11,12 @@ const char* text(Targets targets) {
       return "signs";
     case Targets::kReals:
       return "reals";
+    case Targets::kNonnegative:
+      return "nonnegative";
     case Targets::kClasses:
       return "classes";
+    case Targets::kProbabilities:
+      return "probabilities";
     case Targets::kDerivatives:
       return "derivatives";
   }
@@ -44,12 +48,26 @@ py::tuple kernel_names() {
   return py::tuple(names);
 }
 
+/// Name and default of the parameter of a loss, None of one without.
+template <class Type>
+py::object parameter_of_loss() {
+  if constexpr (kHasParameter<Type>) {
+    const auto [parameter] = Type{};
+    return py::make_tuple(Type::kParameter, parameter);
+  } else {
+    return py::none();
+  }
+}
+
 py::dict lists() {
-  py::dict parameters, losses, quantities, optimizers;
+  py::dict parameters, losses, loss_parameters, quantities, optimizers;
 #define MHFAST_PARAMETER(enumerator, name, letters, ...) parameters[name] = letters;
 #include "../lists/parameters.inc"
 #undef MHFAST_PARAMETER
   for (const LossFacts& loss : kLosses) losses[loss.name] = text(loss.targets);
+#define MHFAST_LOSS_PARAMETER(Type, name) loss_parameters[#name] = parameter_of_loss<Type>();
+  MHFAST_LOSSES(MHFAST_LOSS_PARAMETER)
+#undef MHFAST_LOSS_PARAMETER
 #define MHFAST_QUANTITY(enumerator, name, of) quantities[name] = text(QuantityOf::of);
 #include "../lists/quantities.inc"
 #undef MHFAST_QUANTITY
@@ -65,6 +83,7 @@ py::dict lists() {
   py::dict all;
   all["parameters"] = parameters;
   all["losses"] = losses;
+  all["loss_parameters"] = loss_parameters;
   all["quantities"] = quantities;
   all["optimizers"] = optimizers;
   all["thresholds"] = py::tuple(thresholds);
@@ -75,8 +94,13 @@ py::dict lists() {
 }  // namespace
 
 void register_lists(py::module_& m) {
-  py::enum_<Loss> loss(m, "Loss");
+  py::enum_<LossName> loss(m, "LossName");
   for (const LossFacts& one : kLosses) loss.value(one.name, one.loss);
+  py::class_<Loss>(m, "Loss")
+      .def(py::init([](LossName name, double parameter) { return Loss{name, parameter}; }),
+           py::arg("name"), py::arg("parameter") = 0.0)
+      .def_readonly("name", &Loss::name)
+      .def_readonly("parameter", &Loss::parameter);
   py::enum_<StopReason> reason(m, "StopReason");
 #define MHFAST_STOP(enumerator, name) reason.value(#name, StopReason::enumerator);
 #define MHFAST_THRESHOLD(enumerator, name, comparison) MHFAST_STOP(enumerator, name)

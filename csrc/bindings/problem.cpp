@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace mhfast {
 namespace {
@@ -50,6 +51,28 @@ void check_labels(const real* y, std::ptrdiff_t count, std::ptrdiff_t of_sample,
     if (std::fabs(y[i]) != real(1))
       throw py::value_error("y: expected labels +1 or -1, got " + number_text(y[i]) +
                             at_index(i, of_sample, n) + repair(y, count));
+}
+
+template <class real>
+void check_nonnegative(const real* y, std::ptrdiff_t count, std::ptrdiff_t of_sample,
+                       std::ptrdiff_t n) {
+  for (std::ptrdiff_t i = 0; i < count; ++i)
+    if (!(y[i] >= 0 && y[i] <= std::numeric_limits<real>::max()))
+      throw py::value_error("y: expected finite targets >= 0, got " + number_text(y[i]) +
+                            at_index(i, of_sample, n));
+}
+
+/// Rows of p probabilities.
+template <class real>
+void check_probabilities(const real* y, std::ptrdiff_t rows, const Shape& s) {
+  constexpr double kRounding = 1e-5;  // of probabilities computed in float32
+  for (std::ptrdiff_t i = 0; i < rows; ++i) {
+    double sum = 0;
+    for (int o = 0; o < s.p; ++o) sum += double(y[i * s.p + o]);
+    if (!(std::fabs(sum - 1) <= kRounding))
+      throw py::value_error("y: expected probabilities that sum to 1 in each row, got the sum " +
+                            number_text(sum) + at_index(i, s.q, s.n));
+  }
 }
 
 template <class real>
@@ -148,10 +171,10 @@ void read_targets(const py::tuple& in, Loss loss, py::ssize_t runs, DataOfRuns<r
   Data<real>& data = out.data;
   const Shape& s = data.shape;
   const Targets targets = targets_of(loss);
+  if (is_of_rows(loss) && !s.is_layer())
+    throw py::value_error(std::string("loss: expected one of a single output, got '") +
+                          kLosses[int(loss.name)].name + "'");
   if (targets == Targets::kClasses) {
-    if (!s.is_layer())
-      throw py::value_error(std::string("loss: expected one of a single output, got '") +
-                            kLosses[int(loss)].name + "'");
     const auto y = read_runs<std::int64_t>(in[2], "y", {s.n, s.q}, runs);
     out.classes = read_classes<real>(y.at, (y.run ? runs : 1) * s.n * s.q, s);
     data.targets = s.q;
@@ -163,8 +186,11 @@ void read_targets(const py::tuple& in, Loss loss, py::ssize_t runs, DataOfRuns<r
                               : read_runs<real>(in[2], "y", {s.n}, runs);
   data.y = y.at;
   data.run.y = y.run;
-  if (targets == Targets::kSigns)
-    check_labels(y.at, (y.run ? runs : 1) * s.n * data.targets, data.targets, s.n);
+  const py::ssize_t samples = (y.run ? runs : 1) * s.n;
+  if (targets == Targets::kSigns) check_labels(y.at, samples * data.targets, data.targets, s.n);
+  if (targets == Targets::kNonnegative || targets == Targets::kProbabilities)
+    check_nonnegative(y.at, samples * data.targets, data.targets, s.n);
+  if (targets == Targets::kProbabilities) check_probabilities(y.at, samples * s.q, s);
 }
 
 template <class real>

@@ -21,6 +21,9 @@ struct VectorMath {
   static Number log(Number x) {
     return by_lane<double>(x, [](double e) { return __builtin_log(e); });
   }
+  static Number power(Number x, double exponent) {
+    return by_lane<double>(x, [=](double e) { return __builtin_pow(e, exponent); });
+  }
   static Number absolute(Number x) { return MHFAST_ISA::absolute<double>(x); }
   static Number select(IntVec<double> mask, Number yes, Number no) { return mask ? yes : no; }
 };
@@ -51,9 +54,8 @@ void classifier_loss(const LossArguments<real>& in) {
       Vec<double> w = load<double>(in.w + e);
       w = index < double(in.count - e) ? w : zero;
       const IntVec<double> counts = w != zero;  // the others are left out, whatever the output is
-      const LossTerm<Vec<double>> term = with_loss_of_outputs(in.kind, [&](auto loss) {
-        return decltype(loss)::template term<VectorMath>(f, y, in.values);
-      });
+      const LossTerm<Vec<double>> term = with_loss_of_outputs(
+          in.kind, [&](auto loss) { return loss.template term<VectorMath>(f, y, in.values); });
       loss += counts ? w * term.value : zero;
       const Vec<double> m = y * f;
       correct += counts & (m > zero) ? w : zero;

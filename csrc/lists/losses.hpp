@@ -2,59 +2,94 @@
 //
 //   X(Type, name)
 //
-// From these come the enum, the names that Python knows, the kinds of targets and the choice of a
-// loss. A loss that is not in the list does not exist: there is no other place to fall back on.
+// From these come the enum, the names that Python knows, the kinds of targets, the parameters and
+// the choice of a loss. A loss that is not in the list does not exist: there is no other place to
+// fall back on.
 #pragma once
 
+#include <type_traits>
+
+#include "../losses/correlation.hpp"
 #include "../losses/cotangent.hpp"
 #include "../losses/cross_entropy.hpp"
 #include "../losses/exponential.hpp"
+#include "../losses/hinge.hpp"
+#include "../losses/huber.hpp"
 #include "../losses/linear.hpp"
 #include "../losses/logistic.hpp"
+#include "../losses/negative_log.hpp"
+#include "../losses/polynomial_tail.hpp"
+#include "../losses/quantile.hpp"
+#include "../losses/soft_cross_entropy.hpp"
 #include "../losses/squared.hpp"
 #include "../losses/squared_hinge.hpp"
 
-#define MHFAST_LOSSES(X)         \
-  X(Logistic, logistic)          \
-  X(Exponential, exponential)    \
-  X(Linear, linear)              \
-  X(Squared, squared)            \
-  X(SquaredHinge, squared_hinge) \
-  X(CrossEntropy, cross_entropy) \
+#define MHFAST_LOSSES(X)                  \
+  X(Logistic, logistic)                   \
+  X(Exponential, exponential)             \
+  X(Linear, linear)                       \
+  X(Squared, squared)                     \
+  X(SquaredHinge, squared_hinge)          \
+  X(Hinge, hinge)                         \
+  X(PolynomialTail, polynomial_tail)      \
+  X(NegativeLog, negative_log)            \
+  X(Correlation, correlation)             \
+  X(Huber, huber)                         \
+  X(Quantile, quantile)                   \
+  X(CrossEntropy, cross_entropy)          \
+  X(SoftCrossEntropy, soft_cross_entropy) \
   X(Cotangent, cotangent)
 
 namespace mhfast {
 
-enum class Loss {
+enum class LossName {
 #define MHFAST_ENUMERATOR(Type, name) k##Type,
   MHFAST_LOSSES(MHFAST_ENUMERATOR)
 #undef MHFAST_ENUMERATOR
 };
 
+/// A loss with its parameter, which those without one ignore.
+struct Loss {
+  LossName name;
+  double parameter = 0;
+};
+
+template <class Type>
+inline constexpr bool kHasParameter = !std::is_empty_v<Type>;
+
+/// The loss as an object of its type.
+template <class Type>
+constexpr Type loss_of([[maybe_unused]] double parameter) {
+  if constexpr (kHasParameter<Type>)
+    return Type{parameter};
+  else
+    return Type{};
+}
+
 struct LossFacts {
   const char* name;
-  Loss loss;
+  LossName loss;
   Targets targets;
 };
 
 inline constexpr LossFacts kLosses[] = {
-#define MHFAST_FACTS(Type, name) {#name, Loss::k##Type, Type::kTargets},
+#define MHFAST_FACTS(Type, name) {#name, LossName::k##Type, Type::kTargets},
     MHFAST_LOSSES(MHFAST_FACTS)
 #undef MHFAST_FACTS
 };
 
-constexpr Targets targets_of(Loss loss) { return kLosses[int(loss)].targets; }
+constexpr Targets targets_of(Loss loss) { return kLosses[int(loss.name)].targets; }
 
 /// Whether the loss is one of a row's outputs together.
-constexpr bool is_of_rows(Loss loss) { return targets_of(loss) == Targets::kClasses; }
+constexpr bool is_of_rows(Loss loss) { return are_of_rows(targets_of(loss)); }
 
-/// Calls body(Type{}) for the loss of single outputs. The caller has seen to it that it is one.
+/// Calls body(object) for the loss of single outputs. The caller has seen to it that it is one.
 template <class Body>
 inline auto with_loss_of_outputs(Loss loss, const Body& body) {
-  switch (loss) {
-#define MHFAST_CASE(Type, name)                                             \
-  case Loss::k##Type:                                                       \
-    if constexpr (Type::kTargets != Targets::kClasses) return body(Type{}); \
+  switch (loss.name) {
+#define MHFAST_CASE(Type, name)                                                             \
+  case LossName::k##Type:                                                                   \
+    if constexpr (!are_of_rows(Type::kTargets)) return body(loss_of<Type>(loss.parameter)); \
     break;
     MHFAST_LOSSES(MHFAST_CASE)
 #undef MHFAST_CASE

@@ -1,25 +1,33 @@
-// Cross entropy of a row of outputs, log sum_o exp(f_o) - f_y with y the class.
+// Cross entropy of a row of outputs, log sum_o exp(f_o) - f_y with y the class. The derivative is
+// P - onehot(y), P = softmax(f). With smoothing s of the labels, the class has probability
+// 1 - s + s / p in the place of 1 and every other output s / p.
 //
-// The other classes are summed apart from the own one, so that a small loss keeps its digits. The
-// derivative is P - onehot(y), P = softmax(f), and along df it changes by P (df - sum(P df)), the
-// differences of df being taken from the likeliest output's.
+// The other classes are summed apart from the own one, so that a small loss keeps its digits.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 
-#include "loss.hpp"
+#include "likelihood.hpp"
 
 namespace mhfast {
 
 struct CrossEntropy {
   static constexpr Targets kTargets = Targets::kClasses;
+  static constexpr const char* kParameter = "smoothing";
+  double smoothing = 0;  // at least 0, below 1
 
   /// y[0] is the class. Calls emit(o, d value / d f_o) for every output.
   template <class real, class Emit>
-  static RowLoss row(const real* f, const real* y, std::ptrdiff_t stride, int p, const Emit& emit) {
+  RowLoss row(const real* f, const real* y, std::ptrdiff_t stride, int p, const Emit& emit) const {
     const int label = int(y[0]);
+    if (smoothing > 0) {
+      const double each = smoothing / p;
+      return likelihood_row(
+          f, stride, p, label, [=](int o) { return o == label ? 1 - smoothing + each : each; },
+          emit);
+    }
     const double of_class = double(f[label * stride]);
     double other = -HUGE_VAL;
     for (int o = 0; o < p; ++o)
@@ -38,23 +46,9 @@ struct CrossEntropy {
 
   /// Calls emit(o, change of the derivative by f_o as the outputs move by df).
   template <class real, class Emit>
-  static void move_slopes(const real* f, const real* df, std::ptrdiff_t stride, int p,
+  static void move_slopes(const real* f, const real* df, const real*, std::ptrdiff_t stride, int p,
                           const Emit& emit) {
-    double largest = -HUGE_VAL, sum = 0, mean = 0, centre = 0;
-    for (int o = 0; o < p; ++o)
-      if (double(f[o * stride]) > largest) {
-        largest = double(f[o * stride]);
-        centre = double(df[o * stride]);
-      }
-    for (int o = 0; o < p; ++o) {
-      const double e = std::exp(double(f[o * stride]) - largest);
-      sum += e;
-      mean += e * (double(df[o * stride]) - centre);
-    }
-    mean /= sum;
-    for (int o = 0; o < p; ++o)
-      emit(o, std::exp(double(f[o * stride]) - largest) / sum *
-                  ((double(df[o * stride]) - centre) - mean));
+    move_softmax(f, df, stride, p, 1.0, emit);
   }
 };
 

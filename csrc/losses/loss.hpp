@@ -9,18 +9,28 @@
 //     static Number curvature(Number f, Number y);      // second derivative by f
 //   };
 //
+// A loss with a parameter has it as its only member, with a default, and its name in kParameter;
+// term and curvature are then const members. Where a derivative does not exist the header says what
+// stands for it.
+//
 // Math computes on one number or on one for each lane: Number, exp, log1p (of 0 to 1), log,
-// absolute, select(mask, yes, no). A loss of a row's outputs together, whose target is a class, has
-// `row` and `move_slopes` in the place of `term` and `curvature`, see cross_entropy.hpp.
+// power(base, exponent), absolute, select(mask, yes, no). A loss of a row's outputs together, whose
+// target is a class or a row of probabilities, has `row` and `move_slopes` in the place of `term`
+// and `curvature`, see cross_entropy.hpp.
 //
 // Included by kernels: nothing here may have external linkage once Math is a kernel's.
 #pragma once
 
 namespace mhfast {
 
-/// What a target may be: -1 or 1; any number; a class of the row, 0 to p - 1; or, in its place, the
-/// derivative of the caller's own loss.
-enum class Targets { kSigns, kReals, kClasses, kDerivatives };
+/// What a target may be: -1 or 1; any number; a number of at least 0; a class of the row, 0 to
+/// p - 1; the probabilities of these; or, in its place, the derivative of the caller's own loss.
+enum class Targets { kSigns, kReals, kNonnegative, kClasses, kProbabilities, kDerivatives };
+
+/// Whether the loss is one of a row's outputs together.
+constexpr bool are_of_rows(Targets targets) {
+  return targets == Targets::kClasses || targets == Targets::kProbabilities;
+}
 
 template <class Number>
 struct LossTerm {

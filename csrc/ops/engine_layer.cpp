@@ -141,7 +141,7 @@ void Engine<real>::measure_relative(LaneTotals& totals, const Slab& slab, Room& 
   const auto relative_slope = [&](double slope, int entry) {
     return largest[entry] > 0 ? real(slope / largest[entry]) : real(0);
   };
-  if (loss_ == Loss::kSquared) {
+  if (loss_->name == LossName::kSquared) {
     measure_squares(totals, slab, room, nullptr, largest);
     for_layer_rows(slab, [&](int u, int, std::ptrdiff_t at, const real*, const double* w) {
       for (int k = 0; k < data_.shape.p * L; ++k)
@@ -187,7 +187,7 @@ void Engine<real>::run_layer_slab(Pass pass, int chunk, const Slab& slab, Room& 
   if (outputs_) write_layer_outputs(slab, room);
   if (pass == Pass::kOutputs) return;
   LaneTotals& totals = chunk_totals_[chunk];
-  const bool squares = loss_ == Loss::kSquared;
+  const bool squares = loss_ && loss_->name == LossName::kSquared;
   if (pass == Pass::kLoss) {
     if (squares)
       measure_squares(totals, slab, room, nullptr, nullptr);

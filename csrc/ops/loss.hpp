@@ -18,6 +18,7 @@ struct ScalarMath {
   static double exp(double x) { return std::exp(x); }
   static double log1p(double x) { return std::log1p(x); }
   static double log(double x) { return std::log(x); }
+  static double power(double x, double exponent) { return std::pow(x, exponent); }
   static double absolute(double x) { return std::fabs(x); }
   static double select(bool mask, double yes, double no) { return mask ? yes : no; }
 };
@@ -25,25 +26,25 @@ struct ScalarMath {
 /// Loss, slope and logarithm of the slope at one output.
 inline LossTerm<double> loss_term(Loss loss, double f, double y) {
   return with_loss_of_outputs(
-      loss, [=](auto kind) { return decltype(kind)::template term<ScalarMath>(f, y, true); });
+      loss, [=](auto kind) { return kind.template term<ScalarMath>(f, y, true); });
 }
 
 /// d slope / d f.
 inline double curvature(Loss loss, double f, double y) {
-  return with_loss_of_outputs(
-      loss, [=](auto kind) { return decltype(kind)::template curvature<ScalarMath>(f, y); });
+  return with_loss_of_outputs(loss,
+                              [=](auto kind) { return kind.template curvature<ScalarMath>(f, y); });
 }
 
 template <class Type, class real, class Emit>
-inline RowLoss row_loss_of(const real* f, const real* y, std::ptrdiff_t stride, int p, bool values,
-                           const Emit& emit) {
-  if constexpr (Type::kTargets == Targets::kClasses) {
-    return Type::row(f, y, stride, p, emit);
+inline RowLoss row_loss_of(const Type& loss, const real* f, const real* y, std::ptrdiff_t stride,
+                           int p, bool values, const Emit& emit) {
+  if constexpr (are_of_rows(Type::kTargets)) {
+    return loss.row(f, y, stride, p, emit);
   } else {
     RowLoss row;
     for (int o = 0; o < p; ++o) {
       const double output = double(f[o * stride]), label = double(y[o * stride]);
-      const LossTerm<double> term = Type::template term<ScalarMath>(output, label, values);
+      const LossTerm<double> term = loss.template term<ScalarMath>(output, label, values);
       row.value += term.value;
       row.correct += output * label > 0 ? 1.0 : 0.0;
       row.margin = std::min(row.margin, output * label);
@@ -54,27 +55,28 @@ inline RowLoss row_loss_of(const real* f, const real* y, std::ptrdiff_t stride, 
 }
 
 template <class Type, class real, class Emit>
-inline void move_slopes_of(const real* f, const real* df, [[maybe_unused]] const real* y,
+inline void move_slopes_of(const Type& loss, const real* f, const real* df, const real* y,
                            std::ptrdiff_t stride, int p, const Emit& emit) {
-  if constexpr (Type::kTargets == Targets::kClasses) {
-    Type::move_slopes(f, df, stride, p, emit);
+  if constexpr (are_of_rows(Type::kTargets)) {
+    loss.move_slopes(f, df, y, stride, p, emit);
   } else {
     for (int o = 0; o < p; ++o) {
       const double output = double(f[o * stride]), label = double(y[o * stride]);
-      emit(o, Type::template curvature<ScalarMath>(output, label) * double(df[o * stride]));
+      emit(o, loss.template curvature<ScalarMath>(output, label) * double(df[o * stride]));
     }
   }
 }
 
 /// Calls emit(o, d value / d f_o) for every output of a row. Cross entropy has one target for the
-/// row, others one for each output and sum over these. Without `values` as for LossTerm.
+/// row or one for each output, others one for each output and sum over these. Without `values` as
+/// for LossTerm.
 template <class real, class Emit>
 inline RowLoss row_loss(Loss loss, const real* f, const real* y, std::ptrdiff_t stride, int p,
                         bool values, const Emit& emit) {
-  switch (loss) {
+  switch (loss.name) {
 #define MHFAST_CASE(Type, name) \
-  case Loss::k##Type:           \
-    return row_loss_of<Type>(f, y, stride, p, values, emit);
+  case LossName::k##Type:       \
+    return row_loss_of(loss_of<Type>(loss.parameter), f, y, stride, p, values, emit);
     MHFAST_LOSSES(MHFAST_CASE)
 #undef MHFAST_CASE
   }
@@ -85,10 +87,10 @@ inline RowLoss row_loss(Loss loss, const real* f, const real* y, std::ptrdiff_t 
 template <class real, class Emit>
 inline void move_slopes(Loss loss, const real* f, const real* df, const real* y,
                         std::ptrdiff_t stride, int p, const Emit& emit) {
-  switch (loss) {
+  switch (loss.name) {
 #define MHFAST_CASE(Type, name) \
-  case Loss::k##Type:           \
-    return move_slopes_of<Type>(f, df, y, stride, p, emit);
+  case LossName::k##Type:       \
+    return move_slopes_of(loss_of<Type>(loss.parameter), f, df, y, stride, p, emit);
     MHFAST_LOSSES(MHFAST_CASE)
 #undef MHFAST_CASE
   }

@@ -34,7 +34,7 @@ MODULES = {
 SECTIONS = {
     "Start": ["tutorial", "from_pytorch"],
     "Guide": [
-        "family", "training", "sweeps", "long_sequences", "reproducibility", "interop",
+        "family", "losses", "training", "sweeps", "long_sequences", "reproducibility", "interop",
     ],
     "Theory": ["theory", "learner"],
     "Examples": ["gallery/index"],

@@ -9,6 +9,8 @@
 from importlib.metadata import version
 
 from . import data, learner, reference, theory
+from ._arguments import losses as _losses
+from ._arguments.losses import *  # noqa: F403  # every loss with a parameter
 from .config import num_threads, set_num_threads, show_config
 from .dataset.dataset import Dataset, as_dataset
 from .gradients import Gradients, backward, dot, hvp, norm, value_and_grad
@@ -56,7 +58,7 @@ __all__ = [
     "train",
     "value_and_grad",
 ]
-__all__ += _rules.__all__
+__all__ += _losses.__all__ + _rules.__all__
 
 
 def __dir__() -> list[str]:

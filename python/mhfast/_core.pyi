@@ -25,11 +25,18 @@ from .models.problem import CoreData, CoreGradients, CoreParameters
 
 State: TypeAlias = Sequence[tuple[Array, ...] | None]
 
-class Loss:
-    __members__: ClassVar[dict[str, Loss]]
+class LossName:
+    __members__: ClassVar[dict[str, LossName]]
     @property
     def name(self) -> str: ...
     def __int__(self) -> int: ...
+
+class Loss:
+    def __init__(self, name: LossName, parameter: float = 0.0) -> None: ...
+    @property
+    def name(self) -> LossName: ...
+    @property
+    def parameter(self) -> float: ...
 
 class StopReason:
     __members__: ClassVar[dict[str, StopReason]]
@@ -51,6 +58,7 @@ class Projection:
 class Lists(TypedDict):
     parameters: dict[str, str]  # name: letters of the axes
     losses: dict[str, str]  # name: kind of targets
+    loss_parameters: dict[str, tuple[str, float] | None]  # name: its parameter and the default
     quantities: dict[str, str]  # name: what it is of
     optimizers: dict[str, int]  # name: arrays kept of each parameter
     thresholds: tuple[str, ...]

@@ -432,9 +432,9 @@ VALUE_AND_GRAD = [
         "y: expected dtype float64, that of X, got float32; y.astype(np.float64) converts it",
     ),
     (
-        lambda: value_and_grad(loss="hinge"),
+        lambda: value_and_grad(loss="hunge"),
         ValueError,
-        f"loss: expected one of {', '.join(OF_OUTPUTS)}, got 'hinge'",
+        f"loss: expected one of {', '.join(OF_OUTPUTS)}, got 'hunge'",
     ),
     (
         lambda: value_and_grad(loss=None),
@@ -464,9 +464,9 @@ VALUE_AND_GRAD = [
         "'cross_entropy', a loss of layers; of two classes labelled -1 and 1 it is 'logistic'",
     ),
     (
-        lambda: value_and_grad(model=layer, loss="hinge"),
+        lambda: value_and_grad(model=layer, loss="hunge"),
         ValueError,
-        f"loss: expected one of {', '.join((*OF_OUTPUTS, *OF_ROWS))}, got 'hinge'",
+        f"loss: expected one of {', '.join((*OF_OUTPUTS, *OF_ROWS))}, got 'hunge'",
     ),
     (
         lambda: value_and_grad(model=layer),

@@ -147,6 +147,9 @@ def problem(
     arrays = {name: array.astype(dtype) for name, array in arrays.items()}
     if TARGETS[loss] == "classes":
         arrays["y"] = rng.integers(0, outputs, target.shape[:-1])
+    elif TARGETS[loss] == "probabilities":
+        odds = np.exp(target)
+        arrays["y"] = (odds / odds.sum(axis=-1, keepdims=True)).astype(dtype)
     else:
         signs = np.where(target < 0, -1, 1)
         arrays["y"] = (target if TARGETS[loss] == "reals" else signs).astype(dtype)

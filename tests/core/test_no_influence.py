@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from lists import targets, within_domain
 
 import mhfast as mh
 
@@ -11,9 +12,11 @@ PLANS = ("samples", "hybrid", "rows", "tiles", "runs")
 LAYER_PLANS = ("samples", "rows")
 # 1e200 and 1e30 are finite, their products are not.
 FILLINGS = {np.float64: (np.nan, np.inf, -np.inf, 1e200), np.float32: (np.nan, np.inf, 1e30)}
+# One at least for each kind of targets: what has no part has none whatever the formula is.
+OF_OUTPUTS = ("logistic", "exponential", "linear", "squared", "negative_log")
 LOSSES = {
-    mh.Classifier: ("logistic", "exponential", "linear", "squared"),
-    mh.Layer: ("logistic", "exponential", "linear", "squared", "cross_entropy"),
+    mh.Classifier: OF_OUTPUTS,
+    mh.Layer: (*OF_OUTPUTS, "cross_entropy", "soft_cross_entropy"),
 }
 n, T, d, H, p, q = 19, 5, 6, 3, 4, 2
 
@@ -34,11 +37,10 @@ def draw(kind, loss, dtype=np.float64, query="self", factored=False, causal=Fals
     readout = new(H, rows, d) if kind is mh.Classifier else new(H, d, p)
     model = kind(W, readout, scale=0.5, causal=causal, **rest)
     shape = (n,) if kind is mh.Classifier else (n, rows, p)
-    y = rng.choice([-1.0, 1.0], shape).astype(dtype)
-    if loss == "cross_entropy":
-        y = rng.integers(0, p, shape[:2])
+    y = targets(loss, shape, rng, dtype, p)
     external = {"query": new(n, q, d)} if query == "external" else {}
-    return model, mh.Dataset(new(n, T, d), y, **external)
+    model, X = within_domain(loss, model, new(n, T, d))
+    return model, mh.Dataset(X, y, **external)
 
 
 def results(model, data, loss):

@@ -9,7 +9,7 @@ import pickle
 
 import numpy as np
 import pytest
-from lists import LOSSES, TARGETS
+from lists import LOSSES, targets, within_domain
 
 import mhfast as mh
 from mhfast import Gradients
@@ -29,11 +29,12 @@ def problem(dtype=np.float64, query=None, loss="logistic"):
     rng = np.random.default_rng(0)
     X = rng.standard_normal((n, T, d)).astype(dtype)
     y = np.where(rng.random(n) < 0.5, 1.0, -1.0).astype(dtype)
-    if TARGETS[loss] == "reals":
-        y += rng.standard_normal(n).astype(dtype)
+    if loss != "logistic":
+        y = targets(loss, (n,), rng, dtype)
     if query == "external":
         query = rng.standard_normal((n, q, d)).astype(dtype)
-    return mh.Classifier.gaussian(H, T, d, std=0.5, seed=1, dtype=dtype, query=query), X, y, query
+    model = mh.Classifier.gaussian(H, T, d, std=0.5, seed=1, dtype=dtype, query=query)
+    return *within_domain(loss, model, X), y, query
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -3,7 +3,7 @@
 import mpmath
 import numpy as np
 import pytest
-from lists import LOSSES, targets
+from lists import LOSSES, targets, within_domain
 
 import mhfast as mh
 from mhfast import _core
@@ -38,6 +38,7 @@ def instance(kind, loss, query, factors, *, dtype=np.float64, seed=0, lengths=Fa
         data["query"] = normal(N, ROWS, D)
     if lengths:
         data["lengths"] = np.array([T, 2, 0, 3, 5])
+    model, data["X"] = within_domain(loss, model, data["X"])
     data["y"] = targets(loss, shape, rng, dtype, OUT)
     data["weight"] = rng.uniform(0.5, 2.0, N).astype(dtype)
     tangent = mh.Gradients(**{name: normal(*x.shape) for name, x in model.parameters.items()})

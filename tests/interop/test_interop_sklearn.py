@@ -565,9 +565,9 @@ ERRORS = [
         "query: expected None or an integer, got ndarray",
     ),
     (
-        lambda: fit(loss="hinge"),
+        lambda: fit(loss="hunge"),
         ValueError,
-        f"loss: expected one of {', '.join(mh.Classifier.losses)}, got 'hinge'",
+        f"loss: expected one of {', '.join(mh.Classifier.losses)}, got 'hunge'",
     ),
     (
         lambda: fit(optimizer=0.1),

@@ -1,21 +1,33 @@
 """What the core lists is what Python, its types and the reference name."""
 
 import dataclasses
+import inspect
 from typing import get_args
 
 import mhfast as mh
 from mhfast import _core
-from mhfast._arguments import lists, names
+from mhfast._arguments import lists, losses, names
 from mhfast.optimizers import OPTIMIZERS, StepRule
 from mhfast.reference.model import PARAMETERS
 
 
 def test_losses():
     known = {name for name, kind in lists.TARGETS.items() if kind != "derivatives"}
-    assert set(get_args(names.Loss)) == known
+    assert set(get_args(names.LossName)) == known
     assert set(mh.reference.LOSSES) == known
     assert set(mh.Layer.losses) == known
     assert set(mh.Classifier.losses) == known - set(mh.reference.losses.OF_ROWS)
+
+
+def test_parameters_of_losses():
+    given = {name: parameter for name, parameter in lists.LOSS_PARAMETERS.items() if parameter}
+    assert set(given) == set(losses.CLASSES)
+    for name, kind in losses.CLASSES.items():
+        (field,) = dataclasses.fields(kind)
+        assert (field.name, field.default) == given[name]
+        signature = inspect.signature(mh.reference.LOSSES[name])
+        assert signature.parameters[field.name].default == field.default
+        assert getattr(mh, kind.__name__) is kind
 
 
 def test_optimizers():

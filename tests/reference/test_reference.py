@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from instances import problem, relative
-from lists import OF_ROWS
+from lists import LOSSES, kind_of_targets, targets
 
+import mhfast as mh
 from mhfast import reference
 from mhfast.reference import Model
 
@@ -303,11 +304,13 @@ def test_losses_at_large_margins() -> None:
     assert log_slope[0].tolist() == [-700.0, -700.0, -750.0]
 
 
-@pytest.mark.parametrize("loss", reference.LOSSES)
-def test_loss_derivatives(loss: str) -> None:
+@pytest.mark.parametrize("loss", LOSSES[mh.Layer])
+def test_loss_derivatives(loss: Any) -> None:
     rng = np.random.default_rng(0)
     F, direction = rng.standard_normal((2, 5, 3))
-    y = np.array([2, 0, 1, 1, 0]) if loss in OF_ROWS else np.sign(direction)
+    y = targets(loss, F.shape, rng, outputs=3)
+    if kind_of_targets(loss) == "nonnegative":
+        F = np.abs(F)
     _, loss_derivative, log_slope = reference.loss_terms(F, y, loss)
     (above, slope_above, _), (below, slope_below, _) = (
         reference.loss_terms(F + h * direction, y, loss) for h in (1e-6, -1e-6)
@@ -325,9 +328,9 @@ def test_loss_derivatives(loss: str) -> None:
 
 
 def test_wrong_arguments() -> None:
-    listed = f"{', '.join(reference.LOSSES)}, got 'hinge'"
+    listed = f"{', '.join(reference.LOSSES)}, got 'hunge'"
     with pytest.raises(ValueError, match=listed):
-        reference.loss_terms(np.zeros(2), np.ones(2), "hinge")
+        reference.loss_terms(np.zeros(2), np.ones(2), "hunge")
     the = CASES["layer, low rank"]
     with pytest.raises(ValueError, match="wrt: expected names from Q, K, V, X, query, got 'W'"):
         the.value_and_grad(wrt=("Q", "W"))

@@ -10,10 +10,10 @@ import mpmath
 import numpy as np
 import pytest
 from instances import exact_gradients, problem, relative, to_float
+from lists import targets
 
 import mhfast as mh
 from mhfast import reference
-from mhfast._arguments.lists import OF_ROWS
 from mhfast.optimizers import MirrorDescent, NormalizedGradientDescent
 from mhfast.reference import Model
 
@@ -133,13 +133,17 @@ def rebuilt(scaled: Any) -> Any:
 def test_scaled_gradients_are_the_gradients() -> None:
     rng = np.random.default_rng(2)
     X, prompt = rng.standard_normal((6, 3, 5)), rng.standard_normal((2, 5))
-    signs, classes = np.sign(rng.standard_normal((6, 2, 4))), rng.integers(0, 4, (6, 2))
     Q, K = rng.standard_normal((2, 7, 5, 3)) / 2
     V, U = rng.standard_normal((7, 5, 4)), rng.standard_normal((7, 2, 5))
     weight = np.array([0.0, 1.0, 2.0, 0.5, 0.0, 3.0])
     for model in (Model(Q=Q, K=K, V=V, prompt=prompt), Model(Q=Q, U=U, prompt=prompt)):
         for loss in mh.Classifier.losses if model.V is None else mh.Layer.losses:
-            y = classes if loss in OF_ROWS else signs if model.U is None else signs[:, 0, 0]
+            if loss == "negative_log":  # of tokens and readouts above 0
+                readout = {"U": np.abs(U)} if model.V is None else {"V": np.abs(V)}
+                model, X = replace(model, **readout), np.abs(X)
+            y = targets(loss, (6, 2, 4) if model.U is None else (6,), rng, outputs=4)
+            if loss == "negative_log":
+                y[2] = 0.0  # a sample of length 0, whose outputs are 0
             options = {"loss": loss, "weight": weight, "lengths": [3, 2, 0, 1, 3, 2]}
             _, gradient = reference.value_and_grad(model, X, y, **options)
             scaled = reference.scaled_gradients(model, X, y, **options)

@@ -260,7 +260,8 @@ def test_what_is_not_a_run(tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"step": "3"}, {"since": -1}, {"loss": "hinge"}, {"wrt": ["V"]}, {"names": ["loss"]},
+        {"step": "3"}, {"since": -1}, {"loss": "hunge"}, {"wrt": ["V"]}, {"names": ["loss"]},
+        {"loss": ["huber", -1.0]}, {"loss": ["logistic", 1.0]},
         {"stop": ["value", 3]}, {"stop": ["value", {"loss": "x"}]}, {"reason": 5}, {"stopped": [1]},
         {"record": [["value", "loss", 0]]}, {"optimizer": ["adam", {}]}, {"model": "layer"},
         {"optimizer": ["momentum", {"lr": "fast"}]}, {"arrays": []}, {"scale": "x"}, {"query": [0]},

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from lists import LOSSES, with_every
+from lists import LOSSES, targets, with_every, within_domain
 
 import mhfast as mh
 
@@ -86,7 +86,10 @@ def test_queries_against_the_reference(optimizer, query, dtype):
 @pytest.mark.parametrize("loss", LOSSES[mh.Classifier])
 @pytest.mark.parametrize("optimizer", [OPTIMIZERS[4], OPTIMIZERS[5]], ids=["plain", "normalized"])
 def test_losses_against_the_reference(optimizer, loss):
-    check_against_reference(*problem(std=0.2), optimizer, 20, loss=loss)
+    model, data = problem(std=0.2)
+    y = data.y if loss == "logistic" else targets(loss, data.y.shape, np.random.default_rng(3))
+    model, X = within_domain(loss, model, data.X)
+    check_against_reference(model, dataclasses.replace(data, X=X, y=y), optimizer, 20, loss=loss)
 
 
 @pytest.mark.parametrize("wrt", [("W",), ("U",), ("W", "U")])
@@ -365,7 +368,7 @@ def wrong(**changes):
         (wrong(optimizer=0.1), TypeError, r"optimizer: .*got 0\.1"),
         (wrong(steps=-1), ValueError, "steps: .*-1"),
         (wrong(steps=1.5), TypeError, "steps: .*float"),
-        (wrong(loss="hinge"), ValueError, "loss: .*logistic.*'hinge'"),
+        (wrong(loss="hunge"), ValueError, "loss: .*logistic.*'hunge'"),
         (wrong(wrt="V"), ValueError, "wrt: .*W, U.*'V'"),
         (wrong(wrt=()), ValueError, "wrt: .*at least one"),
         (wrong(stop={"accuracies": 1.0}), ValueError, "stop: .*accuracy.*'accuracies'"),

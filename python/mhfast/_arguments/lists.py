@@ -18,17 +18,30 @@ AXES = {name: len(letters.split()) for name, letters in LETTERS.items()}
 BITS = {name: 1 << j for j, name in enumerate(AXES)}
 """How the core is told the names of `wrt`."""
 
-LOSSES = dict(_core.Loss.__members__)
-"""What the core takes for a loss; among them "cotangent", whose targets are derivatives."""
+LOSS_PARAMETERS = _LISTS["loss_parameters"]
+"""Name and default of the parameter of each loss, None of one without."""
+
+LOSSES = {
+    name: _core.Loss(member, (LOSS_PARAMETERS[name] or ("", 0.0))[1])
+    for name, member in _core.LossName.__members__.items()
+}
+"""What the core takes for a loss with the default of its parameter; among them "cotangent", whose
+targets are derivatives."""
 
 TARGETS = _LISTS["losses"]
-"""The targets of each loss: "signs" -1 and 1, "reals", "classes" of a row, or "derivatives"."""
+"""The targets of each loss: "signs" -1 and 1, "reals", "nonnegative" numbers, "classes" of a row,
+their "probabilities", or "derivatives"."""
 
-OF_OUTPUTS = tuple(name for name, kind in TARGETS.items() if kind in ("signs", "reals"))
-"""The losses of single outputs, which every model may have."""
-
-OF_ROWS = tuple(name for name, kind in TARGETS.items() if kind == "classes")
+OF_ROWS = tuple(name for name, kind in TARGETS.items() if kind in ("classes", "probabilities"))
 """The losses of a row's outputs together."""
+
+OF_CLASSES = tuple(name for name, kind in TARGETS.items() if kind == "classes")
+"""Those of them whose target is a class."""
+
+OF_OUTPUTS = tuple(
+    name for name, kind in TARGETS.items() if name not in OF_ROWS and kind != "derivatives"
+)
+"""The losses of single outputs, which every model may have."""
 
 QUANTITIES = _LISTS["quantities"]
 """What each quantity is of: any "data set", the "gradient", the "parameters", the "attention"."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-Loss: TypeAlias = Literal[
-    "logistic", "exponential", "linear", "squared", "squared_hinge", "cross_entropy",
+LossName: TypeAlias = Literal[
+    "logistic", "exponential", "linear", "squared", "squared_hinge", "hinge", "polynomial_tail",
+    "negative_log", "correlation", "huber", "quantile", "cross_entropy", "soft_cross_entropy",
 ]  # fmt: skip
 
 Threshold: TypeAlias = Literal["loss", "grad_norm", "accuracy", "margin"]

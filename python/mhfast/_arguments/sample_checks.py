@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import checks
-from .lists import OF_ROWS, TARGETS
+from .lists import OF_CLASSES, TARGETS
 from .values import Array
 
 Integers = npt.NDArray[np.int64]
@@ -93,7 +93,7 @@ def targets(
 ) -> npt.NDArray[Any]:
     """Return targets of the `expected` shape in `dtype`; as int64 where they are classes.
 
-    The core checks that labels are -1 or 1 and classes in [0, p).
+    The core checks that labels are -1 or 1, classes in [0, p), others in the range of the loss.
 
     Raises
     ------
@@ -108,14 +108,14 @@ def targets(
         and y.dtype is dtype
         and y.shape == expected
         and y.flags.num & checks.READY == checks.READY
-        and loss not in OF_ROWS
+        and loss not in OF_CLASSES
     ):
         return y
     argument = name(loss)
     array = checks.as_array(y, argument)
     _check_axes(array, argument, loss, letters, expected)
     kind = array.dtype.kind
-    if loss in OF_ROWS:
+    if loss in OF_CLASSES:
         if kind not in "iu":
             raise TypeError(
                 f"y: expected integer classes, got dtype {array.dtype.name}"
@@ -148,7 +148,7 @@ def _check_axes(
     got = array.shape
     # One axis more at the end looks like a run axis, which stands in front.
     if len(got) == len(expected) + 1 and got[:-1] == expected and got[1:] != expected:
-        if loss in OF_ROWS:
+        if loss in OF_CLASSES:
             repair = f"{name}.argmax(axis=-1) has the class numbers of one-hot targets"
         elif got[-1] == 1:
             repair = f"{name}[..., 0] has them"
@@ -239,9 +239,12 @@ def targets_have_runs(y: npt.NDArray[Any], n: int) -> bool:
 
 def filled(y: npt.NDArray[Any], visible: npt.NDArray[np.bool_], loss: str) -> npt.NDArray[Any]:
     """Return targets with a valid value in the rows that are not `visible` (n, q)."""
-    if loss not in OF_ROWS:
+    if loss not in OF_CLASSES:
         visible = visible[..., None]
-    filler = y.dtype.type(1 if TARGETS[loss] == "signs" else 0)
+    kind = TARGETS[loss]
+    filler = y.dtype.type(
+        1 if kind == "signs" else 1 / y.shape[-1] if kind == "probabilities" else 0
+    )
     return np.ascontiguousarray(np.where(visible, y, filler))
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core, config
+from .._arguments import losses
 from .._arguments.checks import Wrt
-from .._arguments.lists import BITS, LOSSES
-from .._arguments.names import Loss
+from .._arguments.lists import BITS, LOSSES, OF_OUTPUTS
+from .._arguments.losses import Loss
 from .._arguments.values import Value
 from ..dataset.dataset import Dataset, no_second_source
 from ..models import Model
@@ -38,7 +39,7 @@ def value_and_grad(
         L = Σ_i w_i Σ_t ℓ(F_it, y_it) / Σ_i w_i       Layer, w (n,): a mean of sums over rows
         L = Σ_it w_it ℓ(F_it, y_it) / Σ_it w_it       Layer, w (n, q): the loss at chosen rows
 
-    "cross_entropy" is always a mean over rows: it has the last form, with w_it = w_i for w (n,). In
+    Cross entropy is always a mean over rows: it has the last form, with w_it = w_i for w (n,). In
     self-attention with `lengths` the sums are over the rows of a layer within them.
 
     Gradients keep full relative accuracy when attention saturates, and are bitwise equal for every
@@ -53,11 +54,18 @@ def value_and_grad(
     X : array (n, T, d) of the model's dtype, or Dataset
         With a Dataset, y, query, weight and lengths are its own.
     y : array of the shape of the outputs, (n,) or (n, q, p)
-        Labels -1 and 1 of any real dtype. For "squared", real targets of the model's dtype. For
-        "cross_entropy", integer classes (n, q) in [0, p).
-    loss : str
-        With Φ for the output: "logistic" log(1 + exp(-yΦ)), "exponential" exp(-yΦ), "linear" -yΦ,
-        "squared" (Φ - y)²; for a Layer also "cross_entropy" log Σ_o exp(F_o) - F_y.
+        Labels -1 and 1 of any real dtype, or real targets of the model's dtype, by the loss. For
+        "cross_entropy" of a Layer, integer classes (n, q) in [0, p), or probabilities (n, q, p) of
+        the model's dtype.
+    loss : str, or a loss with a parameter
+        With Φ for the output and labels y: "logistic" log(1 + exp(-yΦ)), "exponential" exp(-yΦ),
+        "linear" -yΦ, "hinge" max(0, 1 - yΦ), "squared_hinge" max(0, 1 - yΦ)²,
+        `mhfast.PolynomialTail`. With real targets y: "squared" (Φ - y)², "correlation" -yΦ,
+        `mhfast.Huber`, `mhfast.Quantile`; with y >= 0 "negative_log" -y log Φ. For a Layer also
+        "cross_entropy" log Σ_o exp(F_o) - F_y, `mhfast.CrossEntropy` with smoothed labels, and of
+        probabilities "soft_cross_entropy" log Σ_o exp(F_o) - Σ_o y_o F_o. The name of a loss with a
+        parameter, such as "huber", stands for its default. What stands for derivatives that do not
+        exist is said in `docs/losses.md`.
     wrt : str or tuple of str, optional
         What to differentiate by: parameters of the model, "X", "query" if there is an external one.
         None means all parameters.
@@ -86,10 +94,11 @@ def value_and_grad(
     """
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
-    if loss not in model.losses:
-        arguments.loss(model, loss)
-    problem = arguments.problem(model, X, y, loss=loss, query=query, weight=weight, lengths=lengths)
-    return _differentiated(model, problem, loss, wrt, num_threads)
+    if loss not in OF_OUTPUTS:
+        loss = arguments.loss(model, loss, X.y if isinstance(X, Dataset) else y)
+    name = losses.name_of(loss)
+    problem = arguments.problem(model, X, y, loss=name, query=query, weight=weight, lengths=lengths)
+    return _differentiated(model, problem, losses.core(loss), wrt, num_threads)
 
 
 def backward(
@@ -141,18 +150,18 @@ def backward(
         data = X
         X, query, lengths = data.X, data.query, data.lengths
     problem = arguments.problem(model, X, cotangent, loss="cotangent", query=query, lengths=lengths)
-    _, gradients = _differentiated(model, problem, "cotangent", wrt, num_threads)
+    _, gradients = _differentiated(model, problem, LOSSES["cotangent"], wrt, num_threads)
     return gradients
 
 
 def _differentiated(
-    model: Model, problem: CoreProblem, loss: str, wrt: Wrt, num_threads: int | None
+    model: Model, problem: CoreProblem, loss: _core.Loss, wrt: Wrt, num_threads: int | None
 ) -> tuple[Value, Gradients]:
     core = model._core
     bits = core.bits if wrt is None else _bits(model, problem, wrt)
     value, gradients = _core.value_and_grad(
         problem.data, core.parameters, runs=problem.runs.length, scale=model.scale,
-        causal=problem.causal, loss=LOSSES[loss], wrt=bits, threads=config.threads(num_threads),
+        causal=problem.causal, loss=loss, wrt=bits, threads=config.threads(num_threads),
     )  # fmt: skip
     if problem.token is not None and bits & BITS["X"]:
         gradients = _gathered(gradients, problem.token)

@@ -7,10 +7,10 @@ from dataclasses import fields
 import numpy.typing as npt
 
 from .. import _core, config
-from .._arguments import checks
+from .._arguments import checks, losses
 from .._arguments.checks import Wrt
-from .._arguments.lists import AXES, LOSSES, PARAMETERS
-from .._arguments.names import Loss
+from .._arguments.lists import AXES, PARAMETERS
+from .._arguments.losses import Loss
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Model
@@ -34,7 +34,8 @@ def hvp(
     """Compute a Hessian-vector product of the loss: d/dε of the gradient at θ + ε tangent.
 
     The formula is exact (forward over backward) and keeps full relative accuracy when attention
-    saturates. The result does not depend on the number of threads.
+    saturates. The result does not depend on the number of threads. Where a loss has no second
+    derivative, as "hinge" at margin 1, that of one side stands for it (`docs/losses.md`).
 
     Parameters
     ----------
@@ -67,8 +68,9 @@ def hvp(
     """
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
-    arguments.loss(model, loss)
-    problem = arguments.problem(model, X, y, loss=loss, query=query, weight=weight, lengths=lengths)
+    loss = arguments.loss(model, loss, X.y if isinstance(X, Dataset) else y)
+    kind = losses.name_of(loss)
+    problem = arguments.problem(model, X, y, loss=kind, query=query, weight=weight, lengths=lengths)
     tangents, runs = _tangents(model, tangent), problem.runs
     for name, array in tangents.items():
         runs = runs.meet(f"tangent.{name}", array.shape, AXES[name])
@@ -76,8 +78,8 @@ def hvp(
     bits = core.bits if wrt is None else arguments.bits(arguments.wrt(model, wrt))
     products = _core.hvp(
         problem.data, core.parameters, tuple(tangents.get(name) for name in PARAMETERS),
-        runs=runs.length, scale=model.scale, causal=problem.causal, loss=LOSSES[loss], wrt=bits,
-        threads=config.threads(num_threads),
+        runs=runs.length, scale=model.scale, causal=problem.causal, loss=losses.core(loss),
+        wrt=bits, threads=config.threads(num_threads),
     )  # fmt: skip
     return Gradients(*products)
 

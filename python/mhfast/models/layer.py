@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks
-from .._arguments.lists import OF_OUTPUTS, OF_ROWS
+from .._arguments.lists import OF_CLASSES, OF_OUTPUTS, OF_ROWS
 from .._arguments.values import Array, Optional, frozen
 from ..dataset.dataset import Seed, Seeds
 from . import initializers, validation
@@ -229,7 +229,7 @@ class Layer(Model):
         return self.out_dim
 
     def _targets(self, n: int, q: int, loss: str) -> tuple[str, tuple[int, ...]]:
-        return ("n q", (n, q)) if loss in OF_ROWS else ("n q p", (n, q, self.out_dim))
+        return ("n q", (n, q)) if loss in OF_CLASSES else ("n q p", (n, q, self.out_dim))
 
 
 def _shapes(

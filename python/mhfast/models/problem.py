@@ -18,7 +18,7 @@ import numpy.typing as npt
 from .._arguments import checks, sample_checks
 from .._arguments.checks import Wrt
 from .._arguments.lists import AXES, BITS, PARAMETERS
-from .._arguments.names import Loss
+from .._arguments.losses import CLASSES, CrossEntropy, Loss
 from .._arguments.runs import NO_RUNS, RunAxis, repeated
 from .._arguments.values import Array, frozen
 from ..dataset.dataset import Dataset, no_second_source
@@ -193,20 +193,36 @@ def bits(names: Iterable[str]) -> int:
     return sum(BITS[name] for name in names)
 
 
-def loss(model: Model, name: str) -> Loss:
-    """Check the name of a loss of the model.
+def loss(model: Model, loss: object, y: npt.ArrayLike | None = None) -> Loss:
+    """Check a loss of the model; "cross_entropy" of probabilities y becomes that of soft labels.
 
     Raises
     ------
     ValueError
-        If the model does not have this loss; the message lists its losses.
+        If the model does not have this loss, and the message lists its losses; or if labels that
+        are probabilities were to be smoothed.
     """
-    if name not in model.losses:
-        message = f"loss: expected one of {', '.join(model.losses)}, got {name!r}"
+    name = loss if type(loss) not in CLASSES.values() else cast(CrossEntropy, loss).name
+    if not isinstance(name, str) or name not in model.losses:
+        message = f"loss: expected one of {', '.join(model.losses)}, got {loss!r}"
         if name == "cross_entropy":
             message += ", a loss of layers; of two classes labelled -1 and 1 it is 'logistic'"
         raise ValueError(message)
-    return cast(Loss, name)
+    if name == "cross_entropy" and y is not None and _are_probabilities(model, y):
+        if isinstance(loss, CrossEntropy) and loss.smoothing > 0.0:
+            raise ValueError(
+                f"loss: expected no smoothing of targets that are probabilities, got {loss!r}; "
+                "(1 - s) * y + s / p smooths them"
+            )
+        return "soft_cross_entropy"
+    return cast(Loss, loss)
+
+
+def _are_probabilities(model: Model, y: npt.ArrayLike) -> bool:
+    """Tell whether y has a number for each output of a row, (n, q, p), rather than classes."""
+    array = checks.as_array(y, "y")
+    outputs = model.parameters["V"].shape[-1]
+    return array.dtype.kind == "f" and array.ndim >= 3 and array.shape[-1] == outputs
 
 
 def problem(

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .attention import output_root, read_out, weights
-from .losses import loss_terms, loss_weights, real_targets
+from .losses import Loss, loss_terms, loss_weights, real_targets
 from .model import Array, Inputs, Model, Query, double, inputs
 from .runs import over_runs
 
@@ -175,7 +175,7 @@ def value_and_grad(
     X: ArrayLike,
     y: ArrayLike,
     *,
-    loss: str = "logistic",
+    loss: Loss = "logistic",
     wrt: Wrt = None,
     query: Query = None,
     weight: ArrayLike | None = None,

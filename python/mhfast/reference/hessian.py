@@ -38,7 +38,7 @@ from .gradients import (
     softmax_tangent,
     through_factors,
 )
-from .losses import derivative_tangent, loss_terms, loss_weights, real_targets
+from .losses import Loss, derivative_tangent, loss_terms, loss_weights, real_targets
 from .model import Array, Model, Query, double, inputs
 from .runs import named_parts, over_runs
 
@@ -60,7 +60,7 @@ def _hvp(
     y: ArrayLike,
     tangent: Mapping[str, ArrayLike],
     *,
-    loss: str = "logistic",
+    loss: Loss = "logistic",
     wrt: Wrt = None,
     query: Query = None,
     weight: ArrayLike | None = None,

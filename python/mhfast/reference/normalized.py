@@ -27,7 +27,7 @@ from .gradients import (
     readout_gradient,
     through_factors,
 )
-from .losses import loss_terms, loss_weights, real_targets
+from .losses import Loss, loss_terms, loss_weights, real_targets
 from .model import Array, Inputs, Model, Query, inputs
 
 Part: TypeAlias = tuple[str, int]
@@ -48,7 +48,7 @@ def scaled_gradients(
     X: ArrayLike,
     y: ArrayLike,
     *,
-    loss: str = "logistic",
+    loss: Loss = "logistic",
     wrt: Wrt = None,
     query: Query = None,
     weight: ArrayLike | None = None,
@@ -95,7 +95,7 @@ def scaled_gradients(
 
 
 def _split_cotangent(
-    data: Inputs, F: Array, y: ArrayLike, loss: str, weight: ArrayLike | None
+    data: Inputs, F: Array, y: ArrayLike, loss: Loss, weight: ArrayLike | None
 ) -> tuple[Array, Array]:
     """Ĝ of the shape of F with entries of size up to 1, and log g (n,q), or (n,1) if F is (n,)."""
     _, loss_derivative, log_slope = loss_terms(F, real_targets(data, y), loss)

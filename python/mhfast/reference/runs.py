@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from .losses import OF_CLASSES, name_of
 from .model import PARAMETERS, Model
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -44,13 +45,17 @@ def over_runs(function: Function) -> Function:
     return cast(Function, looped)
 
 
+def _of_classes(bound: Mapping[str, Any]) -> bool:
+    return name_of(bound.get("loss", "logistic")) in OF_CLASSES
+
+
 def _axes(bound: Mapping[str, Any]) -> dict[str, int]:
     classifier = bound["model"].U is not None
     axes = AXES | {"cotangent": 1 if classifier else 3, "lr": 0, "weight": 1}
-    axes["y"] = 1 if classifier else 2 if bound.get("loss") == "cross_entropy" else 3
+    axes["y"] = 1 if classifier else 2 if _of_classes(bound) else 3
     if not classifier and bound.get("weight") is not None:
         y = np.shape(bound["y"])
-        rows = y if bound.get("loss") == "cross_entropy" else y[:-1]
+        rows = y if _of_classes(bound) else y[:-1]
         axes["weight"] = 2 if np.shape(bound["weight"])[-2:] == rows[-2:] else 1
     return axes
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from .attention import outputs
 from .gradients import Wrt, asked, value_and_grad
-from .losses import loss_weights, margins, real_targets
+from .losses import Loss, loss_weights, margins, real_targets
 from .model import Array, Model, Query, inputs
 from .normalized import add_decay, groups, norm, normalized, scaled_gradients
 from .optimizers import STEPS, At
@@ -62,7 +62,7 @@ def _train(
     *,
     steps: int,
     optimizer: Any,
-    loss: str = "logistic",
+    loss: Loss = "logistic",
     wrt: Wrt = None,
     query: Query = None,
     weight: ArrayLike | None = None,
@@ -145,7 +145,7 @@ def projected(optimizer: Any, theta: Parameters) -> Parameters:
 
 
 def _accuracy_and_margin(
-    model: Model, X: ArrayLike, y: ArrayLike, *, loss: str, query: Query, weight: Any, lengths: Any
+    model: Model, X: ArrayLike, y: ArrayLike, *, loss: Loss, query: Query, weight: Any, lengths: Any
 ) -> tuple[float, float]:
     data = inputs(model, X, query, lengths)
     F = outputs(model, X, query=query, lengths=lengths)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 import mhfast
 
-from .._arguments.names import Loss
+from .._arguments.losses import Loss
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients
@@ -88,6 +88,9 @@ def hessian_extremes(
 
     Notes
     -----
+    Where a loss has no second derivative, that of `mhfast.hvp` stands for it: of "hinge" and
+    "quantile" the Hessian is that between their kinks.
+
     Everything is computed in float64, for arrays of float32 as well; the vectors are of the model's
     dtype.
 

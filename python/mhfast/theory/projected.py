@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments.lists import AXES
-from .._arguments.names import Loss
+from .._arguments.losses import Loss
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Model

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .._arguments import checks
 from .._arguments.lists import AXES
-from .._arguments.names import Loss
+from .._arguments.losses import WITH_KINKS, Loss, name_of
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..gradients import Gradients
@@ -114,8 +114,9 @@ def regularization_path(
         What is not trained (readout, query, scale, ...), and where the trained parameter begins;
         zero is natural.  By default a classifier with one head of W = 0, the readout
         ``data.truth["readout"]``, and the query of the data or else the last token.
-    loss : str
-        As in `mhfast.train`.
+    loss : str, or a loss with a parameter
+        As in `mhfast.train`, with a continuous derivative: neither "hinge" nor "quantile", whose
+        minimizers may lie at kinks, where gradients do not vanish.
     wrt : {"W", "prompt"}
         The parameter that is optimized; W must be dense.
     norm : {"fro", "nuclear"}
@@ -175,6 +176,8 @@ def regularization_path(
         raise ValueError(f"norm: expected {choices}, got {norm!r}")
     model = _default_start(data) if start is None else start
     _check_start(model, wrt)
+    if name_of(arguments.loss(model, loss, data.y)) in WITH_KINKS:
+        raise ValueError(f"loss: expected one with a continuous derivative, got {loss!r}")
     checks.count(starts, "starts")
     data = _with_query(model, data)
     if data.runs is not None and model.runs is None:

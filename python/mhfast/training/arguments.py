@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._arguments import checks
+from .._arguments import checks, losses
 from .._arguments.checks import Wrt
 from .._arguments.lists import AXES, LETTERS, PARAMETERS, THRESHOLDS
 from .._arguments.runs import NO_RUNS, RunAxis
@@ -130,12 +130,13 @@ def problems(
         ("sample_groups", data.sample_groups, 1),
     ):
         runs = runs if groups is None else runs.meet(name, groups.index.shape, axes)
-    problem = _core_arguments.problem(run.model, data, loss=run.loss, runs=runs)
+    loss = losses.name_of(run.loss)
+    problem = _core_arguments.problem(run.model, data, loss=loss, runs=runs)
     runs = problem.runs
     test_problems = []
     for name, test in tests.items():
         try:
-            checked = _core_arguments.problem(run.model, test, loss=run.loss, runs=runs)
+            checked = _core_arguments.problem(run.model, test, loss=loss, runs=runs)
             if checked.causal != problem.causal:
                 raise ValueError("query: expected rows of the same kind as those of X in training")
         except (TypeError, ValueError) as error:

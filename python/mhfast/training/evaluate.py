@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from .. import config
 from .._arguments.checks import Wrt
-from .._arguments.names import Loss
+from .._arguments.losses import Loss
 from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models.problem import loss as checked_loss
@@ -50,7 +50,7 @@ def evaluate(
     record : str, function of the model, or sequence of them
         As in `train`: loss, accuracy, margin, grad_norm, param_norm, distance, cosine, the
         parameters, attention, attention_max, attention_groups, and ``test_loss`` and the like.
-    loss : str
+    loss : str, or a loss with a parameter
         As in `train`; "logistic" by default.
     wrt : str or tuple of str
         The parameters whose gradient grad_norm is the norm of; all by default.
@@ -90,7 +90,7 @@ def evaluate(
     entries = quantities.parse(record, tuple(model.parameters), tuple(tests))
     run = replace(
         run,
-        loss=run.loss if loss is None else checked_loss(model, loss),
+        loss=run.loss if loss is None else checked_loss(model, loss, data.y),
         wrt=run.wrt if wrt is None else arguments.wrt(model, wrt),
         start=model if start is None else _like(model, start),
     )

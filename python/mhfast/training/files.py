@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import losses
 from .._arguments.lists import PARAMETERS
 from .._arguments.values import frozen
 from ..models import Classifier, Layer, LowRank, Model
@@ -37,7 +38,7 @@ from .subspace import Subspace
 _FORMAT = "mhfast run 3"
 _MODELS: dict[str, type[Any]] = {"classifier": Classifier, "layer": Layer}
 _OPTIMIZERS = {kind.name: kind for kind in OPTIMIZERS}
-_PLAIN = ("step", "reason", "loss", "wrt", "since")
+_PLAIN = ("step", "reason", "wrt", "since")
 
 
 def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
@@ -69,6 +70,7 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         "stop": _code(run["stop"]),
         "stopped": None if "stopped" in arrays else run["stopped"],
         **{name: run[name] for name in _PLAIN},
+        "loss": losses.stored(run["loss"]),
         "segments": segments.stored(run["segments"]),
     }
     write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
@@ -157,7 +159,8 @@ def _check(run: Mapping[str, Any]) -> None:
     stop = run["stop"]
     if not callable(stop) and not all(type(value) is float for value in stop.values()):
         raise ValueError("its thresholds are not numbers")
-    if run["loss"] not in model.losses or not set(run["wrt"]) <= set(model.parameters):
+    known = losses.name_of(run["loss"]) in model.losses
+    if not known or not set(run["wrt"]) <= set(model.parameters):
         raise ValueError("its loss and what it trained do not fit the model")
 
 
@@ -182,6 +185,7 @@ def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
         "stop": _decode(*about["stop"]),
         "stopped": arrays.get("stopped", about["stopped"]),
         **{name: about[name] for name in _PLAIN},
+        "loss": losses.restored(about["loss"]),
         "since": tuple(since) if isinstance(since, list) else since,
         "wrt": tuple(about["wrt"]),
         "subspace": _subspace(about, arrays),

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments.names import Loss, Threshold
+from .._arguments.losses import Loss
+from .._arguments.names import Threshold
 from .._arguments.values import Array, same_fields
 from ..models import Model
 from ..optimizers import Optimizer

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import losses
+from .._arguments.losses import Loss
 from ..dataset.dataset import Dataset
 from ..optimizers import OPTIMIZERS, Optimizer, fields_of, of_runs
 
@@ -29,7 +31,7 @@ class Segment:
     first : int
         The step k from which on: the first step of the segment takes θ_k to θ_{k+1}.
     optimizer : GradientDescent, Adam, ...
-    loss : str
+    loss : str, or a loss with a parameter
     wrt : tuple of str
         The names of the parameters that were trained.
     data : str, or tuple of R of them
@@ -39,7 +41,7 @@ class Segment:
 
     first: int
     optimizer: Optimizer
-    loss: str
+    loss: Loss
     wrt: tuple[str, ...]
     data: str | tuple[str, ...]
 
@@ -114,7 +116,7 @@ def stored(segments: Iterable[Segment]) -> list[list[Any]]:
             segment.first,
             segment.optimizer.name,
             fields_of(segment.optimizer),
-            segment.loss,
+            losses.stored(segment.loss),
             segment.wrt,
             segment.data,
         ]
@@ -125,7 +127,13 @@ def stored(segments: Iterable[Segment]) -> list[list[Any]]:
 def restored(rows: Iterable[list[Any]]) -> tuple[Segment, ...]:
     """Return the segments that `stored` made rows of."""
     return tuple(
-        Segment(first, _OPTIMIZERS[name](**_tuples(settings)), loss, tuple(wrt), _tuple(data))
+        Segment(
+            first,
+            _OPTIMIZERS[name](**_tuples(settings)),
+            losses.restored(loss),
+            tuple(wrt),
+            _tuple(data),
+        )
         for first, name, settings, loss, wrt, data in rows
     )
 

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from .._arguments.lists import LOSSES, PARAMETERS
+from .._arguments import losses
+from .._arguments.lists import PARAMETERS
 from .._arguments.values import Array
 from ..models import Model
 from ..models.problem import CoreParameters, CoreProblem, bits, named, trainable, with_arrays
@@ -118,7 +119,7 @@ class Loop:
         run, every = self.run, self.every()
         return _core.train(
             samples=problem.data, parameters=self.parameters, runs=run.runs or 0,
-            scale=run.model.scale, causal=problem.causal, loss=LOSSES[run.loss],
+            scale=run.model.scale, causal=problem.causal, loss=losses.core(run.loss),
             wrt=bits(run.wrt), starts=start._core.parameters, optimizer=settings,
             state=self.state, first=run.step, last=last, records=records,
             tests=[test.data for test in tests], directions=directions, thresholds=thresholds,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments.checks import Wrt
-from .._arguments.names import Loss
+from .._arguments.losses import Loss
 from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models import problem as _core_arguments
@@ -76,8 +76,8 @@ def train(
     optimizer : one of `mhfast.optimizers`
         If it is of another kind than that of the Run, its state (momentum or moments) starts at
         zero.
-    loss : str
-        "logistic" (the default), "exponential", "linear", "squared", and for a Layer
+    loss : str, or a loss with a parameter
+        "logistic" (the default), "squared", ``mh.Huber(0.5)``, ..., and for a Layer
         "cross_entropy", as in `value_and_grad`.
     wrt : str or tuple of str
         What to train, among the parameters of the model; all by default.
@@ -144,7 +144,7 @@ def train(
     entries = recording.parse(record, tuple(run.model.parameters), tuple(tests))
     run = replace(
         _with_optimizer(run, optimizer),
-        loss=run.loss if loss is None else _core_arguments.loss(run.model, loss),
+        loss=run.loss if loss is None else _core_arguments.loss(run.model, loss, data.y),
         wrt=run.wrt if wrt is None else arguments.wrt(run.model, wrt),
         stop=arguments.stop(run.stop if stop is None else stop),
         record={entry.function or entry.key: entry.every for entry in entries},

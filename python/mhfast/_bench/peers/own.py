@@ -14,7 +14,7 @@ from ... import (
     train,
     value_and_grad,
 )
-from ..._arguments.names import Loss
+from ..._arguments.losses import Loss
 from ..._arguments.values import Value
 from ..families import Trainees, Training
 from ..problem import Answer, Array, BenchProblem

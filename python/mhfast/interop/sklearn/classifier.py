@@ -14,7 +14,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
-from ..._arguments.names import Loss
+from ..._arguments.losses import Loss
 from ..._arguments.values import Array
 from ...optimizers import GradientDescent, Optimizer
 from ...training.quantities import Record
@@ -56,8 +56,9 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
         by name, as in ``set_params(optimizer__lr=0.1)`` and in grids of `GridSearchCV`.
     lr : float, optional
         The step size, in place of that of the optimizer.
-    loss : "logistic", "exponential", "linear", "squared" or "squared_hinge"
-        The loss of the margins, or for "squared" of the labels ±1.
+    loss : str, or a loss with a parameter
+        A loss of margins, such as "logistic" or "hinge", or one of real targets, such as "squared",
+        which then are the labels ±1.
     class_weight : dict of weights by class, or "balanced", optional
         Factors of the weights of the samples of each class; "balanced" stands for n / (K n_k), as
         everywhere in scikit-learn. They weigh samples in the same way in each of the K problems.

@@ -14,7 +14,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils.validation import check_is_fitted
 
 from ..._arguments import checks
-from ..._arguments.names import Loss
+from ..._arguments.losses import Loss
 from ..._arguments.values import Array
 from ...dataset.dataset import Dataset, Seed
 from ...dataset.seeds import integer_seed

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..._arguments import checks
-from ..._arguments.names import Loss
+from ..._arguments.losses import Loss
 from ...dataset.dataset import Dataset
 from ...models import Classifier
 from ...training.evaluate import evaluate

@@ -1,0 +1,188 @@
+"""Losses with a parameter, and how a loss is told to the core and to files.
+
+A loss is a name, or one of the classes here, whose name alone stands for the default of its field.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import Any, ClassVar, TypeAlias, cast
+
+from .. import _core
+from .lists import LOSSES
+from .names import LossName
+
+__all__ = ["CrossEntropy", "Huber", "PolynomialTail", "Quantile"]
+
+
+@dataclass(frozen=True)
+class PolynomialTail:
+    """A loss with a polynomial tail: (1 + m)^-a for m >= 0, 1 - a m for m < 0, with m = yΦ.
+
+    Parameters
+    ----------
+    exponent : float
+        a, finite and above 0.
+
+    Raises
+    ------
+    TypeError
+        If the exponent is not a number.
+    ValueError
+        If it is not finite or not above 0.
+
+    References
+    ----------
+    Ji, Dudík, Schapire, Telgarsky, "Gradient descent follows the regularization path for general
+    losses", COLT 2020, where the limit of gradient descent depends on the tail of the loss. Here
+    the tail continues in its tangent at margin 0.
+    """
+
+    name: ClassVar[LossName] = "polynomial_tail"
+
+    exponent: float = 1.0
+
+    def __post_init__(self) -> None:
+        _set(self, "exponent", above=0.0, below=math.inf)
+
+
+@dataclass(frozen=True)
+class Huber:
+    """Huber's loss of r = Φ - y: r² / 2 for ``|r|`` <= delta, else delta (``|r|`` - delta / 2).
+
+    Parameters
+    ----------
+    delta : float
+        Where the loss becomes linear, finite and above 0.
+
+    Raises
+    ------
+    TypeError
+        If delta is not a number.
+    ValueError
+        If it is not finite or not above 0.
+
+    References
+    ----------
+    Huber, "Robust Estimation of a Location Parameter", Annals of Mathematical Statistics 1964.
+    """
+
+    name: ClassVar[LossName] = "huber"
+
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        _set(self, "delta", above=0.0, below=math.inf)
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """The quantile loss: level (y - Φ) where Φ < y, else (1 - level) (Φ - y).
+
+    Its expectation is smallest at the quantile of y. Level 0.5 is half of the absolute error.
+
+    Parameters
+    ----------
+    level : float
+        The quantile, between 0 and 1, both excluded.
+
+    Raises
+    ------
+    TypeError
+        If the level is not a number.
+    ValueError
+        If it is not between 0 and 1.
+
+    References
+    ----------
+    Koenker, Bassett, "Regression Quantiles", Econometrica 1978.
+    """
+
+    name: ClassVar[LossName] = "quantile"
+
+    level: float = 0.5
+
+    def __post_init__(self) -> None:
+        _set(self, "level", above=0.0, below=1.0)
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Cross entropy of classes with smoothed labels, a loss of layers.
+
+        log Σ_o exp(F_o) - (1 - s) F_y - s / p Σ_o F_o
+
+    Parameters
+    ----------
+    smoothing : float
+        s, at least 0 and below 1: the class has probability 1 - s + s / p, others have s / p.
+
+    Raises
+    ------
+    TypeError
+        If the smoothing is not a number.
+    ValueError
+        If it is not at least 0 and below 1.
+
+    References
+    ----------
+    Szegedy, Vanhoucke, Ioffe, Shlens, Wojna, "Rethinking the Inception Architecture for Computer
+    Vision", CVPR 2016.
+    """
+
+    name: ClassVar[LossName] = "cross_entropy"
+
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        _set(self, "smoothing", above=-math.ulp(0.0), below=1.0)
+
+
+WithParameter: TypeAlias = PolynomialTail | Huber | Quantile | CrossEntropy
+Loss: TypeAlias = LossName | WithParameter
+
+CLASSES = {kind.name: kind for kind in (PolynomialTail, Huber, Quantile, CrossEntropy)}
+
+WITH_KINKS = ("hinge", "quantile")
+"""The losses whose derivative jumps; that of others is continuous where the loss is finite."""
+
+
+def name_of(loss: Loss) -> LossName:
+    """Return the name of a loss, with or without a parameter."""
+    return loss if isinstance(loss, str) else loss.name
+
+
+def parameter_of(loss: WithParameter) -> float:
+    """Return the parameter of a loss."""
+    return float(getattr(loss, fields(loss)[0].name))
+
+
+def core(loss: str | WithParameter) -> _core.Loss:
+    """Return a loss as the core takes it."""
+    if isinstance(loss, str):
+        return LOSSES[loss]
+    return _core.Loss(LOSSES[loss.name].name, parameter_of(loss))
+
+
+def stored(loss: Loss) -> Any:
+    """Return a loss as JSON can hold it: a name, or the name and the parameter."""
+    return loss if isinstance(loss, str) else [loss.name, parameter_of(loss)]
+
+
+def restored(value: Any) -> Loss:
+    """Return the loss that `stored` made `value` of."""
+    return cast(Loss, value if isinstance(value, str) else CLASSES[value[0]](value[1]))
+
+
+def _set(loss: Any, field: str, *, above: float, below: float) -> None:
+    value = getattr(loss, field)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{field}: expected a number, got {value!r}")
+    if not above < float(value) < below:
+        where = f"above {above:g}" if above >= 0.0 else "of at least 0"
+        upper = "finite number" if below == math.inf else "number"
+        limit = "" if below == math.inf else f" and below {below:g}"
+        raise ValueError(f"{field}: expected a {upper} {where}{limit}, got {value!r}")
+    object.__setattr__(loss, field, float(value))
