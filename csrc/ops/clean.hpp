@@ -1,5 +1,6 @@
 // A data set from which nothing spreads to where it must not: rows of weight 0 have no influence on
 // losses and gradients, and masked keys none on the rows that do not see them, whatever they hold.
+// Where the caller gives the derivatives by the outputs, rows whose derivatives are all 0 are such.
 //
 // A weight of exactly 0 keeps out what is finite, but 0 times NaN, or times what overflows, is NaN.
 // So rows of weight 0 see no key, which makes their attention and its derivative zeros that are
@@ -19,12 +20,16 @@ template <class real>
 class CleanData {
  public:
   /// `data` of `runs` runs, which must stay; a copy of what it holds is made only where needed.
-  CleanData(const Data<real>& data, std::ptrdiff_t runs) : data_(data), runs_(runs) {
-    if (data.limits || !(data.causal || has_zero_weight())) return;
+  /// `derivatives`: y are those of the loss by the outputs.
+  CleanData(const Data<real>& data, std::ptrdiff_t runs, bool derivatives = false)
+      : data_(data), runs_(runs), derivatives_(derivatives && data.y) {
+    if (data.limits) return;
+    const bool has_idle = has_zero_weight() || has_zero_derivatives();
+    if (!data.causal && !has_idle) return;
     const bool bad_x = clean(data.x, data.run.x, data.shape.T, x_);
     const bool has_z = !data.self && data.z;
     const bool bad_z = has_z && clean(data.z, data.run.z, data.shape.q, z_);
-    if (!bad_x && !bad_z && !has_zero_weight()) return;
+    if (!bad_x && !bad_z && !has_idle) return;
     find_limits();
     if (bad_x) data_.x = x_.data();
     if (bad_z) data_.z = z_.data();
@@ -43,6 +48,25 @@ class CleanData {
       const real* weight = data_.weight + r * data_.run.weight;
       if (std::any_of(weight, weight + of_run, [](real w) { return w == 0; })) return true;
     }
+    return false;
+  }
+
+  /// Whether the derivatives of the loss by the outputs of a row are all zero; of a classifier, of
+  /// the sample, as all of its rows make one output.
+  bool is_idle(std::ptrdiff_t run_index, std::ptrdiff_t sample, int row) const {
+    const int p = data_.shape.is_layer() ? data_.shape.p : 1;
+    const real* y = data_.y + run_index * data_.run.y + sample * data_.targets;
+    if (data_.shape.is_layer()) y += std::ptrdiff_t(row) * p;
+    return std::all_of(y, y + p, [](real derivative) { return derivative == 0; });
+  }
+
+  bool has_zero_derivatives() const {
+    if (!derivatives_) return false;
+    const int rows = data_.shape.is_layer() ? data_.shape.q : 1;
+    for (std::ptrdiff_t r = 0; r < (data_.run.y ? runs_ : 1); ++r)
+      for (std::ptrdiff_t i = 0; i < data_.shape.n; ++i)
+        for (int t = 0; t < rows; ++t)
+          if (is_idle(r, i, t)) return true;
     return false;
   }
 
@@ -71,7 +95,7 @@ class CleanData {
   void find_limits() {
     const Shape& s = data_.shape;
     const auto& run = data_.run;
-    const bool apart = run.x || run.z || run.weight || run.lengths;
+    const bool apart = run.x || run.z || run.weight || run.lengths || (derivatives_ && run.y != 0);
     const std::ptrdiff_t of_run = s.n * s.q;
     limits_.resize((apart ? runs_ : 1) * of_run);
     for (std::ptrdiff_t r = 0; r < (apart ? runs_ : 1); ++r)
@@ -81,7 +105,9 @@ class CleanData {
         while (finite < s.T && is_finite(x + std::ptrdiff_t(finite) * s.d, s.d)) ++finite;
         for (int t = 0; t < s.q; ++t) {
           double& limit = limits_[r * of_run + i * s.q + t];
-          limit = data_.weight_of(int(r), i, t) == 0 ? 0.0 : data_.limit(i, int(r), t);
+          const bool idle =
+              data_.weight_of(int(r), i, t) == 0 || (derivatives_ && is_idle(r, i, t));
+          limit = idle ? 0.0 : data_.limit(i, int(r), t);
           if (limit > 0 && (finite < limit || !is_finite_query(int(r), i, t)))
             limit = std::numeric_limits<double>::quiet_NaN();
         }
@@ -98,6 +124,7 @@ class CleanData {
 
   Data<real> data_;
   std::ptrdiff_t runs_;
+  bool derivatives_;
   std::vector<real> x_, z_;
   std::vector<double> limits_;
 };

@@ -198,7 +198,8 @@ void outputs(const Data<real>& given, const Model<const real*>& model, real scal
 template <class real>
 double value_and_grad(const Data<real>& given, const Model<const real*>& given_model, real scale,
                       Loss loss, int threads, const Gradients<real>& gradients) {
-  const CleanData<real> clean(given, 1);
+  const bool derivatives = targets_of(loss) == Targets::kDerivatives;
+  const CleanData<real> clean(given, 1, derivatives);
   const bool of_inputs = gradients.x || gradients.z;
   const Rescaled<real> problem(*clean, given_model, of_inputs || gradients.of[kPrompt]);
   const Data<real>& data = *problem.data;

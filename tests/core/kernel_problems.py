@@ -163,9 +163,13 @@ def problem(
     return Problem(**arrays, runs=runs, causal="causal" in masks, loss=loss)
 
 
+REGISTER = {"baseline": 16, "neon": 16, "avx2": 32, "avx512": 64}  # bytes
+
+
 def lengths(dtype: Any) -> range:
-    """From 1 to beyond two registers of the widest instruction set there is."""
-    return range(1, 2 * 64 // np.dtype(dtype).itemsize + 3)
+    """From 1 to beyond two registers of the active instruction set, and two tiles of rows."""
+    lanes = REGISTER[_core.active_isa()] // np.dtype(dtype).itemsize
+    return range(1, max(2 * lanes + 3, 10))
 
 
 def relative(result: Any, exact: Any) -> float:

@@ -1,8 +1,9 @@
 """Every parallel pass, on more threads than are good for it: for a build with the thread sanitizer.
 
 Not a test by itself: what is looked for are the sanitizer's reports (docs/development.md). Kinds of
-training are drawn from the lists of `trainings.py`: every model, kind of parameters, optimizer and
-plan with each other, the rest from cycles of their own, whose lengths have no common factor.
+training are drawn from the lists of `trainings.py`: every model, kind of parameters and plan with
+each other, and every optimizer with each of these at least once; the rest from cycles of their own,
+whose lengths have no common factor.
 """
 
 import os
@@ -18,6 +19,7 @@ from mhfast import _core
 THREADS = 3
 n, T, d, H = 90, 7, 9, 6
 LAYER_PLANS = ("samples", "rows", "auto")
+RULES = tuple(OPTIMIZERS.values())
 RECORDS = (
     ("loss",),
     ("accuracy", "margin", "grad_norm", "distance", "param_norm", "cosine"),
@@ -68,15 +70,21 @@ def with_groups(data):
     )
 
 
+def place(kind, parameter):
+    """A number that differs by one between neighbours in the lists."""
+    return MODELS.index(kind) + PARAMETERS.index(parameter)
+
+
 def trainings(plan):
-    """All kinds with one plan; layers and prompts have not every plan."""
+    """Kinds of training with one plan; layers have not every plan."""
     for kind, parameter in product(MODELS, PARAMETERS):
         if kind is mh.Layer and plan not in LAYER_PLANS:
             continue
         samples = n if parameter != "token" else 4 * n  # else too little work for a team
         for dtype in (np.float32, np.float64):
             passes(*draw(kind, parameter, dtype, samples, T, d, H))
-        for rule in OPTIMIZERS.values():
+        # A third of them, another third for the next plan.
+        for rule in RULES[(PLANS.index(plan) + place(kind, parameter)) % 3 :: 3]:
             projection, record, stop, (dtype, size, calls) = next(REST)
             model, data = draw(kind, parameter, dtype, samples, T, d, H, size=size)
             train(model, with_groups(data), rule, projection, record, stop, calls)
@@ -85,7 +93,8 @@ def trainings(plan):
 def side_by_side():
     """Blocks of runs on threads of their own, and runs whose own passes are shared."""
     for kind, parameter in product(MODELS, PARAMETERS):
-        for rule in OPTIMIZERS.values():
+        # A half of them for classifiers, the other for layers.
+        for rule in RULES[place(kind, parameter) % 2 :: 2]:
             projection, record, stop, (dtype, size, calls) = next(REST)
             for samples, runs in ((12, 17), (n, 2)):
                 model, data = draw(kind, parameter, dtype, samples, T, d, H, runs=runs, size=size)

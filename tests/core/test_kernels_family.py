@@ -3,6 +3,7 @@
 Against the reference, as `tests/core/test_kernels.py` does it for the classifier with one run.
 """
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -185,6 +186,22 @@ def test_runs_by_one_plan_are_bitwise_those_alone(
             np.testing.assert_array_equal(trained.model.parameters[name][r], after)
 
 
+def tangent_of(the):
+    """A direction in the space of the parameters."""
+    rng = np.random.default_rng(1)
+    names = ("W", "U" if the.V is None else "V")
+    return {n: rng.standard_normal(getattr(the, n).shape).astype(the.W.dtype) for n in names}
+
+
+@functools.cache
+def hvp_of(the):
+    """The Hessian times that direction by the reference, once for all instruction sets."""
+    model, options = the.reference()
+    return reference.hvp(
+        model, the.X, the.y, tangent_of(the), loss=the.loss, weight=the.weight, **options
+    )
+
+
 @every_isa
 @both_types
 @pytest.mark.parametrize("outputs", [0, 3])
@@ -192,16 +209,8 @@ def test_runs_by_one_plan_are_bitwise_those_alone(
 def test_products_of_the_hessian(isa, dtype, outputs, axis, use_isa):
     use_isa(isa)
     for _, the in walk(axis, dtype, outputs=outputs, masks="lengths"):
-        rng = np.random.default_rng(1)
-        tangent = {
-            name: rng.standard_normal(getattr(the, name).shape).astype(dtype)
-            for name in ("W", "V" if outputs else "U")
-        }
-        products = the.hvp(tangent)
-        model, options = the.reference()
-        exact = reference.hvp(
-            model, the.X, the.y, tangent, loss=the.loss, weight=the.weight, **options
-        )
+        products = the.hvp(tangent_of(the))
+        exact = hvp_of(the)
         for name, true in exact.items():
             # As for gradients, of twice as many products, and at least of order one: with one key
             # the rows by W are zero.
@@ -223,6 +232,13 @@ RULES = with_every(
 )
 
 
+@functools.cache
+def trained_of(the, rule):
+    """Three steps by the reference, once for all instruction sets."""
+    model = mh.Classifier(the.W, the.U)
+    return reference.train(model, the.X, the.y, steps=3, optimizer=rule)[0]
+
+
 @every_isa
 @both_types
 @pytest.mark.parametrize("runs", [0, 3])
@@ -233,7 +249,7 @@ def test_steps(isa, dtype, runs, rule, use_isa, use_plan):
     for dim, the in walk("dim", dtype, runs=runs, shared="X y"):
         model = mh.Classifier(the.W, the.U)
         run = mh.train(model, the.X, the.y, steps=3, optimizer=rule)
-        end, _ = reference.train(model, the.X, the.y, steps=3, optimizer=rule)
+        end = trained_of(the, rule)
         # Three steps, each with the errors of a gradient.
         assert relative(run.model.W, end.W) <= 3 * TOLERANCE[dtype], dim
         assert relative(run.model.U, end.U) <= 3 * TOLERANCE[dtype], dim

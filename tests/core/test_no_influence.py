@@ -129,6 +129,71 @@ def test_rows_of_weight_zero(loss, plan, use_plan):
         same(results(model, replace(data, X=X), loss), want)
 
 
+def pulled_back(model, data, cotangent):
+    """The gradients of Σ cotangent · model(X) by all that it depends on."""
+    wrt = tuple(model.parameters)
+    if model.runs is None:
+        wrt += ("X", *(("query",) if data.query is not None else ()))
+    g = mh.backward(model, data, cotangent, wrt=wrt)
+    return [getattr(g, name) for name in wrt]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("plan", PLANS[:-1])
+@pytest.mark.parametrize("query", ["self", "token", "external", "prompt"])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_samples_of_cotangent_zero(kind, query, plan, dtype, use_plan):
+    use_plan(plan)
+    model, data = draw(kind, "squared", dtype, query, factored=query == "external")
+    cotangent = np.random.default_rng(2).standard_normal(data.y.shape).astype(dtype)
+    cotangent[[4, 11, n - 1]] = 0
+    want = pulled_back(model, data, cotangent)
+    for filling in FILLINGS[dtype]:
+        X = data.X.copy()
+        X[4] = X[11, 3, 2] = X[n - 1, 0] = filling
+        spoilt = replace(data, X=X)
+        if query == "external":
+            Z = data.query.copy()
+            Z[4, 1] = filling
+            spoilt = replace(spoilt, query=Z)
+        same(pulled_back(model, spoilt, cotangent), want)
+        if not np.isfinite(filling):
+            some = cotangent.copy()
+            some.reshape(n, -1)[4, -1] = 1e-3  # one output is enough
+            assert all(np.isnan(g).any() for g in pulled_back(model, spoilt, some))
+
+
+@pytest.mark.parametrize("plan", LAYER_PLANS)
+def test_rows_of_cotangent_zero(plan, use_plan):
+    """Of an external query, the rows themselves; of a causal layer the last token, too."""
+    use_plan(plan)
+    model, data = draw(mh.Layer, "squared", query="external")
+    causal, tokens = draw(mh.Layer, "squared", causal=True)
+    rng = np.random.default_rng(2)
+    of_rows, of_tokens = rng.standard_normal((n, q, p)), rng.standard_normal((n, T, p))
+    of_rows[3, 1] = of_tokens[3, T - 1] = 0
+    want = pulled_back(model, data, of_rows), pulled_back(causal, tokens, of_tokens)
+    for filling in FILLINGS[np.float64]:
+        Z, X = data.query.copy(), tokens.X.copy()
+        Z[3, 1] = X[3, T - 1] = filling
+        same(pulled_back(model, replace(data, query=Z), of_rows), want[0])
+        same(pulled_back(causal, replace(tokens, X=X), of_tokens), want[1])
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_cotangents_of_runs_are_zero_each_for_itself(kind):
+    model, data = draw(kind, "squared", runs=2)
+    X = data.X.copy()
+    X[5, 2] = np.nan
+    cotangent = np.random.default_rng(2).standard_normal((2, *data.y.shape))
+    cotangent[1, 5] = 0
+    g = mh.backward(model, X, cotangent)
+    one = mh.backward(model[1], data.X, cotangent[1])
+    for name in model.parameters:
+        assert np.isnan(getattr(g, name)[0]).any()
+        np.testing.assert_array_equal(getattr(g, name)[1], getattr(one, name))
+
+
 @pytest.mark.parametrize("plan", LAYER_PLANS)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_rows_that_do_not_see_a_token(dtype, plan, use_plan):

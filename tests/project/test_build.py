@@ -25,6 +25,7 @@ def test_the_module_exports_only_its_entry():
     assert [s for s in symbols if "PyInit" not in s] == []
 
 
+@pytest.mark.slow  # compiles all kernels once more
 @needs_nm
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs c++: apt-get install g++")
 @pytest.mark.skipif("avx2" not in _core.compiled_isas(), reason="flags are for x86-64")

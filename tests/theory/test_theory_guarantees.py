@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -443,6 +444,23 @@ def test_tokens_of_any_length_get_a_verdict(size: float) -> None:
     assert "VIOLATED" not in text
     assert "nan" not in text
     assert "factor of inf" not in text
+
+
+@pytest.mark.parametrize(("share", "value"), [(1e-11, 0.0), (1e-3, 1e-3)])
+def test_an_eigenvalue_that_rounding_makes_violates_nothing(monkeypatch, share, value) -> None:
+    """The bound b3 L / √H of short tokens is far below the rounding of the largest eigenvalue."""
+    monkeypatch.setattr(
+        "mhfast.theory.certificate.hessian_extremes",
+        lambda *_: SimpleNamespace(smallest=-share * 2.0, largest=2.0),
+    )
+    _, data, _, _ = covered(0, H=3, steps=1)
+    data = mh.Dataset(data.X * 1e-98, data.y)
+    start = mh.Classifier.random_step(data, 3, seed=0)
+    run = mh.train(start, data, steps=1, optimizer=mh.GradientDescent(1.0))
+    smallest = theory.certify(run, data).inequalities[2]
+    assert smallest.value == pytest.approx(2.0 * value, rel=1e-6)
+    assert smallest.violated.all() == (value > 0.0)
+    assert smallest.bound.max() < 1e-200
 
 
 def test_a_record_of_nan_is_not_judged() -> None:

@@ -119,7 +119,9 @@ def backward(
     X : array (n, T, d) of the model's dtype, or Dataset
         With a Dataset, query and lengths are its own; its y and weight do not matter.
     cotangent : array of the shape and dtype of model(X)
-        The gradient of the loss with respect to the outputs, with any strides.
+        The gradient of the loss with respect to the outputs, with any strides.  A row whose
+        entries are all 0 (a classifier's sample) contributes exactly nothing, even where its
+        tokens are not finite.
     wrt : str or tuple of str, optional
         What to differentiate by, as for `value_and_grad`; None means all parameters.
     query : array (n, q, d), optional

@@ -21,7 +21,7 @@ from ..training.segments import Segment, fingerprint
 from .bounds import curvature_bounds
 from .conditions import Guarantee
 from .guarantees import Comparison, compare
-from .hessian import hessian_extremes
+from .hessian import ACCURACY, hessian_extremes
 from .inputs import classifier, double, settled
 
 if TYPE_CHECKING:
@@ -271,7 +271,9 @@ def _of_snapshot(model: Classifier, data: Dataset, hessian: bool) -> list[tuple[
         except ValueError:  # it overflows
             smallest = largest = math.nan
         pairs.append((max(-smallest, largest), bounds.hessian))
-        pairs.append((max(0.0, -smallest), -bounds.smallest_eigenvalue(loss)))
+        # What is certain of it: of a Hessian that has no negative eigenvalue rounding makes one.
+        certain = max(0.0, -smallest - ACCURACY * (largest - smallest))
+        pairs.append((certain, -bounds.smallest_eigenvalue(loss)))
     return pairs
 
 

@@ -24,6 +24,9 @@ from .runs import over_runs
 # Up to here a dense eigensolver on the columns is no slower than Lanczos' method, and exact.
 DENSE = 48
 
+# Of an eigenvalue, relative to the width of the spectrum, where the caller asks for no other.
+ACCURACY = 1e-10
+
 
 class HessianExtremes(NamedTuple):
     """The two ends of the spectrum of a Hessian.
@@ -115,7 +118,7 @@ def hessian_extremes(
             mhfast.hvp(model, data, None, tangent, loss=loss, wrt=wrt, num_threads=num_threads)
         )
 
-    ends = _extremes(product, shape, 1e-10 if tolerance is None else tolerance)
+    ends = _extremes(product, shape, ACCURACY if tolerance is None else tolerance)
     vectors = (ends.smallest_vector, ends.largest_vector)
     bottom, top = (cast_to(_dtype(own), vector) for vector in vectors)
     return ends._replace(smallest_vector=bottom, largest_vector=top)
