@@ -333,34 +333,30 @@ template <class real>
 ScoreArguments<real> Engine<real>::scores(RowMode mode, int head, const Slab& slab, Room& room,
                                           real* gap, bool kept) const {
   const Shape& s = data_.shape;
+  const int L = kernels_.lanes;
+  const bool lanes = plan_.problems_are_lanes();
   const std::ptrdiff_t at = kept ? head * (slab.units * weights_size_) : 0;
-  ScoreArguments<real> in{};
-  in.T = slab.keys;
-  in.q = slab.rows;
-  in.d = s.d;
-  in.units = slab.units;
-  in.w = w_ + std::ptrdiff_t(head) * s.d * s.d * parameter_;
-  in.ut = ut_ + head * ut_size_;
-  in.ut_k = plan_.problems_are_lanes() ? s.q * parameter_ : rows_size_;
-  in.ut_laned = plan_.runs_are_lanes();
-  in.x = slab.x;
-  in.z = slab.z +
-         (plan_.problems_are_lanes() ? std::ptrdiff_t(slab.first_row) * s.d * kernels_.lanes : 0);
+  const std::ptrdiff_t row = lanes ? std::ptrdiff_t(slab.first_row) * L : 0;
+  const ScoreOperands<real> operands{w_ + std::ptrdiff_t(head) * s.d * s.d * parameter_,
+                                     slab.x,
+                                     slab.z + row * s.d,
+                                     data_.is_limited() ? room.limits : nullptr,
+                                     ut_ + head * ut_size_,
+                                     lanes ? s.q * parameter_ : rows_size_,
+                                     plan_.runs_are_lanes()};
+  const ScoreMemory<real> memory{room.p,
+                                 room.s + at,
+                                 room.c + (s.is_layer() ? 0 : at),
+                                 room.readout + (s.is_layer() ? 0 : head * entries_held(slab)),
+                                 room.row_readouts,
+                                 room.row_gaps};
+  ScoreArguments<real> in = score_arguments(mode, s.d, {slab.keys, slab.rows, slab.units}, operands,
+                                            memory, weights_size_);
+  in.gap = gap;
   if (s.shared_query) {
-    const std::ptrdiff_t row = plan_.problems_are_lanes() ? slab.first_row * kernels_.lanes : 0;
     in.shared_p = shared_p_ + head * query_size_ + row;
     in.shared_p_k = query_size_ / s.d;
   }
-  in.limits = data_.is_limited() ? room.limits : nullptr;
-  in.p = room.p;
-  in.s = room.s + at;
-  in.c = room.c + (s.is_layer() ? 0 : at);
-  in.unit_stride = weights_size_;
-  in.readout = room.readout + (s.is_layer() ? 0 : head * entries_held(slab));
-  in.gap = gap;
-  in.row_readouts = room.row_readouts;
-  in.row_gaps = room.row_gaps;
-  in.mode = mode;
   return in;
 }
 

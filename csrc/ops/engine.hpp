@@ -17,6 +17,7 @@
 #include "../dispatch/dispatch.hpp"
 #include "data.hpp"
 #include "loss.hpp"
+#include "scores.hpp"
 #include "scratch.hpp"
 #include "team.hpp"
 

@@ -10,6 +10,7 @@
 #include "float_mode.hpp"
 #include "inputs.hpp"
 #include "rescale.hpp"
+#include "scores.hpp"
 
 namespace mhfast {
 namespace {
@@ -275,17 +276,8 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
   std::atomic<std::ptrdiff_t> next{first};
   run_short_team(members, flops / 1e9, [&](const Member& member) {
     const Room& room = rooms[member.index];
-    ScoreArguments<real> in{};
-    in.T = s.T;
-    in.q = s.q;
-    in.d = s.d;
-    in.units = 1;
-    in.x = room.x;
-    in.z = room.z;
-    in.limits = data.is_limited() ? room.limits : nullptr;
-    in.p = room.p;
-    in.s = room.s;
-    in.mode = RowMode::kAttention;
+    ScoreOperands<real> operands{w, room.x, room.z, data.is_limited() ? room.limits : nullptr};
+    const ScoreMemory<real> memory{room.p, room.s, nullptr, nullptr, nullptr, nullptr};
     for (std::ptrdiff_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < last;) {
       kernels.pack_rows(data.x + i * s.T * s.d, s.T, s.d, TL, room.x);
       scale_by_power(room.x, std::ptrdiff_t(s.d) * TL, exponents.x, room.x);
@@ -293,10 +285,11 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
         kernels.pack_rows(data.z + i * s.q * s.d, s.q, s.d, qL, room.z);
         scale_by_power(room.z, std::ptrdiff_t(s.d) * qL, exponents.z, room.z);
       }
-      if (in.limits) data.write_limits(i, 0, s.q, qL, room.limits);
+      if (operands.limits) data.write_limits(i, 0, s.q, qL, room.limits);
       for (int h = 0; h < s.H; ++h) {
-        in.w = w + h * dd;
-        kernels.scores_rows(in);
+        operands.w = w + h * dd;
+        kernels.scores_rows(
+            score_arguments(RowMode::kAttention, s.d, {s.T, s.q, 1}, operands, memory, 0));
         real* to = out + ((i - first) * s.H + h) * s.q * s.T;
         for (int t = 0; t < s.q; ++t)
           for (int k = 0; k < s.T; ++k) *to++ = room.s[std::ptrdiff_t(k) * qL + t];

@@ -15,6 +15,7 @@
 #include "../dispatch/dispatch.hpp"
 #include "float_mode.hpp"
 #include "loss.hpp"
+#include "scores.hpp"
 #include "scratch.hpp"
 #include "team.hpp"
 
@@ -205,24 +206,16 @@ void InputGradients<real>::add_head(std::ptrdiff_t i, int h, int first, int rows
   const int qL = int(round_up(rows, L_)), N = dL_ / L_;
   const std::ptrdiff_t tiles = (s.q + row_tile_ - 1) / row_tile_;
   if (s.is_layer()) load_readout(h, first, rows, room);
-  ScoreArguments<real> in{};
-  in.T = s.T;
-  in.q = rows;
-  in.d = s.d;
-  in.units = 1;
-  in.w = w_ + h * dd;
-  in.ut = s.is_layer() ? room.ut : ut_ + (h * tiles * row_tile_ + first) * std::ptrdiff_t(s.d);
-  in.ut_k = qL;
-  in.x = room.xt;
-  in.z = room.zt;
-  in.limits = data_.is_limited() ? room.limits : nullptr;
-  in.p = room.p;
-  in.s = room.s;
-  in.c = room.c;
-  in.readout = room.readout;
-  in.row_readouts = room.row_readouts;
-  in.mode = RowMode::kDerivative;
-  kernels_.scores_rows(in);
+  const ScoreOperands<real> operands{
+      w_ + h * dd,
+      room.xt,
+      room.zt,
+      data_.is_limited() ? room.limits : nullptr,
+      s.is_layer() ? room.ut : ut_ + (h * tiles * row_tile_ + first) * std::ptrdiff_t(s.d),
+      qL};
+  const ScoreMemory<real> memory{room.p, room.s, room.c, room.readout, room.row_readouts, nullptr};
+  kernels_.scores_rows(
+      score_arguments(RowMode::kDerivative, s.d, {s.T, rows, 1}, operands, memory, 0));
   if (gx_) {
     const std::ptrdiff_t weights = std::ptrdiff_t(qL) * s.T, of_zw = std::ptrdiff_t(qL) * dL_;
     if (!s.is_layer())
