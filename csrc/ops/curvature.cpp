@@ -22,15 +22,10 @@
 #include "rescale.hpp"
 #include "scratch.hpp"
 #include "team.hpp"
+#include "tuning.hpp"
 
 namespace mhfast {
 namespace {
-
-// Weights of a tile of rows, all heads: they stay in the cache.
-constexpr double kTileBytes = 512 * 1024;
-// Partial sums: chunks of samples that threads share, and what all of them may occupy.
-constexpr int kChunks = 16;
-constexpr double kPartialBytes = 48e6;
 
 /// Pointers to a tensor and to its tangent, the derivative along the direction; null: zero.
 template <class real>
@@ -180,13 +175,14 @@ void HessianProduct<real>::choose_sizes() {
     return std::clamp<std::ptrdiff_t>(std::ptrdiff_t(bytes / of_row) / L * L, L, qL);
   };
   // A layer needs all heads of a row before the loss of that row is known, a classifier all rows.
-  const bool all_fit = kTileBytes >= of_row * s_.H * qL;
+  const bool all_fit = kTangentTileBytes >= of_row * s_.H * qL;
   heads_kept_ = all_fit || s_.is_layer() ? s_.H : 1;
-  tile_rows_ = rows_within(kTileBytes / heads_kept_);
+  tile_rows_ = rows_within(kTangentTileBytes / heads_kept_);
   weight_size_ = std::ptrdiff_t(s_.shared_query ? s_.q : s_.d) * dL;
   readout_size_ = std::ptrdiff_t(s_.is_layer() ? s_.p : s_.q) * dL;
   const double sums = double(s_.H) * (2 * weight_size_ + readout_size_) * sizeof(real);
-  chunks_ = int(std::max(1.0, std::min({kPartialBytes / sums, double(kChunks), double(s_.n)})));
+  chunks_ = int(
+      std::max(1.0, std::min({kTangentPartialBytes / sums, double(kTangentChunks), double(s_.n)})));
 }
 
 template <class real>

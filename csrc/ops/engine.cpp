@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tuning.hpp"
+
 namespace mhfast {
 namespace {
 
@@ -11,9 +13,6 @@ double flops(const Shape& s, int runs) {
   const double layer = s.is_layer() ? 2.0 * s.T * s.d + 6.0 * s.d * s.p : 0.0;
   return double(s.n) * runs * s.H * s.q * (4.0 * s.d * s.d + 8.0 * s.T * s.d + 20.0 * s.T + layer);
 }
-
-// Flops a second and lane below which a thread can only have been kept from its work.
-constexpr double kLeisurelyFlops = 5e8;
 
 }  // namespace
 
@@ -26,7 +25,7 @@ Engine<real>::Engine(const Data<real>& data, std::optional<Loss> loss, const Opt
       options_(options),
       plan_(make_plan(data.shape, sizeof(real), kernels_.lanes, options.runs_are_lanes)),
       width_(plan_.runs_are_lanes() ? kernels_.lanes : 1),
-      leisurely_seconds_(flops(data.shape, data.runs) / (kLeisurelyFlops * kernels_.lanes)),
+      expected_seconds_(flops(data.shape, data.runs) / (kSlowFlops * kernels_.lanes)),
       threads_(useful_threads(threads,
                               plan_.kind == PlanKind::kTiles
                                   ? std::int64_t(plan_.slab) * data.shape.H * plan_.parts

@@ -72,7 +72,9 @@ class Engine {
 
   int threads() const { return threads_; }
   int width() const { return width_; }  // runs of this engine: one, or as many as lanes
-  double leisurely_seconds() const { return leisurely_seconds_; }  // of a pass, see run_team
+  double expected_seconds() const {
+    return expected_seconds_;
+  }  // of a pass, at most, see run_short_team
   bool gathers_gaps() const { return options_.gaps; }
 
   /// Keeps the data packed for many passes, or takes another engine's.
@@ -241,7 +243,7 @@ class Engine {
   const Options options_;
   const Plan plan_;
   const int width_;
-  const double leisurely_seconds_;
+  const double expected_seconds_;
   const int threads_;
   std::vector<double> total_weights_, total_labels_;    // (width)
   std::vector<double> shares_;                          // (lanes)

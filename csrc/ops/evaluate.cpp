@@ -11,12 +11,10 @@
 #include "inputs.hpp"
 #include "rescale.hpp"
 #include "scores.hpp"
+#include "tuning.hpp"
 
 namespace mhfast {
 namespace {
-
-// The workspace that a thread keeps between calls; a larger one is freed at once.
-constexpr std::size_t kKeptScratch = std::size_t(32) << 20;
 
 /// The calling thread's workspaces, for the duration of one call.
 class CallScratch {
@@ -136,7 +134,7 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
   engine.write_outputs(outputs);
   const Shape& s = data.shape;
   bool scaled = false;
-  run_short_team(engine.threads(), engine.leisurely_seconds(), [&](const Member& member) {
+  run_short_team(engine.threads(), engine.expected_seconds(), [&](const Member& member) {
     const FlushToZero flush;
     engine.load_parameters(parameters, member);
     member.wait();
@@ -189,7 +187,7 @@ void outputs(const Data<real>& given, const Model<const real*>& model, real scal
   Engine<real> engine(data, std::nullopt, {}, threads);
   engine.bind(scratch.engine());
   engine.write_outputs(out);
-  run_short_team(engine.threads(), engine.leisurely_seconds(), [&](const Member& member) {
+  run_short_team(engine.threads(), engine.expected_seconds(), [&](const Member& member) {
     engine.load_parameters(dense.parameters, member);
     member.wait();
     engine.run_chunks(Pass::kOutputs, member);

@@ -6,14 +6,10 @@
 #include "../dispatch/dispatch.hpp"
 #include "scratch.hpp"
 #include "team.hpp"
+#include "tuning.hpp"
 
 namespace mhfast {
 namespace {
-
-constexpr int kColumns = 64;                 // of a block of the result
-constexpr int kDepth = 96;                   // rows of a product: its panels stay near
-constexpr std::size_t kPortion = 1u << 23;   // bytes of the rows held at a time
-constexpr std::int64_t kMostRows = 1 << 16;  // of a portion
 
 double flops(const RowSource& s) {
   return double(s.items) * (s.flops_per_item + double(s.rows_per_item) * s.width * s.width);
@@ -27,14 +23,14 @@ int gram_threads(const RowSource& source, int threads) {
 
 void gram_matrix(const RowSource& source, int threads, double* out) {
   const Kernels<double>& kernels = active_kernels<double>();
-  const int width = source.width, blocks = (width + kColumns - 1) / kColumns;
-  const std::ptrdiff_t padded = std::ptrdiff_t(blocks) * kColumns;
-  const std::int64_t rows_wanted =
-      std::clamp<std::int64_t>(std::int64_t(kPortion / sizeof(double)) / padded, 1, kMostRows);
+  const int width = source.width, blocks = (width + kGramColumns - 1) / kGramColumns;
+  const std::ptrdiff_t padded = std::ptrdiff_t(blocks) * kGramColumns;
+  const std::int64_t rows_wanted = std::clamp<std::int64_t>(
+      std::int64_t(kGramPortionBytes / sizeof(double)) / padded, 1, kGramPortionRows);
   const std::int64_t items_held =
       std::min(std::max<std::int64_t>(rows_wanted / source.rows_per_item, 1),
                std::max<std::int64_t>(source.items, 1));
-  const std::ptrdiff_t panel = items_held * source.rows_per_item * kColumns;
+  const std::ptrdiff_t panel = items_held * source.rows_per_item * kGramColumns;
   const std::ptrdiff_t item_size = source.rows_per_item * padded;
   const int team = gram_threads(source, threads);
   thread_local std::unique_ptr<Block>
@@ -60,10 +56,10 @@ void gram_matrix(const RowSource& source, int threads, double* out) {
       for (std::int64_t i = count * member.index / member.count;
            i < count * (member.index + 1) / member.count; ++i) {
         source.fill(begin + i, member.index, item, padded);
-        double* to = rows + i * source.rows_per_item * kColumns;
-        for (int r = 0; r < source.rows_per_item; ++r, to += kColumns)
+        double* to = rows + i * source.rows_per_item * kGramColumns;
+        for (int r = 0; r < source.rows_per_item; ++r, to += kGramColumns)
           for (int b = 0; b < blocks; ++b)
-            std::copy_n(item + r * padded + b * kColumns, kColumns, to + b * panel);
+            std::copy_n(item + r * padded + b * kGramColumns, kGramColumns, to + b * panel);
       }
       member.wait();
       const std::int64_t depth = count * source.rows_per_item;
@@ -72,17 +68,17 @@ void gram_matrix(const RowSource& source, int threads, double* out) {
         for (int j = i; j < blocks; ++j, ++number) {
           if (number % member.count != member.index) continue;
           Product<double> product{};
-          product.size.M = std::min(kColumns, width - i * kColumns);
-          product.size.N = kColumns / kernels.lanes;
-          product.a.k1 = product.b.k1 = kColumns;
+          product.size.M = std::min(kGramColumns, width - i * kGramColumns);
+          product.size.N = kGramColumns / kernels.lanes;
+          product.a.k1 = product.b.k1 = kGramColumns;
           product.b.n = product.c.n = kernels.lanes;
-          product.c.at = sum + (i * padded + j) * kColumns;
+          product.c.at = sum + (i * padded + j) * kGramColumns;
           product.c.m = padded;
           product.add = true;
-          for (std::int64_t k = 0; k < depth; k += kDepth) {
-            product.size.K1 = int(std::min<std::int64_t>(kDepth, depth - k));
-            product.a.at = rows + i * panel + k * kColumns;
-            product.b.at = rows + j * panel + k * kColumns;
+          for (std::int64_t k = 0; k < depth; k += kGramRows) {
+            product.size.K1 = int(std::min<std::int64_t>(kGramRows, depth - k));
+            product.a.at = rows + i * panel + k * kGramColumns;
+            product.b.at = rows + j * panel + k * kGramColumns;
             kernels.product(product);
           }
         }
@@ -93,8 +89,7 @@ void gram_matrix(const RowSource& source, int threads, double* out) {
   for (std::ptrdiff_t i = 0; i < width; ++i)
     for (std::ptrdiff_t j = 0; j < width; ++j)
       out[i * width + j] = sum[std::min(i, j) * padded + std::max(i, j)];
-  constexpr std::size_t kKept = std::size_t(1) << 25;
-  if (block.size() > kKept) block.release();
+  if (block.size() > kKeptScratch) block.release();
 }
 
 }  // namespace mhfast

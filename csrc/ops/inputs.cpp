@@ -18,13 +18,10 @@
 #include "scores.hpp"
 #include "scratch.hpp"
 #include "team.hpp"
+#include "tuning.hpp"
 
 namespace mhfast {
 namespace {
-
-// A and D of the query rows that go together, with their transposed copies: as much as the
-// second-level cache of a core leaves beside the tokens.
-constexpr std::size_t kRowTileBytes = std::size_t(256) << 10;
 
 /// One thread's arrays for the query rows of one sample and one head.
 template <class real>
@@ -77,7 +74,7 @@ class InputGradients {
 template <class real>
 int tile_of_rows(const Shape& s, int lanes) {
   const std::size_t row = 4 * std::size_t(s.T) * sizeof(real);
-  const int rows = int(std::max<std::size_t>(kRowTileBytes / row, 1));
+  const int rows = int(std::max<std::size_t>(kInputTileBytes / row, 1));
   return std::min(int(round_up(rows, lanes)), int(round_up(s.q, lanes)));
 }
 

@@ -8,39 +8,12 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "tuning.hpp"
+
 namespace mhfast {
 namespace {
 
-// Weights of a slab (A and D of all heads), so that they are still in the second-level cache when
-// the gradient reads them.
-constexpr double kSlabBytes = 384 * 1024;
-// Above this the weights of a single unit are not kept, and the scores are computed twice.
-constexpr double kKeepBytes = 8 * 1024 * 1024;
-// Above this the weights of one unit and one head are too large to store, and tiles are used.
-constexpr double kUnitBytes = 2 * 1024 * 1024;
-// Rows of a slab: enough to amortise loading and storing a gradient's accumulators.
-constexpr int kSlabRows = 256;
-// Chunks: enough for any number of threads, each of enough cycles that starting it, kBeginCycles,
-// is negligible, while writing and adding partial gradients, at kCopyBytes a cycle, stays a small
-// part of the whole; and the memory of these.
-constexpr double kFewChunks = 8, kManyChunks = 64, kChunkCycles = 10000, kBeginCycles = 2000;
-constexpr double kReductionShare = 0.015, kCopyBytes = 8;
-constexpr double kPartialBytes = 32 * 1024 * 1024;
-
-// Weights of a tile (A and D of its rows), and its query rows that one thread does in sequence.
-constexpr double kTileBytes = 128 * 1024;
-constexpr int kPartRows = 512;
-// Gradients of the samples of a slab, one for each sample, head and part.
-constexpr double kTileGradientBytes = 16 * 1024 * 1024;
-
-// Cycles of a step of training beside its gradient, of one run and of runs side by side in lanes.
-constexpr double kStepCycles = 2500, kLanesStepCycles = 4500;
-
 std::atomic<int> forced{-1};
-
-// Cache sizes in the cost model, a little below the smallest in use; bytes per cycle beyond them.
-constexpr double kFirstLevel = 24 * 1024, kSecondLevel = 400 * 1024;
-constexpr double kStreamBytes = 12;
 
 /// Cycles of a product of M rows, N vectors and depth K, measured with AVX2: two multiply-adds a
 /// cycle but for a few percent (laned operands take more loads), and what a tile costs before and
@@ -48,15 +21,18 @@ constexpr double kStreamBytes = 12;
 double product_cycles(double M, double N, double K, bool laned = false) {
   const double columns = std::ceil(N / 3), width = std::ceil(N / columns);
   const double rows = std::ceil(M / std::floor(12 / width));
-  return M * N * K * (laned ? 0.63 : 0.53) + 20 * rows * columns + M * N / 2;
+  return M * N * K * (laned ? kLanedProductCycles : kSharedProductCycles) +
+         kTileCycles * rows * columns + kStoreCycles * M * N;
 }
 
 /// Softmax, readout and derivative of `columns` vectors over T keys; slower if they exceed the
 /// caches.
 double softmax_cycles(double columns, double T, int bytes, int lanes) {
   const double size = 2 * columns * T * bytes * lanes;
-  const double a_vector = bytes == 4 ? 14 : 19;
-  return columns * T * (a_vector + (size > kFirstLevel ? 4 : 0) + (size > kSecondLevel ? 12 : 0));
+  const double a_vector = bytes == 4 ? kSoftmaxCycles32 : kSoftmaxCycles64;
+  return columns * T *
+         (a_vector + (size > kFirstLevelBytes ? kFirstLevelCycles : 0) +
+          (size > kSecondLevelBytes ? kSecondLevelCycles : 0));
 }
 
 /// Query rows of a tile: as many as keep its weights in the second-level cache.
@@ -100,7 +76,7 @@ struct Cost {
   double gradients_samples() const {  // for a block
     const double gradient = double(s.d + s.q) * s.d * L * bytes;
     return 2 * product_cycles(s.q, s.d, s.T, true) + product_cycles(s.d, s.d, s.q, true) +
-           (gradient * s.H > kSecondLevel ? 2 * gradient / kStreamBytes : 0);
+           (gradient * s.H > kSecondLevelBytes ? 2 * gradient / kStreamBytes : 0);
   }
   double gradients_features() const {  // for a sample
     const double N = round_up(s.d, L) / L;
@@ -146,7 +122,7 @@ struct Cost {
   double kept(bool samples_are_lanes, double cycles) const {
     const double size = weights_bytes(s, samples_are_lanes, bytes, L);
     if (size > kKeepBytes) return 2 * cycles;
-    return cycles + (size > kSecondLevel ? 2 * size / s.H / kStreamBytes : 0);
+    return cycles + (size > kSecondLevelBytes ? 2 * size / s.H / kStreamBytes : 0);
   }
 };
 

@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "tuning.hpp"
+
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
 #include <unistd.h>
@@ -24,25 +26,8 @@
 namespace mhfast {
 namespace {
 
-// The least work per thread that is worth its wake-up (about 5 us) and two barriers.
-constexpr double kFlopsPerThread = 4e5;
-
-// Checks of the generation before a waiting thread sleeps: 5 to 20 us. Longer spinning gains
-// nothing if cores are idle and costs whole time slices if they are busy.
-constexpr int kSpins = 500;
-
-// If a short job took this much longer than its expected upper time, a thread was preempted; then
-// one thread works alone for a first back-off period, which doubles up to the longest.
-constexpr double kHeldUp = 0.002;
-constexpr std::int64_t kFirstSpell = 50, kLongestSpell = 1600;  // ms
-
-// Long loops: length of the windows that are compared, for how many windows the faster way is kept,
-// and the duration of a step beyond which time slices do not matter.
-constexpr double kWindow = 0.004, kLongStep = 0.05;
-constexpr int kFirstPatience = 8, kLongestPatience = 64;
-
 std::atomic<std::int64_t> alone_until{0};  // ms of the steady clock
-std::atomic<std::int64_t> next_spell{kFirstSpell};
+std::atomic<std::int64_t> next_back_off{kFirstBackOff};
 
 std::atomic<int> chosen_threads{0};
 std::atomic<bool> forked{false};
@@ -152,10 +137,10 @@ void Barrier::wait() {
 }
 
 void TeamOrAlone::report(double seconds) {
-  if (!alone_ && seconds > kLongStep) return;  // a time slice more or less does not matter
+  if (!alone_ && seconds > kLongStepSeconds) return;  // a time slice more or less does not matter
   window_seconds_ += seconds;
   ++window_steps_;
-  if (window_seconds_ < kWindow) return;
+  if (window_seconds_ < kWindowSeconds) return;
   seconds_a_step_[alone_] = window_seconds_ / window_steps_;
   window_seconds_ = 0;
   window_steps_ = 0;
@@ -200,7 +185,7 @@ void run_team(int threads, const std::function<void(const Member&)>& body) {
 }
 #endif
 
-void run_short_team(int threads, double leisurely_seconds,
+void run_short_team(int threads, double expected_seconds,
                     const std::function<void(const Member&)>& body) {
   using Clock = std::chrono::steady_clock;
   const auto milliseconds = [](Clock::time_point time) {
@@ -212,13 +197,13 @@ void run_short_team(int threads, double leisurely_seconds,
   run_team(threads, body);
   if (threads <= 1) return;
   const auto end = Clock::now();
-  const std::int64_t spell = next_spell.load(std::memory_order_relaxed);
-  if (std::chrono::duration<double>(end - start).count() < leisurely_seconds + kHeldUp) {
-    next_spell.store(kFirstSpell, std::memory_order_relaxed);
+  const std::int64_t back_off = next_back_off.load(std::memory_order_relaxed);
+  if (std::chrono::duration<double>(end - start).count() < expected_seconds + kPreemptedSeconds) {
+    next_back_off.store(kFirstBackOff, std::memory_order_relaxed);
     return;
   }
-  alone_until.store(milliseconds(end) + spell, std::memory_order_relaxed);
-  next_spell.store(std::min(2 * spell, kLongestSpell), std::memory_order_relaxed);
+  alone_until.store(milliseconds(end) + back_off, std::memory_order_relaxed);
+  next_back_off.store(std::min(2 * back_off, kLongestBackOff), std::memory_order_relaxed);
 }
 
 }  // namespace mhfast

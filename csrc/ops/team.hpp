@@ -62,11 +62,11 @@ struct Member {
 /// Runs `body` on each member of a team of at most `threads`. The body must not throw.
 void run_team(int threads, const std::function<void(const Member&)>& body);
 
-/// The same for a short job, whose expected upper time with one thread is `leisurely_seconds`. If a
+/// The same for a short job, whose expected upper time with one thread is `expected_seconds`. If a
 /// team takes far longer, other processes have preempted it; then one thread does such jobs for a
 /// back-off period, which grows each time in a row, before a team is tried again. The back-off is
 /// shared by the whole process.
-void run_short_team(int threads, double leisurely_seconds,
+void run_short_team(int threads, double expected_seconds,
                     const std::function<void(const Member&)>& body);
 
 }  // namespace mhfast

@@ -1,0 +1,109 @@
+// The sizes and times that the drivers choose, one name for one value. None changes what is
+// computed, except in which order partial sums are added.
+//
+// Each is *chosen*, by the reasoning that its comment gives, or *fitted* to timings of one machine
+// with AVX2, which are not kept. `python -m benchmarks.plans` times every plan of some shapes on the
+// machine at hand, beside the cycles that the fitted numbers predict.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace mhfast {
+
+inline constexpr std::size_t kKilobyte = 1024, kMegabyte = 1024 * kKilobyte;
+
+// Passes over the data ------------------------------------------------------------------------
+
+// Chosen. Weights of a slab (A and D of all heads): they should still be in the second-level cache,
+// 1 MB or less on most machines, when the gradient reads them.
+inline constexpr double kSlabBytes = 384 * kKilobyte;
+// Chosen. Above this the weights of a single unit are not kept, and the scores are computed twice.
+inline constexpr double kKeepBytes = 8 * kMegabyte;
+// Chosen. Above this the weights of one unit and one head are not stored at all, and tiles are
+// used.
+inline constexpr double kUnitBytes = 2 * kMegabyte;
+// Chosen. Rows of a slab: beyond, loading and storing the accumulators of a gradient is a small
+// part of its products.
+inline constexpr int kSlabRows = 256;
+
+// Chosen. Weights of a tile (A and D of its rows), for the second-level cache as well, and the
+// query rows of a sample that one thread does in sequence.
+inline constexpr double kTileBytes = 128 * kKilobyte;
+inline constexpr int kPartRows = 512;
+// Chosen. Gradients of the samples of a slab of tiles, one for each sample, head and part.
+inline constexpr double kTileGradientBytes = 16 * kMegabyte;
+
+// Chosen. Chunks: at least kFewChunks (or cycles / kChunkCycles), so that any usual number of
+// threads has work, at most kManyChunks, and so many that writing and adding their partial
+// gradients stays below kReductionShare of the cycles; and the memory of all partial gradients.
+inline constexpr double kFewChunks = 8, kManyChunks = 64, kChunkCycles = 10000;
+inline constexpr double kReductionShare = 0.015;
+inline constexpr double kPartialBytes = 32 * kMegabyte;
+
+// The cost model ------------------------------------------------------------------------------
+
+// Fitted. Cycles of starting a chunk, and bytes a cycle of copying and adding partial gradients.
+inline constexpr double kBeginCycles = 2000, kCopyBytes = 8;
+// Fitted. Cycles of a step of training beside its gradient, of one run and of runs side by side in
+// lanes.
+inline constexpr double kStepCycles = 2500, kLanesStepCycles = 4500;
+// Chosen, a little below the smallest caches in use; fitted: bytes a cycle beyond them.
+inline constexpr double kFirstLevelBytes = 24 * kKilobyte, kSecondLevelBytes = 400 * kKilobyte;
+inline constexpr double kStreamBytes = 12;
+// Fitted. Cycles of a multiply-add of a register, two of which could start in a cycle: operands
+// that all lanes share, and laned ones, which take more loads; of a tile of a product beside its
+// multiply-adds; and of loading and storing a register of the result.
+inline constexpr double kSharedProductCycles = 0.53, kLanedProductCycles = 0.63;
+inline constexpr double kTileCycles = 20, kStoreCycles = 0.5;
+// Fitted. Cycles of softmax, readout and derivative of a register of one key, and what is added
+// beyond the first and the second level of the cache.
+inline constexpr double kSoftmaxCycles32 = 14, kSoftmaxCycles64 = 19;
+inline constexpr double kFirstLevelCycles = 4, kSecondLevelCycles = 12;
+
+// Gradients by inputs and Hessian-vector products -----------------------------------------------
+
+// Chosen. A and D of the query rows that go together, with their transposed copies: what a
+// second-level cache leaves beside the tokens.
+inline constexpr std::size_t kInputTileBytes = 256 * kKilobyte;
+// Chosen. A, D and their tangents of a tile of rows, all heads: they stay in the second-level
+// cache.
+inline constexpr double kTangentTileBytes = 512 * kKilobyte;
+// Chosen. Chunks of samples that threads share, and the memory of all their partial sums.
+inline constexpr int kTangentChunks = 16;
+inline constexpr double kTangentPartialBytes = 48e6;
+
+// Sums over rows for the learner ------------------------------------------------------------------
+
+// Chosen. Columns of a block of the result, rows of a product, so that its panels stay in the
+// first-level cache (96 rows of 64 columns are 48 kB), and the rows held at a time.
+inline constexpr int kGramColumns = 64, kGramRows = 96;
+inline constexpr std::size_t kGramPortionBytes = 8 * kMegabyte;
+inline constexpr std::int64_t kGramPortionRows = 1 << 16;
+
+// Memory and threads ------------------------------------------------------------------------------
+
+// Chosen. The workspace that a thread keeps between calls; a larger one is freed at once.
+inline constexpr std::size_t kKeptScratch = 32 * kMegabyte;
+
+// Chosen. The least work of a thread: some ten microseconds, to be worth waking it up and two
+// barriers.
+inline constexpr double kFlopsPerThread = 4e5;
+// Chosen. Flops a second and lane of a thread that is slow but not preempted.
+inline constexpr double kSlowFlops = 5e8;
+// Chosen. Checks of the generation before a waiting thread sleeps: longer spinning gains nothing if
+// cores are idle and costs whole time slices if they are busy.
+inline constexpr int kSpins = 500;
+
+// Chosen. If a short job took this much longer than its expected upper time, a thread was
+// preempted, since time slices take milliseconds; then one thread works alone for a first back-off
+// period, which doubles up to the longest.
+inline constexpr double kPreemptedSeconds = 0.002;
+inline constexpr std::int64_t kFirstBackOff = 50, kLongestBackOff = 1600;  // ms
+
+// Chosen. Long loops: length of the windows that are compared, for how many windows the faster way
+// is kept, and the duration of a step beyond which time slices do not matter.
+inline constexpr double kWindowSeconds = 0.004, kLongStepSeconds = 0.05;
+inline constexpr int kFirstPatience = 8, kLongestPatience = 64;
+
+}  // namespace mhfast
