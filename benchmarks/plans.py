@@ -53,9 +53,8 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", type=parse_shape, default=default, metavar="n,T,d,H")
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     given = parser.parse_args()
-    print(
-        f"n,T,d,H ({_core.active_isa()}, {given.dtype})  plan   predicted cycles  microseconds   GHz"
-    )
+    print(f"{_core.active_isa()}, {given.dtype}")
+    print("n,T,d,H                 plan   predicted cycles  microseconds    GHz")
     for shape in given.shapes:
         table = measure(shape, given.dtype)
         for k, (plan, (cycles, seconds)) in enumerate(table.items()):

@@ -49,11 +49,11 @@ py::dict config() {
 /// p = 0: a classifier; runs side by side, 0: one.
 py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, std::ptrdiff_t runs,
                  const std::string& dtype) {
-  const bool single = dtype == "float32";
-  const int bytes = single ? 4 : 8;
-  const int lanes = single ? active_kernels<float>().lanes : active_kernels<double>().lanes;
+  const Registers registers = dtype == "float32" ? registers_of(active_kernels<float>())
+                                                 : registers_of(active_kernels<double>());
+  const int bytes = registers.bytes, lanes = registers.lanes;
   const Shape shape{n, T, q, d, H, p};
-  const Plan plan = make_plan(shape, bytes, lanes, prefers_runs(shape, bytes, lanes, runs));
+  const Plan plan = make_plan(shape, registers, prefers_runs(shape, registers, runs));
   py::dict result, cycles;
   for (int kind = 0; kind < kPlanKinds; ++kind)
     cycles[plan_name(PlanKind(kind))] = plan.cycles[kind];

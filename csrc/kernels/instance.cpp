@@ -54,6 +54,7 @@ template <class real>
 constexpr Kernels<real> table() {
   Kernels<real> kernels{};
   kernels.lanes = kLanes<real>;
+  kernels.tiles = {kAccumulators, kMaxNR, kMaxMR};
 #define MHFAST_KERNEL(result, name, ...) kernels.name = name<real>;
 #include "../lists/kernels.inc"
 #undef MHFAST_KERNEL

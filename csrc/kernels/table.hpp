@@ -253,10 +253,17 @@ struct MeasureArguments {
   double power;
 };
 
+/// Tiles of a product in registers, see kernels/product.hpp: accumulators, and the most columns and
+/// rows unless there are few of the other.
+struct TileSizes {
+  int accumulators, columns, rows;
+};
+
 /// One instruction set's kernels for one type.
 template <class real>
 struct Kernels {
   int lanes;
+  TileSizes tiles;
 #define MHFAST_KERNEL(result, name, ...) result (*name)(__VA_ARGS__);
 #include "../lists/kernels.inc"
 #undef MHFAST_KERNEL

@@ -23,7 +23,7 @@ Engine<real>::Engine(const Data<real>& data, std::optional<Loss> loss, const Opt
       data_(data),
       loss_(loss),
       options_(options),
-      plan_(make_plan(data.shape, sizeof(real), kernels_.lanes, options.runs_are_lanes)),
+      plan_(make_plan(data.shape, registers_of(kernels_), options.runs_are_lanes)),
       width_(plan_.runs_are_lanes() ? kernels_.lanes : 1),
       expected_seconds_(flops(data.shape, data.runs) / (kSlowFlops * kernels_.lanes)),
       threads_(useful_threads(threads,

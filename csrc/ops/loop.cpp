@@ -68,8 +68,9 @@ struct Now {
 
 template <class real>
 int Loop<real>::width(const TrainingTask<real>& task) {
-  const int lanes = active_kernels<real>().lanes;
-  return prefers_runs(task.data.shape, sizeof(real), lanes, task.runs) ? lanes : 1;
+  const Kernels<real>& kernels = active_kernels<real>();
+  const bool as_lanes = prefers_runs(task.data.shape, registers_of(kernels), task.runs);
+  return as_lanes ? kernels.lanes : 1;
 }
 
 template <class real>

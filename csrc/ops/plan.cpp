@@ -15,16 +15,6 @@ namespace {
 
 std::atomic<int> forced{-1};
 
-/// Cycles of a product of M rows, N vectors and depth K, measured with AVX2: two multiply-adds a
-/// cycle but for a few percent (laned operands take more loads), and what a tile costs before and
-/// after its loop. Tiles are those of kernels/product.hpp.
-double product_cycles(double M, double N, double K, bool laned = false) {
-  const double columns = std::ceil(N / 3), width = std::ceil(N / columns);
-  const double rows = std::ceil(M / std::floor(12 / width));
-  return M * N * K * (laned ? kLanedProductCycles : kSharedProductCycles) +
-         kTileCycles * rows * columns + kStoreCycles * M * N;
-}
-
 /// Softmax, readout and derivative of `columns` vectors over T keys; slower if they exceed the
 /// caches.
 double softmax_cycles(double columns, double T, int bytes, int lanes) {
@@ -62,7 +52,8 @@ double weights_bytes(const Shape& s, bool samples_are_lanes, int bytes, int lane
 /// Predicted cycles of one head.
 struct Cost {
   const Shape& s;
-  int bytes, L;
+  const Registers& registers;
+  const int bytes = registers.bytes, L = registers.lanes;
 
   double scores_samples() const {  // for a block
     return kept(true, product_cycles(s.d, s.q, s.d) + product_cycles(s.q, s.T, s.d, true) +
@@ -117,6 +108,15 @@ struct Cost {
   }
 
  private:
+  /// A product of M rows, N vectors and depth K, in the tiles of kernels/product.hpp.
+  double product_cycles(double M, double N, double K, bool laned = false) const {
+    const TileSizes& tile = registers.tiles;
+    const double columns = std::ceil(N / tile.columns), width = std::ceil(N / columns);
+    const double height = std::min(std::floor(tile.accumulators / width), double(tile.rows));
+    const double rows = std::ceil(M / height);
+    return M * N * K * (laned ? kLanedProductCycles : kSharedProductCycles) +
+           kTileCycles * rows * columns + kStoreCycles * M * N;
+  }
   /// Scores whose weights are kept until the loss is known, perhaps beyond the second-level cache,
   /// or else are computed twice.
   double kept(bool samples_are_lanes, double cycles) const {
@@ -140,9 +140,10 @@ struct Prediction {
   int chunks[kPlanKinds];
 };
 
-Prediction predict(const Shape& s, int bytes, int lanes) {
+Prediction predict(const Shape& s, const Registers& registers) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
-  const Cost cost{s, bytes, lanes};
+  const Cost cost{s, registers};
+  const int bytes = registers.bytes, lanes = registers.lanes;
   const double n = double(s.n), H = s.H, blocks = double(round_up(s.n, lanes) / lanes);
   Prediction result;
   std::fill(result.cycles, result.cycles + kPlanKinds, kNever);
@@ -178,15 +179,15 @@ Prediction predict(const Shape& s, int bytes, int lanes) {
 }
 
 /// The prediction, cached for the next call and the next loop of the same shape.
-const Prediction& prediction(const Shape& s, int bytes, int lanes) {
+const Prediction& prediction(const Shape& s, const Registers& registers) {
   struct Kept {
     Shape shape{};
-    int bytes = 0, lanes = 0;
+    Registers registers{};
     Prediction prediction{};
 
     auto key() const {
       return std::tie(shape.n, shape.T, shape.q, shape.d, shape.H, shape.p, shape.shared_query,
-                      bytes, lanes);
+                      registers.bytes, registers.lanes, registers.tiles.accumulators);
     }
   };
   thread_local std::unique_ptr<Kept>
@@ -195,10 +196,9 @@ const Prediction& prediction(const Shape& s, int bytes, int lanes) {
   Kept& kept = *last;
   Kept asked;
   asked.shape = s;
-  asked.bytes = bytes;
-  asked.lanes = lanes;
+  asked.registers = registers;
   if (asked.key() != kept.key()) {
-    asked.prediction = predict(s, bytes, lanes);
+    asked.prediction = predict(s, registers);
     kept = asked;
   }
   return kept.prediction;
@@ -270,20 +270,22 @@ int layer_rows(const Shape& s, int bytes, int lanes) {
 
 }  // namespace
 
-bool prefers_runs(const Shape& s, int bytes, int lanes, std::ptrdiff_t runs) {
+bool prefers_runs(const Shape& s, const Registers& registers, std::ptrdiff_t runs) {
   if (runs < 2) return false;
   const int choice = forced.load(std::memory_order_relaxed);
   if (choice >= 0) return PlanKind(choice) == PlanKind::kRuns;
-  const Prediction& predicted = prediction(s, bytes, lanes);
+  const Prediction& predicted = prediction(s, registers);
+  const int lanes = registers.lanes;
   // Lanes without a run are idle.
   const double idle = double(round_up(runs, lanes)) / double(runs);
   const double together = predicted.cycles[int(PlanKind::kRuns)] + kLanesStepCycles / lanes;
   return together * idle < predicted.cycles[int(choose(predicted.cycles))] + kStepCycles;
 }
 
-Plan make_plan(const Shape& s, int bytes, int lanes, bool runs_are_lanes) {
+Plan make_plan(const Shape& s, const Registers& registers, bool runs_are_lanes) {
   Plan plan{};
-  const Prediction& predicted = prediction(s, bytes, lanes);
+  const int bytes = registers.bytes, lanes = registers.lanes;
+  const Prediction& predicted = prediction(s, registers);
   std::copy_n(predicted.cycles, kPlanKinds, plan.cycles);
   plan.kind = runs_are_lanes ? PlanKind::kRuns : choose(plan.cycles);
   plan.chunks = predicted.chunks[int(plan.kind)];  // runs: each block belongs to one thread

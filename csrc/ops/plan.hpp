@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <string>
 
+#include "../kernels/table.hpp"
+
 namespace mhfast {
 
 struct Shape {
@@ -50,11 +52,22 @@ struct Plan {
   bool features_are_lanes() const { return mhfast::features_are_lanes(kind); }
 };
 
-/// `bytes` is the size of one number, `lanes` the register's width in numbers.
-Plan make_plan(const Shape& shape, int bytes, int lanes, bool runs_are_lanes = false);
+/// What a plan must know of the type and the instruction set.
+struct Registers {
+  int bytes;  // of one number
+  int lanes;  // numbers in a register
+  TileSizes tiles;
+};
+
+template <class real>
+Registers registers_of(const Kernels<real>& kernels) {
+  return {int(sizeof(real)), kernels.lanes, kernels.tiles};
+}
+
+Plan make_plan(const Shape& shape, const Registers& registers, bool runs_are_lanes = false);
 
 /// Whether `runs` side by side, each with its own parameters, are faster as lanes than one by one.
-bool prefers_runs(const Shape& shape, int bytes, int lanes, std::ptrdiff_t runs);
+bool prefers_runs(const Shape& shape, const Registers& registers, std::ptrdiff_t runs);
 
 const char* plan_name(PlanKind kind);
 

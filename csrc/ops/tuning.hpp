@@ -2,8 +2,8 @@
 // computed, except in which order partial sums are added.
 //
 // Each is *chosen*, by the reasoning that its comment gives, or *fitted* to timings of one machine
-// with AVX2, which are not kept. `python -m benchmarks.plans` times every plan of some shapes on the
-// machine at hand, beside the cycles that the fitted numbers predict.
+// with AVX2, which are not kept. `python -m benchmarks.plans` times every plan of some shapes on
+// the machine at hand, beside the cycles that the fitted numbers predict.
 #pragma once
 
 #include <cstddef>
