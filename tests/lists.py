@@ -21,7 +21,7 @@ LOSSES = {
 }
 
 # Of fields without a default.
-NEEDED = {"lr": 0.02, "p": 3.0}
+NEEDED = {"lr": 0.02, "p": 3.0, "norm": "max"}
 
 
 def plain(kind, **fields):

@@ -25,6 +25,13 @@ OPTIMIZERS = {
     "Adam": lambda **rest: mh.Adam(0.01, **rest),
     "mirror": lambda **rest: mh.MirrorDescent(0.05, p=3.0, **rest),
     "mirror normalized": lambda **rest: mh.MirrorDescent(0.05, p=3.0, normalized=True, **rest),
+    "steepest in max": lambda **rest: mh.SteepestDescent(0.05, "max", 0.5, scaled=True, **rest),
+    "steepest in l1": lambda **rest: mh.SteepestDescent(0.05, "l1", **rest),
+    "steepest in fro": lambda **rest: mh.SteepestDescent(0.05, "fro", by="head", **rest),
+    "spectral": lambda **rest: mh.SteepestDescent(0.05, "spectral", **rest),
+    "Muon": lambda **rest: mh.SteepestDescent(
+        0.05, "spectral", 0.9, True, polar="newton_schulz", **rest
+    ),
 }
 OPTIMIZERS |= {
     kind.__name__: functools.partial(plain, kind)

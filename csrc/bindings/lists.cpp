@@ -115,6 +115,14 @@ void register_lists(py::module_& m) {
       .value("tensor", Scope::kTensor)
       .value("head", Scope::kHead)
       .value("all", Scope::kAll);
+  py::enum_<Norm>(m, "Norm")
+      .value("max", Norm::kMax)
+      .value("l1", Norm::kL1)
+      .value("fro", Norm::kFro)
+      .value("spectral", Norm::kSpectral);
+  py::enum_<Polar>(m, "Polar")
+      .value("exact", Polar::kExact)
+      .value("newton_schulz", Polar::kNewtonSchulz);
   py::enum_<Projection>(m, "Projection")
       .value("ball", Projection::kBall)
       .value("sphere", Projection::kSphere);

@@ -24,6 +24,15 @@ struct StepMath {
       return real(__builtin_copysign(__builtin_pow(__builtin_fabs(double(e)), power), double(e)));
     });
   }
+  /// scale sinh(arcsinh(x / scale) - s), or for scale 0 its limit x exp(-sign(x) s)
+  static Number multiplied(Number x, Number s, double scale) {
+    for (int l = 0; l < kLanes<real>; ++l) {
+      const double at = double(x[l]), by = double(s[l]);
+      x[l] = real(scale > 0 ? scale * __builtin_sinh(__builtin_asinh(at / scale) - by)
+                            : at * __builtin_exp(at < 0 ? by : -by));
+    }
+    return x;
+  }
   /// x / size, 0 where size is
   static Number divide(Number x, Number size) {
     return select<real>(size == Number{}, Number{}, x / size);

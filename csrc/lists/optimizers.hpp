@@ -7,13 +7,18 @@
 // the choice of a rule and the kernels of the steps.
 #pragma once
 
+#include "../optimizers/adagrad.hpp"
 #include "../optimizers/adam.hpp"
+#include "../optimizers/adamw.hpp"
+#include "../optimizers/exponentiated_gradient.hpp"
 #include "../optimizers/gradient_descent.hpp"
 #include "../optimizers/mirror_descent.hpp"
 #include "../optimizers/momentum.hpp"
 #include "../optimizers/normalized_gradient_descent.hpp"
 #include "../optimizers/polyak_step.hpp"
+#include "../optimizers/rmsprop.hpp"
 #include "../optimizers/sign_descent.hpp"
+#include "../optimizers/steepest_descent.hpp"
 
 #define MHFAST_OPTIMIZERS(X)                                \
   X(GradientDescent, gradient_descent)                      \
@@ -22,4 +27,9 @@
   X(Momentum, momentum)                                     \
   X(Adam, adam)                                             \
   X(MirrorDescent, mirror_descent)                          \
-  X(SignDescent, sign_descent)
+  X(SignDescent, sign_descent)                              \
+  X(AdamW, adamw)                                           \
+  X(AdaGrad, adagrad)                                       \
+  X(RMSProp, rmsprop)                                       \
+  X(ExponentiatedGradient, exponentiated_gradient)          \
+  X(SteepestDescent, steepest_descent)

@@ -50,18 +50,10 @@ void Descent<real>::add(const Trained<real>& tensor) {
   added.decays.resize(width_, 0.0);
 }
 
-/// Writes one sum for each lane; power 0: only the largest, to see whether all are finite.
 template <class real>
-void Descent<real>::measure(const real* x, std::ptrdiff_t size, double power, PowerSum* out) const {
-  double largest[kMostLanes], sum[kMostLanes];
-  kernels_.measure({size * width_, x, largest, sum, power});
-  const double exponent = power == 0 ? 2 : power;
-  if (width_ > 1) {
-    for (int l = 0; l < width_; ++l) out[l] = {largest[l], sum[l], exponent};
-    return;
-  }
-  *out = {0, 0, exponent};
-  for (int l = 0; l < kernels_.lanes; ++l) out->add({largest[l], sum[l], exponent});
+void Descent<real>::prepare(int threads) {
+  if (const auto* rule = std::get_if<SteepestDescent>(&optimizer_.rule))
+    directions_ = std::make_unique<Directions<real>>(*rule, width_, tensors_, threads);
 }
 
 /// Measures a member's heads of the gradient and adds l2 theta to them.
@@ -218,6 +210,11 @@ void Descent<real>::choose_rates_of(const Rule& rule, std::int64_t step,
         fill(tensor, lane, rate);
     }
   }
+}
+
+template <class real>
+void Descent<real>::make_directions(const Member& member) {
+  directions_->make(kept_, frozen_, member);
 }
 
 template <class real>

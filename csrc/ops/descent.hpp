@@ -10,14 +10,15 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <variant>
 #include <vector>
 
 #include "../dispatch/dispatch.hpp"
 #include "../lists/optimizers.hpp"
-#include "data.hpp"
-#include "norms.hpp"
+#include "directions.hpp"
 #include "team.hpp"
+#include "trained.hpp"
 
 namespace mhfast {
 
@@ -69,22 +70,6 @@ struct Optimizer {
   }
 };
 
-/// A trained tensor and its gradient; of each head (and lane) what the step needs to know.
-template <class real>
-struct Trained {
-  TensorName name;
-  int heads;
-  std::ptrdiff_t size;  // of one head, in numbers
-  real *theta, *gradient, *first, *second;
-  std::vector<double> lr;            // of each lane
-  std::vector<PowerSum> loss_norms;  // of the gradient as stored
-  std::vector<PowerSum> step_norms;  // of gradient + l2 theta
-  std::vector<PowerSum> dual_norms;  // of the same, in the power that a normalized step divides by
-  std::vector<double> log_scales;    // log of the true gradient over the stored one
-  std::vector<double> rates;         // the step's factor of the stored gradient
-  std::vector<double> decays;        // the share of theta that the step takes, of each lane
-};
-
 template <class real>
 class Descent {
  public:
@@ -92,21 +77,26 @@ class Descent {
   Descent(const Optimizer& optimizer, int width, bool wants_norms);
 
   void add(const Trained<real>& tensor);
+  /// After the last tensor: scratch for teams of up to so many threads.
+  void prepare(int threads);
   std::vector<Trained<real>>& tensors() { return tensors_; }
 
   // Each called by all members of a team, with a barrier after it.
   void scan(const Member& member);
+  void make_directions(const Member& member);
   void apply(const Member& member);
   void measure_parameters(const Member& member);
   void project(const Member& member);
 
-  // One member's: after scan; after measure_parameters.
+  // One member's: after scan; after make_directions; after measure_parameters.
   bool is_finite(int lane) const;
   double gradient_norm(int lane) const;
   void choose_rates(std::int64_t step, const std::vector<std::int64_t>& since,
                     const std::vector<double>& losses, const std::vector<char>& frozen);
+  void choose_directions() { directions_->choose(scaled_); }
   void choose_projections();
 
+  bool directs() const { return directions_ != nullptr; }
   bool projects() const { return optimizer_.project != Projection::kNone; }
   bool needs_losses() const { return optimizer_.needs_loss(); }
   /// The stored gradient lacks the factors whose logarithms are in log_scales.
@@ -114,7 +104,9 @@ class Descent {
 
  private:
   using Norms = std::vector<PowerSum> Trained<real>::*;
-  void measure(const real* x, std::ptrdiff_t size, double power, PowerSum* out) const;
+  void measure(const real* x, std::ptrdiff_t size, double power, PowerSum* out) const {
+    mhfast::measure(kernels_, width_, x, size, power, out);
+  }
   PowerSum whole_norm(Norms norms, int lane, double& log_scale) const;
   double divided(double rate, const PowerSum& norm, double log_scale, double kept) const;
   template <class Rule>
@@ -137,6 +129,7 @@ class Descent {
   const int width_;
   const bool wants_norms_, step_needs_norm_;
   std::vector<Trained<real>> tensors_;
+  std::unique_ptr<Directions<real>> directions_;  // for rules that replace the gradient
   bool scaled_ = false;
   bool one_lr_ = true;  // all tensors have the same, in the same place
   std::vector<char> frozen_;

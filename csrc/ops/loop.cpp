@@ -157,6 +157,8 @@ void Loop<real>::make_tensors() {
       lr[l] = task_.optimizer.lr[name][run_ + std::min(l, count_ - 1)];
     descent_->add({TensorName(name),
                    e.heads,
+                   e.rows,
+                   e.columns,
                    e.size(),
                    theta_[name],
                    gradient_[name],
@@ -170,6 +172,7 @@ void Loop<real>::make_tensors() {
                    {},
                    {}});
   }
+  descent_->prepare(engine_->threads());
 }
 
 template <class real>
@@ -511,6 +514,12 @@ void Loop<real>::repeat_rows(std::int64_t reached) {
 
 template <class real>
 void Loop<real>::update(const Member& member) {
+  if (descent_->directs()) {
+    descent_->make_directions(member);
+    member.wait();
+    if (member.index == 0) descent_->choose_directions();
+    member.wait();
+  }
   descent_->apply(member);
   if (!descent_->projects()) return;
   descent_->measure_parameters(member);

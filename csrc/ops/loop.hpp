@@ -14,7 +14,10 @@
 //   | decide  rates, what stops and what is due                 first       totals, norms
 //   | tests   load and pass over each test set that is due      as above
 //   | record  rows of the records                               first       all parameters
-//   | update  a head's parameters and optimizer state           head        rates
+//   (| make   a head's direction in place of its gradient,      head        what clipping leaves
+//             momentum, dual norm)
+//   (| choose factors of the directions                         first       dual norms of all
+//   heads) | update  a head's parameters and optimizer state           head        rates
 //   (| norms  factors of the projection                         first       norms of all heads)
 //   (| project  a head's parameters                             head        the factors)
 //   next load

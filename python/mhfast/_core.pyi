@@ -50,6 +50,16 @@ class Scope:
     @property
     def name(self) -> str: ...
 
+class Norm:
+    __members__: ClassVar[dict[str, Norm]]
+    @property
+    def name(self) -> str: ...
+
+class Polar:
+    __members__: ClassVar[dict[str, Polar]]
+    @property
+    def name(self) -> str: ...
+
 class Projection:
     __members__: ClassVar[dict[str, Projection]]
     @property

@@ -44,8 +44,28 @@ OPTIMIZERS = with_every(
         mh.MirrorDescent(0.02, 3, True),
         mh.MirrorDescent(0.02, 1.5, True, "head"),
         mh.MirrorDescent(0.02, 2.5, True, "all", schedule=SCHEDULE),
+        mh.AdamW(0.02, schedule=SCHEDULE, weight_decay=0.3),
+        mh.AdaGrad(0.05, 1e-3, l2=0.05, clip=0.2, schedule=SCHEDULE),
+        mh.RMSProp(0.02, 0.7, 1e-3, 0.5, l2=0.05, clip=0.2, schedule=SCHEDULE),
+        mh.ExponentiatedGradient(0.3),
+        mh.ExponentiatedGradient(0.3, 0.2, l2=0.05, clip=0.2, schedule=SCHEDULE),
+        mh.SteepestDescent(0.03, "max", scaled=True, by="head", schedule=SCHEDULE),
+        mh.SteepestDescent(0.2, "l1"),
+        mh.SteepestDescent(0.2, "l1", 0.7, scaled=True, by="head", clip=0.2, l2=0.05),
+        mh.SteepestDescent(0.05, "fro", 0.7, by="head"),
+        mh.SteepestDescent(0.05, "fro", 0.7, True, scaled=True, clip=0.2),
+        mh.SteepestDescent(0.05, "spectral", polar="newton_schulz"),
     ]
 )
+
+# U Vᵀ is as exact as the smallest singular value is large, so that float32 has few digits of it.
+SPECTRAL = [
+    mh.SteepestDescent(0.05, "spectral"),
+    mh.SteepestDescent(0.05, "spectral", 0.9, True, schedule=SCHEDULE),
+    mh.SteepestDescent(0.02, "spectral", 0.5, scaled=True, l2=0.05, clip=0.2),
+    mh.SteepestDescent(0.02, "spectral", scaled=True, by="head"),
+    mh.SteepestDescent(0.02, "spectral", 0.9, scaled=True, polar="newton_schulz"),
+]
 
 
 def problem(kind="classifier", dtype=np.float64):
@@ -70,7 +90,7 @@ def difference(a, b):
 
 
 @pytest.mark.parametrize("kind", ["classifier", "layer"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS + SPECTRAL, ids=repr)
 def test_transcription(optimizer, kind):
     model, data = problem(kind)
     run = mh.train(model, data, steps=STEPS, optimizer=optimizer)
@@ -176,6 +196,14 @@ def test_norms_are_those_of_what_is_trained(optimizer, wrt):
             {"betas": (0.7, 0.95), "eps": 1e-4, "weight_decay": 0.2},
         ),
         (mh.Adam(0.1, weight_decay=0.2), "AdamW", {"weight_decay": 0.2}),
+        (mh.AdamW(0.1), "AdamW", {}),
+        (mh.AdaGrad(0.1), "Adagrad", {}),
+        (mh.RMSProp(0.1), "RMSprop", {}),
+        (
+            mh.RMSProp(0.1, 0.8, 1e-3, 0.6, l2=0.05),
+            "RMSprop",
+            {"alpha": 0.8, "eps": 1e-3, "momentum": 0.6, "weight_decay": 0.05},
+        ),
     ],
     ids=repr,
 )
@@ -275,6 +303,129 @@ def test_closed_form_adam():
     assert close(U, -(1 - 0.9**9) / 0.2 * np.sign(g), 1e-12)
 
 
+def test_closed_form_adagrad_and_rmsprop():
+    """Of a constant gradient v is k g², or (1 - beta^k) g²: a step is lr sign g over a root."""
+    k = np.arange(1, 10)
+    U, g, _ = linear(mh.AdaGrad(0.5, eps=0.0), 9)
+    assert close(U, -0.5 * (k**-0.5).sum() * np.sign(g))
+    U, g, _ = linear(mh.RMSProp(0.5, 0.6, eps=0.0), 9)
+    assert close(U, -0.5 * ((1 - 0.6**k) ** -0.5).sum() * np.sign(g))
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3])
+def test_closed_form_exponentiated_gradient(scale):
+    """Of the linear loss steps add up in the mirror: θ exp(-sign θ lr Σg), or in arcsinh."""
+    _, data = problem()
+    U = np.linspace(-1, 2, 30).reshape(2, 3, 5)
+    start = mh.Classifier(np.zeros((2, 5, 5)), U)
+    _, g = mh.value_and_grad(start, data, loss="linear", wrt="U")
+    optimizer = mh.ExponentiatedGradient(2.0, scale)
+    run = mh.train(start, data, steps=9, loss="linear", wrt="U", optimizer=optimizer)
+    sum_of_steps = 9 * 2.0 * g.U
+    expected = (
+        scale * np.sinh(np.arcsinh(U / scale) - sum_of_steps)
+        if scale
+        else U * np.exp(-np.sign(U) * sum_of_steps)
+    )
+    assert abs(sum_of_steps).max() > 1.0
+    assert close(run.model.U, expected, 1e-12)  # roundings of the exponent grow with it
+    assert scale or np.array_equal(np.sign(run.model.U), np.sign(U))
+
+
+def test_exponentiated_gradient_of_a_large_scale_is_gradient_descent():
+    model, data = problem()
+    a = mh.train(model, data, steps=STEPS, optimizer=mh.ExponentiatedGradient(1e-6, 1e5))
+    b = mh.train(model, data, steps=STEPS, optimizer=mh.GradientDescent(0.1))
+    assert difference(a.model, b.model) < 1e-9  # θ/scale squared, and roundings times the scale
+
+
+@pytest.mark.parametrize("by", ["tensor", "head"])
+@pytest.mark.parametrize("norm", ["max", "l1", "fro", "spectral"])
+def test_steepest_descent_is_the_best_step_of_its_length(norm, by):
+    """The step D has norm 1, and ⟨D, g⟩ is the dual norm, by which scaled steps are longer."""
+    model, data = problem("layer")
+    V = model.V
+    _, g = mh.value_and_grad(model, data, wrt="V")
+    options = {"steps": 1, "wrt": "V"}
+    plain, scaled = (
+        V - mh.train(
+            model, data, optimizer=mh.SteepestDescent(1.0, norm, scaled=s, by=by), **options
+        ).model.V
+        for s in (False, True)
+    )  # fmt: skip
+    groups = [slice(0, 1), slice(1, 2)] if by == "head" else [slice(None)]
+    for group in groups:
+        D, m = plain[group], g.V[group]
+        s = np.linalg.svd(m, compute_uv=False)
+        size = {
+            "max": abs(D).max(), "l1": abs(D).sum(), "fro": length([D]),
+            "spectral": np.linalg.svd(D, compute_uv=False).max(),
+        }[norm]  # fmt: skip
+        dual = {"max": abs(m).sum(), "l1": abs(m).max(), "fro": length([m]), "spectral": s.sum()}
+        assert size == pytest.approx(1.0, rel=1e-13)
+        assert (D * m).sum() == pytest.approx(dual[norm], rel=1e-12)
+        assert close(scaled[group], dual[norm] * D, 1e-12)
+
+
+def test_steepest_descent_without_momentum_is_what_it_is_called():
+    model, data = problem()
+    pairs = [
+        (mh.SteepestDescent(0.02, "max"), mh.SignDescent(0.02)),
+        (mh.SteepestDescent(0.02, "fro"), mh.NormalizedGradientDescent(0.02)),
+        (mh.SteepestDescent(0.02, "fro", scaled=True), mh.GradientDescent(0.02)),
+        (mh.SteepestDescent(0.02, "fro", 0.8, True, True), mh.Momentum(0.02, 0.8, True)),
+    ]
+    for a, b in pairs:
+        first, second = (mh.train(model, data, steps=STEPS, optimizer=o).model for o in (a, b))
+        assert difference(first, second) < TOLERANCE
+
+
+def test_steepest_descent_where_the_gradient_underflows():
+    """A factor of the gradient, here below exp(-1000), does not change a normalized step."""
+    rng = np.random.default_rng(2)
+    X, u = rng.standard_normal((5, 3, 4)), rng.standard_normal(4)
+    y = np.sign(X.mean(axis=1) @ u)
+    least = abs(X.mean(axis=1) @ u).min()
+    for norm in ("max", "l1", "fro", "spectral"):
+        moved = []
+        for size in (1000.0, 4000.0):  # every margin is this or more
+            start = mh.Classifier(np.zeros((1, 4, 4)), np.tile(u, (1, 3, 1)) * size / 3 / least)
+            _, g = mh.value_and_grad(start, X, y, loss="exponential", wrt="W")
+            assert not g.W.any()
+            run = mh.train(
+                start, X, y, steps=1, loss="exponential", wrt="W",
+                optimizer=mh.SteepestDescent(0.1, norm),
+            )  # fmt: skip
+            moved.append(run.model.W)
+        assert moved[0].any()
+        assert close(moved[1], moved[0], 1e-12)
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (3, 7), (8, 2), (1, 6), (4, 1)])
+def test_spectral_steps_of_low_rank_leave_the_rest(shape):
+    """Of U S Vᵀ with fewer singular values the step is U Vᵀ of these; of zero there is none."""
+    rng = np.random.default_rng(5)
+    rows, columns = shape
+    d, p = rows, columns
+    X = rng.standard_normal((6, 1, d))
+    for rank in range(min(shape) + 1):
+        # The gradient of the linear loss in V is -Σ_i x_i y_iᵀ / n.
+        left = np.linalg.qr(rng.standard_normal((6, 6)))[0][:, :rank]
+        Y = left @ rng.standard_normal((rank, p)) if rank else np.zeros((6, p))
+        V = np.zeros((1, d, p))
+        start = mh.Layer(np.zeros((1, d, d)), V)
+        data = (X, Y[:, None, :])
+        _, g = mh.value_and_grad(start, *data, loss="squared", wrt="V")
+        optimizer = mh.SteepestDescent(1.0, "spectral")
+        run = mh.train(start, *data, steps=1, loss="squared", wrt="V", optimizer=optimizer)
+        D = -run.model.V[0]
+        s = np.linalg.svd(D, compute_uv=False)
+        found = min(rank, np.linalg.matrix_rank(g.V[0]))
+        assert s == pytest.approx([1.0] * found + [0.0] * (len(s) - found), abs=1e-12)
+        nuclear = np.linalg.svd(g.V[0], compute_uv=False).sum()
+        assert (D * g.V[0]).sum() == pytest.approx(nuclear, rel=1e-12, abs=1e-15)
+
+
 @pytest.mark.parametrize("p", [1.5, 2, 3])
 def test_closed_form_mirror_descent(p):
     U, g, _ = linear(mh.MirrorDescent(0.5, p), 9)
@@ -308,6 +459,11 @@ ZERO_STAYS = [
     mh.MirrorDescent(0.3, 3, True),
     mh.MirrorDescent(0.3, 1.5, True, "head"),
     mh.GradientDescent(0.3, project="sphere", radius=1.0),
+    mh.AdaGrad(0.3),
+    mh.RMSProp(0.3),
+    mh.ExponentiatedGradient(0.3, 0.5),
+    *(mh.SteepestDescent(0.3, norm) for norm in ("max", "l1", "fro", "spectral")),
+    mh.SteepestDescent(0.3, "spectral", polar="newton_schulz"),
 ]
 
 

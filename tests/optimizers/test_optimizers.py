@@ -35,11 +35,13 @@ def test_fields_become_plain_numbers_and_compare():
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_every_number_is_kept_as_a_plain_one(kind):
     """Whatever type it came with; so are truth values."""
-    bools = {"nesterov", "normalized"}
-    others = {"name", "schedule", "by", "project", "project_by", *bools}
+    bools = {"nesterov", "normalized", "scaled"}
+    chosen = {"norm": "max"} if kind is mh.SteepestDescent else {}
+    others = {"name", "schedule", "by", "project", "project_by", "norm", "polar", *bools}
     numbers = {field.name for field in dataclasses.fields(kind)} - others
     values = {name: np.float32(1.5) for name in numbers} | {"project": "ball"}
-    values |= {name: np.float32(0.25) for name in numbers if name.startswith("beta")}
+    fractions = {name for name in numbers if name.startswith("beta") or name == "momentum"}
+    values |= dict.fromkeys(fractions, np.float32(0.25)) | chosen
     flags = dict.fromkeys(bools & set(kind.__dataclass_fields__), np.True_)
     optimizer = kind(**values, **flags)
     assert {name: type(getattr(optimizer, name)) for name in numbers} == dict.fromkeys(
@@ -182,6 +184,25 @@ def test_wrong_step_sizes(kind, lr, error, message):
         (mh.MirrorDescent, {"p": np.inf}, ValueError, "p: .*finite"),
         (mh.MirrorDescent, {"normalized": "yes"}, TypeError, "normalized: .*'yes'"),
         (mh.MirrorDescent, {"by": "row"}, ValueError, "by: .*'row'"),
+        (mh.AdamW, {"weight_decay": -1}, ValueError, "weight_decay: .*-1"),
+        (mh.AdaGrad, {"eps": -1}, ValueError, "eps: .*-1"),
+        (mh.RMSProp, {"momentum": 1.0}, ValueError, r"momentum: .*\[0, 1\), got 1\.0"),
+        (mh.ExponentiatedGradient, {"scale": -1}, ValueError, "scale: .*-1"),
+        (mh.SteepestDescent, {"norm": "l3"}, ValueError, "norm: .*or 'spectral', got 'l3'"),
+        (
+            mh.SteepestDescent,
+            {"by": "all"},
+            ValueError,
+            "by: expected 'tensor' or 'head', got 'all'",
+        ),
+        (mh.SteepestDescent, {"scaled": 1}, TypeError, "scaled: expected a bool, got 1"),
+        (mh.SteepestDescent, {"polar": "svd"}, ValueError, "polar: .*'newton_schulz', got 'svd'"),
+        (
+            mh.SteepestDescent,
+            {"polar": "newton_schulz"},
+            ValueError,
+            "polar: expected 'exact' with norm='max', got 'newton_schulz'",
+        ),
     ],
 )
 def test_wrong_fields_of_one_kind(kind, fields, error, message):

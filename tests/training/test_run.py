@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from lists import with_every
+from lists import plain, with_every
 
 import mhfast as mh
 from mhfast.optimizers import OPTIMIZERS
@@ -146,13 +146,14 @@ def test_new_settings_hold_from_there_on():
 def test_another_kind_of_optimizer_begins_anew(kind):
     model, inputs = setting()
     run = start(model, inputs, 6, record="loss", optimizer=mh.GradientDescent(0.3))
-    changed = mh.train(run, **inputs, steps=5, optimizer=kind(0.02))
-    assert changed.model == start(run.model, inputs, 5, optimizer=kind(0.02), record="loss").model
+    changed = mh.train(run, **inputs, steps=5, optimizer=plain(kind, lr=0.02))
+    alone = start(run.model, inputs, 5, optimizer=plain(kind, lr=0.02), record="loss")
+    assert changed.model == alone.model
     # Another step size of the same kind keeps what the optimizer carries.
-    half = mh.train(run, **inputs, steps=3, optimizer=kind(0.01))
-    more = mh.train(half, **inputs, steps=4, optimizer=kind(0.02))
+    half = mh.train(run, **inputs, steps=3, optimizer=plain(kind, lr=0.01))
+    more = mh.train(half, **inputs, steps=4, optimizer=plain(kind, lr=0.02))
     factors = [1.0] * 9 + [2.0] * 4
-    scheduled = mh.train(run, **inputs, steps=7, optimizer=kind(0.01, schedule=factors))
+    scheduled = mh.train(run, **inputs, steps=7, optimizer=plain(kind, lr=0.01, schedule=factors))
     assert np.allclose(more.model.W, scheduled.model.W, rtol=1e-14)  # 0.01 * 2 is 0.02 exactly
     saved = pickle.loads(pickle.dumps(half))
     assert (saved.since, half.state.keys()) == (6, {"W", "U"})

@@ -89,8 +89,9 @@ def _schedule(name: str, value: Any, last: int) -> _Numbers | None:
 
 
 def _core_value(name: str, value: object) -> object:
-    """Return the value of a field as the core takes it: a scope by its name."""
-    return _core.Scope.__members__[str(value)] if name == "by" else value
+    """Return the value of a field as the core takes it: what is chosen by name as a member."""
+    chosen: dict[str, Any] = {"by": _core.Scope, "norm": _core.Norm, "polar": _core.Polar}
+    return chosen[name].__members__[value] if name in chosen else value
 
 
 def fields_of(optimizer: Optimizer) -> dict[str, Any]:

@@ -26,14 +26,22 @@ from ._common import (
 )
 
 __all__ = [
+    "AdaGrad",
     "Adam",
+    "AdamW",
+    "ExponentiatedGradient",
     "GradientDescent",
     "MirrorDescent",
     "Momentum",
     "NormalizedGradientDescent",
     "PolyakStep",
+    "RMSProp",
     "SignDescent",
+    "SteepestDescent",
 ]
+
+NORMS = ("max", "l1", "fro", "spectral")
+POLARS = ("exact", "newton_schulz")
 
 
 @dataclass(frozen=True, repr=False)
@@ -254,8 +262,8 @@ class MirrorDescent(StepRule):
 class SignDescent(StepRule):
     """Sign descent: θ_{k+1} = θ_k - lr sign(g), entry by entry, with sign(0) = 0.
 
-    The size of the gradient does not matter, so that ``clip`` changes nothing. It is the steepest
-    descent in the norm max |θ_j|, up to the length of the step.
+    The size of the gradient does not matter, so that ``clip`` changes nothing. It is
+    `SteepestDescent` in the norm "max", without momentum.
 
     Parameters
     ----------
@@ -275,6 +283,224 @@ class SignDescent(StepRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set_field("lr", rates(self.lr))
+
+
+@dataclass(frozen=True, repr=False)
+class AdamW(StepRule):
+    """AdamW: Adam with decoupled weight decay, the step of `Adam` and the defaults of torch.
+
+    Parameters
+    ----------
+    lr : float or (R,) or dict of them
+        Step size, as in `GradientDescent`.
+    beta1, beta2, eps
+        As in `Adam`.
+    weight_decay : float
+        Each step takes the share lr · weight_decay of θ away; finite and at least 0.
+
+    References
+    ----------
+    Loshchilov, Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
+    """
+
+    name: ClassVar[str] = "adamw"
+
+    lr: Rates
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set_field("lr", rates(self.lr))
+        self._set_field("beta1", fraction("beta1", self.beta1))
+        self._set_field("beta2", fraction("beta2", self.beta2))
+        self._set_field("eps", at_least_zero("eps", self.eps))
+        self._set_field("weight_decay", at_least_zero("weight_decay", self.weight_decay))
+
+
+@dataclass(frozen=True, repr=False)
+class AdaGrad(StepRule):
+    """AdaGrad: v ← v + g² from v = 0, θ_{k+1} = θ_k - lr g / (sqrt(v) + eps), entry by entry.
+
+    Parameters
+    ----------
+    lr : float or (R,) or dict of them
+        Step size, as in `GradientDescent`.
+    eps : float
+        Finite and at least 0. Where v and eps are 0 there is no step.
+
+    References
+    ----------
+    Duchi, Hazan, Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic
+    Optimization", JMLR 2011.
+    """
+
+    name: ClassVar[str] = "adagrad"
+
+    lr: Rates
+    eps: float = 1e-10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set_field("lr", rates(self.lr))
+        self._set_field("eps", at_least_zero("eps", self.eps))
+
+
+@dataclass(frozen=True, repr=False)
+class RMSProp(StepRule):
+    """RMSProp: steps divided by a running mean of g², entry by entry.
+
+    Step k, from v = b = 0:
+
+        v ← beta v + (1 - beta) g²,   b ← momentum b + g / (sqrt(v) + eps),   θ_{k+1} = θ_k - lr b.
+
+    Parameters
+    ----------
+    lr : float or (R,) or dict of them
+        Step size, as in `GradientDescent`.
+    beta : float
+        In [0, 1); torch calls it alpha.
+    eps : float
+        Finite and at least 0. Where v and eps are 0, g adds nothing to b.
+    momentum : float
+        In [0, 1).
+
+    References
+    ----------
+    Tieleman, Hinton, "Lecture 6.5 - RMSProp", COURSERA: Neural Networks for Machine Learning, 2012.
+    """
+
+    name: ClassVar[str] = "rmsprop"
+
+    lr: Rates
+    beta: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set_field("lr", rates(self.lr))
+        self._set_field("beta", fraction("beta", self.beta))
+        self._set_field("eps", at_least_zero("eps", self.eps))
+        self._set_field("momentum", fraction("momentum", self.momentum))
+
+
+@dataclass(frozen=True, repr=False)
+class ExponentiatedGradient(StepRule):
+    """Exponentiated gradient for entries of any sign: steps are factors.
+
+        θ_{k+1} = θ_k exp(-sign(θ_k) lr g),   entry by entry.
+
+    An entry keeps its sign, and one of exactly zero stays. With a ``scale`` β it is mirror descent
+    with the hyperbolic entropy,
+
+        θ_{k+1} = β sinh(arcsinh(θ_k / β) - lr g),
+
+    which is multiplicative for entries far above β, gradient descent of step size lr β for those
+    far below, and lets signs change. For β to 0 the first formula is its limit.
+
+    Parameters
+    ----------
+    lr : float or (R,) or dict of them
+        Step size, as in `GradientDescent`.
+    scale : float
+        β, finite and at least 0.
+
+    References
+    ----------
+    Kivinen, Warmuth, "Exponentiated Gradient versus Gradient Descent for Linear Predictors",
+    Information and Computation 1997; Ghai, Hazan, Singer, "Exponentiated Gradient Meets Gradient
+    Descent", ALT 2020.
+    """
+
+    name: ClassVar[str] = "exponentiated_gradient"
+
+    lr: Rates
+    scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set_field("lr", rates(self.lr))
+        self._set_field("scale", at_least_zero("scale", self.scale))
+
+
+@dataclass(frozen=True, repr=False)
+class SteepestDescent(StepRule):
+    """Steepest descent in a norm, with momentum; in the spectral norm it is Muon.
+
+    Step k, from v = 0:
+
+        v ← beta v + g,   m = v, or g + beta v with ``nesterov``,   θ_{k+1} = θ_k - lr D,
+
+    D the point of norm 1 with the largest ⟨D, m⟩:
+
+    ========== ======================================= =================================
+    norm       D                                       dual norm ‖m‖_* = ⟨D, m⟩
+    ========== ======================================= =================================
+    "max"      sign(m), entry by entry, sign(0) = 0    Σ |m_j|
+    "l1"       sign of the largest entry, zero else    max |m_j|
+    "fro"      m / ‖m‖                                 ‖m‖
+    "spectral" U Vᵀ of each head's matrix m = U S Vᵀ   sum of the singular values
+    ========== ======================================= =================================
+
+    Steps are normalized, of length lr in the norm, unless ``scaled``: then they are lr ‖m‖_* D. A
+    gradient of exactly zero makes no step. "max" without momentum is `SignDescent`, "fro"
+    `NormalizedGradientDescent`, or `GradientDescent` if scaled.
+
+    Parameters
+    ----------
+    lr : float or (R,) or dict of them
+        Length of a step, as in `GradientDescent`.
+    norm : {"max", "l1", "fro", "spectral"}
+    beta : float
+        In [0, 1).
+    nesterov : bool
+    scaled : bool
+        Multiply steps by the dual norm.
+    by : {"tensor", "head"}
+        Over what the norm is taken: each parameter or each head of each parameter. A parameter
+        without heads counts as one head. The spectral norm of a parameter is the largest of those
+        of its heads, its dual norm their sum.
+    polar : {"exact", "newton_schulz"}
+        How U Vᵀ is found: from singular vectors, by one-sided Jacobi rotations, or by five
+        Newton-Schulz steps with the coefficients of Muon, which bring the singular values near 1,
+        most of them within 0.3. Both compute in float64.
+
+    Notes
+    -----
+    For "exact" singular values up to 32 max(rows, columns) ε of the largest one count as zero, with
+    ε that of the dtype: in these directions there is no step. Of equal entries "l1" takes the
+    first. Clipping comes before normalizing, so it has an effect only with ``scaled`` or momentum.
+
+    References
+    ----------
+    Bernstein, Newhouse, "Old Optimizer, New Norm: An Anthology", 2024; Jordan et al., "Muon: An
+    optimizer for hidden layers in neural networks", 2024.
+    """
+
+    name: ClassVar[str] = "steepest_descent"
+
+    lr: Rates
+    norm: str
+    beta: float = 0.0
+    nesterov: bool = False
+    scaled: bool = False
+    by: str = "tensor"
+    polar: str = "exact"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set_field("lr", rates(self.lr))
+        one_of("norm", self.norm, NORMS)
+        self._set_field("beta", fraction("beta", self.beta))
+        self._set_field("nesterov", truth("nesterov", self.nesterov))
+        self._set_field("scaled", truth("scaled", self.scaled))
+        one_of("by", self.by, GROUPINGS[:2])
+        one_of("polar", self.polar, POLARS)
+        if self.polar != "exact" and self.norm != "spectral":
+            raise ValueError(f"polar: expected 'exact' with norm={self.norm!r}, got {self.polar!r}")
 
 
 Optimizer: TypeAlias = StepRule

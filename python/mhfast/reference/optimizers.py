@@ -68,6 +68,77 @@ def sign_descent(_o: Any, theta: Array, g: Array, _kept: list[Array], at: At) ->
     return np.asarray(theta - at.lr * np.sign(g))
 
 
+def adagrad(o: Any, theta: Array, g: Array, kept: list[Array], at: At) -> Array:
+    """V ← v + g², θ - lr g / (sqrt(v) + eps)."""
+    kept[0] = v = kept[0] + g**2
+    return np.asarray(theta - at.lr * quotient(g, np.sqrt(v) + o.eps))
+
+
+def rmsprop(o: Any, theta: Array, g: Array, kept: list[Array], at: At) -> Array:
+    """Mean square v of g, momentum b of g / (sqrt(v) + eps); θ - lr b."""
+    kept[0] = v = o.beta * kept[0] + (1.0 - o.beta) * g**2
+    kept[1] = b = o.momentum * kept[1] + quotient(g, np.sqrt(v) + o.eps)
+    return np.asarray(theta - at.lr * b)
+
+
+def exponentiated_gradient(o: Any, theta: Array, g: Array, _kept: list[Array], at: At) -> Array:
+    """Θ exp(-sign(θ) lr g), or with a scale β sinh(arcsinh(θ / β) - lr g)."""
+    if o.scale == 0.0:
+        return np.asarray(theta * np.exp(-np.sign(theta) * at.lr * g))
+    return np.asarray(o.scale * np.sinh(np.arcsinh(theta / o.scale) - at.lr * g))
+
+
+def steepest_descent(o: Any, theta: Array, g: Array, kept: list[Array], at: At) -> Array:
+    """Θ - lr D of the momentum, for each head or all of them, D times the dual norm if scaled."""
+    kept[0] = v = o.beta * kept[0] + g
+    m = g + o.beta * v if o.nesterov else v
+    heads = m.reshape(-1, *m.shape[-2:])
+    groups = heads[:, None] if o.by == "head" else heads[None]
+    step = np.empty_like(groups)
+    for j, group in enumerate(groups):
+        D, dual = direction(o, group)
+        step[j] = dual * D if o.scaled else D
+    return np.asarray(theta - at.lr * step.reshape(theta.shape))
+
+
+def direction(o: Any, m: Array) -> tuple[Array, float]:
+    """Return the D of norm 1 with the largest ⟨D, m⟩, and that product; m (heads, rows, cols)."""
+    size = np.abs(m)
+    if o.norm == "max":
+        return np.sign(m), float(size.sum())
+    if o.norm == "l1":
+        D = np.zeros_like(m)
+        D.flat[size.argmax()] = np.sign(m.flat[size.argmax()])
+        return D, float(size.max())
+    if o.norm == "fro":
+        length = float(np.sqrt((m**2).sum()))
+        return (m / length if length > 0.0 else m), length
+    factors = [polar_exact(h) if o.polar == "exact" else polar_newton_schulz(h) for h in m]
+    return np.stack([D for D, _ in factors]), float(sum(dual for _, dual in factors))
+
+
+def polar_exact(m: Array) -> tuple[Array, float]:
+    """U Vᵀ of m = U S Vᵀ without singular values that are rounding errors, and their sum."""
+    U, s, Vt = np.linalg.svd(m, full_matrices=False)
+    r = int((s > 32 * max(m.shape) * np.finfo(m.dtype).eps * s[0]).sum())
+    return U[:, :r] @ Vt[:r], float(s[:r].sum())
+
+
+def polar_newton_schulz(m: Array) -> tuple[Array, float]:
+    """Five steps x ← a x + (b x xᵀ + c (x xᵀ)²) x from m / ‖m‖, and the product with m."""
+    length = np.sqrt((m**2).sum())
+    x = m / length if length > 0.0 else m
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x, float((x * m).sum())
+
+
+def quotient(a: Array, b: Array) -> Array:
+    """Return a / b, 0 where b is."""
+    return np.divide(a, b, out=np.zeros_like(a), where=b != 0.0)
+
+
 STEPS: dict[str, Callable[[Any, Array, Array, list[Array], At], Array]] = {
     "gradient_descent": gradient_descent,
     "normalized_gradient_descent": gradient_descent,
@@ -76,4 +147,9 @@ STEPS: dict[str, Callable[[Any, Array, Array, list[Array], At], Array]] = {
     "adam": adam,
     "mirror_descent": mirror_descent,
     "sign_descent": sign_descent,
+    "adamw": adam,
+    "adagrad": adagrad,
+    "rmsprop": rmsprop,
+    "exponentiated_gradient": exponentiated_gradient,
+    "steepest_descent": steepest_descent,
 }

@@ -35,6 +35,9 @@ Direction: TypeAlias = Gradients | Model | Mapping[str, npt.ArrayLike]
 Directions: TypeAlias = Direction | Sequence[Direction] | Mapping[str, Direction]
 
 
+_OTHERS = {"MirrorDescent": ", p", "SteepestDescent": ", norm"}  # what must be given beside lr
+
+
 def optimizer(value: Optimizer | None) -> Optimizer:
     """Return the optimizer; TypeError if it is not one."""
     if not isinstance(value, StepRule):
@@ -52,7 +55,7 @@ def _optimizers(value: object) -> str:
     if isinstance(name, str):
         key = plain.get("".join(filter(str.isalpha, name)).lower())
         if key is not None:
-            return f"a made one, such as mhfast.{key}(lr{', p' if key == 'MirrorDescent' else ''})"
+            return f"a made one, such as mhfast.{key}(lr{_OTHERS.get(key, '')})"
     return f"one of {', '.join(known)}, such as GradientDescent(lr)"
 
 
