@@ -31,7 +31,7 @@ def test_gradient(benchmark, dtype):
 def test_hvp(benchmark, dtype):
     benchmark.group = f"hvp {SHAPE} {dtype}"
     drawn, model, tangent = problem(dtype)
-    product = benchmark(mh.hvp, model, drawn.X, drawn.y, tangent)
+    product = benchmark(mh.hvp, model, drawn.X, drawn.y, tangent=tangent)
     want = mh.reference.hvp(model, drawn.X, drawn.y, tangent)
     for name in ("W", "U"):
         error = np.abs(getattr(product, name) - want[name]).max() / np.abs(want[name]).max()
@@ -56,7 +56,7 @@ def test_jax(benchmark, dtype):
     at = tuple(map(jnp.asarray, (model.W, model.U)))
     along = tuple(map(jnp.asarray, (tangent.W, tangent.U)))
     found = benchmark(lambda: jax.block_until_ready(product(at, along)))
-    ours = mh.hvp(model, drawn.X, drawn.y, tangent)
+    ours = mh.hvp(model, drawn.X, drawn.y, tangent=tangent)
     for got, want in zip(found, (ours.W, ours.U), strict=True):
         error = np.abs(np.asarray(got) - want).max() / np.abs(want).max()
         assert error < TOLERANCE[dtype]

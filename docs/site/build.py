@@ -28,6 +28,7 @@ MODULES = {
     "mhfast.interop.torch": "PyTorch",
     "mhfast.interop.jax": "JAX",
     "mhfast.interop.sklearn": "scikit-learn",
+    "mhfast.interop.loggers": "Experiment trackers",
     "mhfast.reference": "Specification in NumPy",
 }
 

@@ -20,6 +20,7 @@ from .optimizers import rules as _rules
 from .optimizers.rules import *  # noqa: F403  # every optimizer
 from .sweeps.sweep import SweepInterrupted, sweep
 from .sweeps.table import Sweep
+from .training.callbacks import Callback
 from .training.evaluate import evaluate
 from .training.run import Interrupted, Run
 from .training.train import train
@@ -27,6 +28,7 @@ from .training.train import train
 __version__ = version("mhfast")
 
 __all__ = [
+    "Callback",
     "Classifier",
     "Dataset",
     "Gradients",

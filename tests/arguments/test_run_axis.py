@@ -339,12 +339,12 @@ def test_a_dataset_stands_for_its_arrays(kind):
 
 def test_a_random_step_of_each_run():
     data = full()
-    model = mh.Classifier.random_step(data, HEADS, range(RUNS))
+    model = mh.Classifier.random_step(data, HEADS, seed=range(RUNS))
     for r in range(RUNS):
-        assert model[r] == mh.Classifier.random_step(data.run(r), HEADS, r)
-    shared = mh.Classifier.random_step(data.run(0), HEADS, [3, 5])
-    assert shared[1] == mh.Classifier.random_step(data.run(0), HEADS, 5)
-    signs = np.sign(mh.Classifier.random_step(data, HEADS, 7).U[:, :, 0, 0])
+        assert model[r] == mh.Classifier.random_step(data.run(r), HEADS, seed=r)
+    shared = mh.Classifier.random_step(data.run(0), HEADS, seed=[3, 5])
+    assert shared[1] == mh.Classifier.random_step(data.run(0), HEADS, seed=5)
+    signs = np.sign(mh.Classifier.random_step(data, HEADS, seed=7).U[:, :, 0, 0])
     assert len(np.unique(np.abs(signs @ signs.T), axis=0)) > 1
 
 

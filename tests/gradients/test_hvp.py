@@ -71,7 +71,7 @@ def test_exact_formula(kind, loss, query, factors, isa):
     _core.select_isa(isa)
     try:
         model, data, tangent = instance(kind, loss, query, factors)
-        product = mh.hvp(model, data["X"], data["y"], tangent, loss=loss, **rest(data))
+        product = mh.hvp(model, data["X"], data["y"], tangent=tangent, loss=loss, **rest(data))
     finally:
         _core.select_isa(before)
     # Both sum a few hundred terms in float64.
@@ -82,7 +82,7 @@ def test_exact_formula(kind, loss, query, factors, isa):
 @pytest.mark.parametrize("causal", [False, True])
 def test_lengths_and_causal(kind, causal):
     model, data, tangent = instance(kind, "squared", "self", 0, lengths=True, causal=causal)
-    product = mh.hvp(model, data["X"], data["y"], tangent, loss="squared", **rest(data))
+    product = mh.hvp(model, data["X"], data["y"], tangent=tangent, loss="squared", **rest(data))
     compared(model, data, tangent, "squared", product, 1e-12)
 
 
@@ -93,14 +93,14 @@ def test_weights_of_rows(loss):
     weight = np.random.default_rng(4).uniform(0.5, 2.0, (N, ROWS))
     weight[1, 3] = weight[4] = 0.0
     data["weight"] = weight
-    product = mh.hvp(model, data["X"], data["y"], tangent, loss=loss, **rest(data))
+    product = mh.hvp(model, data["X"], data["y"], tangent=tangent, loss=loss, **rest(data))
     compared(model, data, tangent, loss, product, 1e-12)
     # By hand: the product of a sum of losses is the sum of the products of row after row.
     summed = dict.fromkeys(model.parameters, 0.0)
     for row in range(ROWS):
         y, share = data["y"][:, [row]], weight[:, row].sum() / weight.sum()
         alone = mh.hvp(
-            model, data["X"], y, tangent, loss=loss,
+            model, data["X"], y, tangent=tangent, loss=loss,
             query=data["query"][:, [row]], weight=weight[:, row],
         )  # fmt: skip
         for name in summed:
@@ -126,9 +126,9 @@ def test_curvature_of_cross_entropy_in_saturation(gap):
         mean = sum(part * mpmath.mpf(move) for part, move in zip(P, v, strict=True))
         exact = [float(part * (mpmath.mpf(move) - mean)) for part, move in zip(P, v, strict=True)]
     model = mh.Layer(np.zeros((1, 1, 1)), V[None, None])
-    arguments = (model, np.ones((1, 1, 1)), [[2]], mh.Gradients(V=v[None, None]))
+    arguments, tangent = (model, np.ones((1, 1, 1)), [[2]]), mh.Gradients(V=v[None, None])
     for hvp in (mh.hvp, mh.reference.hvp):
-        product = hvp(*arguments, loss="cross_entropy", wrt="V")
+        product = hvp(*arguments, tangent=tangent, loss="cross_entropy", wrt="V")
         found = (product["V"] if isinstance(product, dict) else product.V)[0, 0]
         # The exponent rounds to gap · 1e-16.
         assert np.abs(found / exact - 1).max() < 2e-16 * (gap + 30)
@@ -137,7 +137,7 @@ def test_curvature_of_cross_entropy_in_saturation(gap):
 @pytest.mark.parametrize("kind", ["classifier", "layer"])
 def test_float32(kind):
     model, data, tangent = instance(kind, "logistic", "self", 1, dtype=np.float32)
-    product = mh.hvp(model, data["X"], data["y"], tangent, **rest(data))
+    product = mh.hvp(model, data["X"], data["y"], tangent=tangent, **rest(data))
     assert product.Q.dtype == np.float32
     # Rounding of inputs that the reference takes as they are: a few dozen units of float32.
     compared(model, data, tangent, "logistic", product, 1e-5)
@@ -147,21 +147,23 @@ def test_a_still_parameter_is_a_zero_direction():
     model, data, tangent = instance("classifier", "logistic", "prompt", 2)
     for name in model.parameters:
         alone = mh.Gradients(**{name: getattr(tangent, name)})
-        product = mh.hvp(model, data["X"], data["y"], alone, **rest(data))
+        product = mh.hvp(model, data["X"], data["y"], tangent=alone, **rest(data))
         compared(model, data, alone, "logistic", product, 1e-12)
 
 
 def test_rows_of_some_parameters():
     model, data, tangent = instance("layer", "squared", "external", 2)
-    whole = mh.hvp(model, data["X"], data["y"], tangent, loss="squared", **rest(data))
-    some = mh.hvp(model, data["X"], data["y"], tangent, loss="squared", wrt="K", **rest(data))
+    whole = mh.hvp(model, data["X"], data["y"], tangent=tangent, loss="squared", **rest(data))
+    some = mh.hvp(
+        model, data["X"], data["y"], tangent=tangent, loss="squared", wrt="K", **rest(data)
+    )
     assert some.Q is None
     assert np.array_equal(some.K, whole.K)
 
 
 def test_finite_differences_of_the_gradient():
     model, data, tangent = instance("classifier", "logistic", "self", 0)
-    product = mh.hvp(model, data["X"], data["y"], tangent, **rest(data))
+    product = mh.hvp(model, data["X"], data["y"], tangent=tangent, **rest(data))
     step = 1e-5
     ahead, behind = (
         mh.value_and_grad(model + s * tangent, data["X"], data["y"], **rest(data))[1]
@@ -188,7 +190,7 @@ def test_jax():
         return (w * jax.nn.softplus(-y * phi)).sum() / w.sum()
 
     _, want = jax.jvp(jax.grad(loss, (0, 1)), (model.W, model.U), (tangent.W, tangent.U))
-    product = mh.hvp(model, data["X"], data["y"], tangent, **rest(data))
+    product = mh.hvp(model, data["X"], data["y"], tangent=tangent, **rest(data))
     for got, expected in zip((product.W, product.U), want, strict=True):
         # jax subtracts the row sums without centring them: a few more roundings.
         assert np.abs(got - expected).max() / np.abs(expected).max() < 1e-11
@@ -201,7 +203,7 @@ def test_tiles_of_long_sequences():
     X, y = rng.standard_normal((2, tokens, 3)), np.array([1.0, -1.0])
     tangent = mh.Gradients(W=rng.standard_normal((2, 3, 3)), U=rng.standard_normal((2, tokens, 3)))
     want = mh.reference.hvp(model, X, y, tangent)
-    got = mh.hvp(model, X, y, tangent)
+    got = mh.hvp(model, X, y, tangent=tangent)
     for name in ("W", "U"):
         # Sums of half a million terms.
         error = np.abs(getattr(got, name) - want[name]).max() / np.abs(want[name]).max()
@@ -211,7 +213,7 @@ def test_tiles_of_long_sequences():
 def test_threads_give_equal_bits():
     model, data, tangent = instance("classifier", "logistic", "self", 0)
     X, y = np.tile(data["X"], (40, 1, 1)), np.tile(data["y"], 40)
-    products = [mh.hvp(model, X, y, tangent, num_threads=k) for k in (1, 2, 3)]
+    products = [mh.hvp(model, X, y, tangent=tangent, num_threads=k) for k in (1, 2, 3)]
     for product in products[1:]:
         assert np.array_equal(product.W, products[0].W)
         assert np.array_equal(product.U, products[0].U)
@@ -224,9 +226,9 @@ def test_runs():
     tangent = mh.Gradients(
         Q=np.stack([t.Q for _, _, t in parts]), V=np.stack([t.V for _, _, t in parts])
     )
-    product = mh.hvp(stacked, data["X"], data["y"], tangent, loss="squared", **rest(data))
+    product = mh.hvp(stacked, data["X"], data["y"], tangent=tangent, loss="squared", **rest(data))
     for r, (model, alone, along) in enumerate(parts):
-        one = mh.hvp(model, alone["X"], alone["y"], along, loss="squared", **rest(alone))
+        one = mh.hvp(model, alone["X"], alone["y"], tangent=along, loss="squared", **rest(alone))
         assert np.array_equal(product.Q[r], one.Q)
         assert np.array_equal(product.V[r], one.V)
 
@@ -235,8 +237,8 @@ def test_symmetry():
     model, data, v = instance("layer", "cross_entropy", "prompt", 2)
     _, _, w = instance("layer", "cross_entropy", "prompt", 2, seed=9)
     options = {"loss": "cross_entropy", **rest(data)}
-    vHw = mh.dot(v, mh.hvp(model, data["X"], data["y"], w, **options))
-    wHv = mh.dot(w, mh.hvp(model, data["X"], data["y"], v, **options))
+    vHw = mh.dot(v, mh.hvp(model, data["X"], data["y"], tangent=w, **options))
+    wHv = mh.dot(w, mh.hvp(model, data["X"], data["y"], tangent=v, **options))
     # Two orders of summing the same terms.
     assert abs(vHw - wHv) < 1e-12 * max(abs(vHw), 1.0)
 
@@ -244,14 +246,19 @@ def test_symmetry():
 def test_what_the_direction_may_be():
     model, data, _ = instance("classifier", "logistic", "self", 0)
     X, y = data["X"], data["y"]
-    with pytest.raises(TypeError, match="tangent: expected Gradients, got NoneType"):
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'tangent'"):
         mh.hvp(model, X, y)
+    with pytest.raises(TypeError, match="tangent: expected Gradients, got NoneType"):
+        mh.hvp(model, X, y, tangent=None)
+    with pytest.warns(DeprecationWarning, match="hvp: tangent is given by keyword, tangent=..."):
+        by_position = mh.hvp(model, X, y, model, **rest(data))
+    assert np.array_equal(by_position.W, mh.hvp(model, X, y, tangent=model, **rest(data)).W)
     with pytest.raises(ValueError, match="tangent: expected parameters of the model, W, U, got V"):
-        mh.hvp(model, X, y, mh.Gradients(V=np.zeros((HEADS, D, OUT))))
+        mh.hvp(model, X, y, tangent=mh.Gradients(V=np.zeros((HEADS, D, OUT))))
     with pytest.raises(ValueError, match=r"tangent.W: expected shape \(3, 4, 4\), got \(3, 4, 5\)"):
-        mh.hvp(model, X, y, mh.Gradients(W=np.zeros((HEADS, D, D + 1))))
+        mh.hvp(model, X, y, tangent=mh.Gradients(W=np.zeros((HEADS, D, D + 1))))
     with pytest.raises(TypeError, match=r"tangent.W: expected dtype float64"):
-        mh.hvp(model, X, y, mh.Gradients(W=np.zeros((HEADS, D, D), np.float32)))
-    as_model = mh.hvp(model, X, y, model, **rest(data))
-    as_gradients = mh.hvp(model, X, y, mh.Gradients(W=model.W, U=model.U), **rest(data))
+        mh.hvp(model, X, y, tangent=mh.Gradients(W=np.zeros((HEADS, D, D), np.float32)))
+    as_model = mh.hvp(model, X, y, tangent=model, **rest(data))
+    as_gradients = mh.hvp(model, X, y, tangent=mh.Gradients(W=model.W, U=model.U), **rest(data))
     assert np.array_equal(as_model.W, as_gradients.W)

@@ -368,7 +368,7 @@ def test_gradients_and_products_of_the_hessian_have_closed_forms(kind, dtype, ga
         model = kind(W, readout, query=-1)
         _, g = mh.value_and_grad(model, X, y, loss="linear", wrt="W")
         tangent = mh.Gradients(W=direction)
-        Hv = mh.hvp(model, X, y, tangent, loss="linear", wrt="W")
+        Hv = mh.hvp(model, X, y, tangent=tangent, loss="linear", wrt="W")
         z = X[0, 1].astype(float)
         loss_derivative = 1 / (2 + 2 * np.cosh(float(gap)))  # σ'(s); σ''(s) = -σ'(s) tanh(s / 2)
         exact = -np.outer(z, apart) * (readout.ravel().astype(float) @ apart) * loss_derivative

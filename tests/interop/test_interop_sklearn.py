@@ -61,7 +61,7 @@ def test_learns_the_mixture():
 def test_is_training_by_hand_bitwise(start, query, dtype):
     data = mh.Dataset(DATA.X.astype(dtype), DATA.y.astype(dtype))
     model = {
-        "random_step": lambda: mh.Classifier.random_step(data, H, 4, query=query),
+        "random_step": lambda: mh.Classifier.random_step(data, H, seed=4, query=query),
         "zeros": lambda: mh.Classifier.zeros(H, T, d, dtype=dtype, query=query),
         "gaussian": lambda: mh.Classifier.gaussian(
             H, T, d, std=0.2, seed=4, dtype=dtype, query=query
@@ -102,7 +102,7 @@ def test_sample_weight_is_that_of_the_data():
     weight = np.random.default_rng(2).integers(0, 4, n)
     fitted = estimator().fit(DATA.X, DATA.y, sample_weight=weight)
     data = mh.Dataset(DATA.X, DATA.y, weight=weight)
-    assert fitted.run_ == by_hand(mh.Classifier.random_step(data, H, 0), data)
+    assert fitted.run_ == by_hand(mh.Classifier.random_step(data, H, seed=0), data)
     assert fitted.run_ != estimator().fit(DATA.X, DATA.y).run_
 
 
@@ -146,7 +146,7 @@ def test_random_state():
     integer = estimator(random_state=np.int64(3)).fit(DATA.X, DATA.y)
     assert integer.run_ == estimator(random_state=3).fit(DATA.X, DATA.y).run_
     generator = estimator(random_state=np.random.default_rng(3)).fit(DATA.X, DATA.y)
-    start = mh.Classifier.random_step(DATA, H, np.random.default_rng(3))
+    start = mh.Classifier.random_step(DATA, H, seed=np.random.default_rng(3))
     assert generator.run_ == by_hand(start)
     gaussian = {"start": "gaussian", "steps": 1}
     legacy = [
@@ -251,7 +251,7 @@ def targets(labels):
 
 def test_several_classes_are_runs_side_by_side():
     fitted = estimator(lr=0.5).fit(SETS, CLASSES[KIND])
-    start = mh.Classifier.random_step(mh.Dataset(SETS, targets(CLASSES[KIND])), H, [0, 0, 0])
+    start = mh.Classifier.random_step(mh.Dataset(SETS, targets(CLASSES[KIND])), H, seed=[0, 0, 0])
     optimizer = mh.GradientDescent(0.5)
     run = by_hand(start, mh.Dataset(SETS, targets(CLASSES[KIND])), optimizer=optimizer)
     assert fitted.run_ == run
@@ -303,7 +303,7 @@ def test_intercept_appends_a_constant_to_each_token():
     shifted = DATA.X + 3.0
     fitted = estimator(intercept=True, lr=0.1).fit(shifted, DATA.y)
     data = mh.Dataset(np.concatenate([shifted, np.ones((n, T, 1))], axis=2), DATA.y)
-    start = mh.Classifier.random_step(data, H, 0)
+    start = mh.Classifier.random_step(data, H, seed=0)
     assert fitted.run_ == by_hand(start, data, optimizer=mh.GradientDescent(0.1))
     assert (fitted.tokens_, fitted.dim_, fitted.n_features_in_) == (T, d, T * d)
     fitted.set_params(intercept=False)  # for the next fit
@@ -366,7 +366,7 @@ def test_early_stopping_returns_the_best_model():
                                       random_state=0)  # fmt: skip
     best = int(losses.argmin())
     training = noisy[rows]
-    start = mh.Classifier.random_step(training, H, 0)
+    start = mh.Classifier.random_step(training, H, seed=0)
     assert fitted.model_ == by_hand(start, training, steps=best).model
     value = mh.evaluate(fitted.model_, noisy[held_out])["loss"]
     assert value == losses.min()

@@ -102,7 +102,7 @@ def test_hessian_products_are_those_of_the_core():
     model, lengths = the.model, the.options["lengths"]
     rng = np.random.default_rng(3)
     along = mh.Gradients(W=rng.normal(size=model.W.shape), V=rng.normal(size=model.V.shape))
-    expected = mh.hvp(model, the.X, the.y, along, loss="squared", lengths=lengths)
+    expected = mh.hvp(model, the.X, the.y, tangent=along, loss="squared", lengths=lengths)
     X, y = torch.tensor(the.X), torch.tensor(the.y)
     seen = torch.arange(TOKENS) < torch.tensor(lengths)[:, None]
 

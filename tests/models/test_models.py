@@ -135,7 +135,7 @@ def test_gaussian_is_decided_by_its_seed():
 
 def test_random_step_takes_query_and_scale():
     data = mh.Dataset(tokens(), np.array([1, -1]))
-    model = mh.Classifier.random_step(data, H, 5, query=-1, scale=0.5)
+    model = mh.Classifier.random_step(data, H, seed=5, query=-1, scale=0.5)
     assert (model.query, model.scale, model.U.shape) == (-1, 0.5, (H, 1, d))
 
 

@@ -62,7 +62,7 @@ def test_signs_are_fair_and_seeded() -> None:
 def test_outputs_do_not_grow_with_heads() -> None:
     data = mh.data.tokenized_mixture(50, 10, 7, seed=1)
     sizes = [
-        np.mean([np.abs(random_step(data, H, seed)(data.X)).mean() for seed in range(40)])
+        np.mean([np.abs(random_step(data, H, seed=seed)(data.X)).mean() for seed in range(40)])
         for H in (4, 64)
     ]
     # Both are means of |Σ α_h| / sqrt(H) over 40 draws: about .8 with a standard deviation of .1.
@@ -175,9 +175,9 @@ def test_balanced_signs_cancel() -> None:
     assert alpha.sum() == 0
     np.testing.assert_array_equal(model.U, alpha[:, None, None] * model.U[0])
     assert np.abs(model(data)).max() < 1e-15
-    others = [random_step(data, 6, seed, balanced=True) for seed in range(9)]
+    others = [random_step(data, 6, seed=seed, balanced=True) for seed in range(9)]
     assert any(other != model for other in others)
-    runs = random_step(data, 6, [0, 3], balanced=True)
+    runs = random_step(data, 6, seed=[0, 3], balanced=True)
     assert [runs[r] for r in range(2)] == [others[0], others[3]]
     with pytest.raises(ValueError, match="heads: expected an even number for balanced signs"):
         random_step(data, 5, seed=0, balanced=True)

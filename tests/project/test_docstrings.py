@@ -17,7 +17,7 @@ import pytest
 import mhfast as mh
 
 MODULES = ["mhfast", "mhfast.data", "mhfast.theory", "mhfast.learner", "mhfast.interop.jax"]
-MODULES += ["mhfast.interop.torch", "mhfast.interop.sklearn"]
+MODULES += ["mhfast.interop.torch", "mhfast.interop.sklearn", "mhfast.interop.loggers"]
 SECTIONS = ("Parameters", "Attributes", "Returns", "Yields", "Raises")
 
 

@@ -407,7 +407,7 @@ def test_a_direction_is_compared_with_the_parameters_that_there_are():
 def test_a_test_set_too_small_for_the_team():
     """Each thread of the team that trains may be the one that evaluates a chunk."""
     data = mh.data.tokenized_mixture(60, 5, 12, seed=5)
-    start = mh.Classifier.random_step(data, 3, 0)
+    start = mh.Classifier.random_step(data, 3, seed=0)
     alone, together = (
         mh.train(
             start, data, steps=900, optimizer=mh.GradientDescent(1.7), record="test_loss",

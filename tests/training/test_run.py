@@ -6,6 +6,8 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -512,3 +514,54 @@ def test_missing_extras(module, method, monkeypatch):
     package = module.split(".")[0]
     with pytest.raises(ImportError, match=rf"Run\.{method} needs {package}: pip install"):
         getattr(start(model, inputs, 1), method)()
+
+
+def curves(run):
+    """The points of the lines that a notebook shows, and the words below them."""
+    text = run._repr_html_()
+    root = ElementTree.fromstring(text.replace("<br>", "<br/>"))
+    lines = [
+        np.array([pair.split(",") for pair in line.get("points").split()], float)
+        for line in root.iter("{http://www.w3.org/2000/svg}polyline")
+    ]
+    words = root.find("small")
+    return lines, None if words is None else words.text, text
+
+
+def test_html():
+    model, inputs = setting()
+    run = start(model, inputs, 8)
+    (line,), words, text = curves(run)
+    losses = run.history["loss"]
+    assert line.shape == (9, 2)
+    # Down the picture is down the loss, in logarithms; one digit behind the point is kept.
+    heights = np.log(losses / losses.min()) / np.log(losses.max() / losses.min())
+    np.testing.assert_allclose(line[:, 1], 76 - 72 * heights, atol=0.051)
+    assert (np.diff(line[:, 0]) > 0).all()
+    assert words.startswith("loss: ")
+    assert words.endswith("logarithmic, steps 0 to 8")
+    assert "Run(step=8" in text
+    many = start(model, inputs, 3000, record="loss", optimizer=mh.GradientDescent(0.1))
+    assert len(many._repr_html_()) < 4000
+
+
+def test_html_without_a_curve():
+    model, inputs = setting()
+    run = start(model, inputs, 3, record="W")
+    assert curves(run)[:2] == ([], None)
+    negative = replace(run, history={"a<b": np.array([-1.0, np.nan, 1.0, 2.0])},
+                       steps={"a<b": np.arange(4)})  # fmt: skip
+    lines, words, _ = curves(negative)
+    assert [len(line) for line in lines] == [1, 2]
+    assert words == "a<b: -1 to 2, steps 0 to 3"
+    nothing = replace(negative, history={"a": np.full(4, np.nan)}, steps={"a": np.arange(4)})
+    assert curves(nothing)[:2] == ([], None)
+
+
+def test_html_of_runs():
+    model, inputs = setting()
+    lr = np.linspace(0.01, 0.1, 30)
+    run = start(model, inputs, 3, optimizer=mh.GradientDescent(lr))
+    lines, words, _ = curves(run)
+    assert len(lines) == 12
+    assert "(12 of 30 runs)" in words

@@ -374,7 +374,7 @@ def wrong(**changes):
         (wrong(stop={"accuracies": 1.0}), ValueError, "stop: .*accuracy.*'accuracies'"),
         (wrong(stop={"loss": "low"}), TypeError, "stop.*loss.*real number"),
         (wrong(stop=0.1), TypeError, r"stop: .*0\.1"),
-        (wrong(callback=3), TypeError, "callback: .*function, got int"),
+        (wrong(callback=3), TypeError, "callback: .*function.*, got int"),
         (wrong(checkpoint="run.npz"), TypeError, r"checkpoint: .*\(path, every\)"),
         (wrong(checkpoint=("no/such/dir/run.npz", 5)), ValueError, "checkpoint: .*no/such/dir"),
         (wrong(num_threads=0), ValueError, "num_threads: .*0"),

@@ -175,7 +175,7 @@ def _curves(runs: Sequence[Run], name: str) -> Array:
 
 def _start(name: str, train_set: Dataset, heads: int, seed: int) -> Classifier:
     if name == "random step":
-        return Classifier.random_step(train_set, heads, seed)
+        return Classifier.random_step(train_set, heads, seed=seed)
     return Classifier.zeros(heads, train_set.tokens, train_set.dim, dtype=train_set.dtype)
 
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from .. import _core, config
 from .._arguments import checks, losses
 from .._arguments.checks import Wrt
+from .._arguments.deprecated import keyword_only
 from .._arguments.lists import AXES, PARAMETERS
 from .._arguments.losses import Loss
 from .._arguments.values import Array
@@ -18,12 +19,13 @@ from ..models import problem as arguments
 from .record import Gradients
 
 
+@keyword_only("tangent", 3)
 def hvp(
     model: Model,
     X: npt.ArrayLike | Dataset,
     y: npt.ArrayLike | None = None,
-    tangent: Gradients | Model | None = None,
     *,
+    tangent: Gradients | Model,
     loss: Loss = "logistic",
     wrt: Wrt = None,
     query: npt.ArrayLike | None = None,

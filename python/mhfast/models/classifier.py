@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks
+from .._arguments.deprecated import keyword_only
 from .._arguments.lists import OF_OUTPUTS
 from .._arguments.values import Array, Optional, frozen
 from ..dataset.dataset import Dataset, Seed, Seeds
@@ -224,12 +225,13 @@ class Classifier(Model):
         return cls(**arrays, query=query, scale=scale, causal=causal)
 
     @classmethod
+    @keyword_only("seed", 3)
     def random_step(
         cls,
         data: Dataset,
         heads: int,
-        seed: Seed | Seeds,
         *,
+        seed: Seed | Seeds,
         balanced: bool = False,
         query: int | None = None,
         scale: float = 1.0,

@@ -13,10 +13,12 @@ import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments import checks
-from .._arguments.lists import AXES, PARAMETERS
-from .._arguments.values import Array, Optional, describe, field_values, same_fields
+from .._arguments.lists import AXES, LOSSES, PARAMETERS
+from .._arguments.names import Loss
+from .._arguments.values import Array, Optional, Value, describe, field_values, same_fields
 from . import problem as arguments
 from . import validation
+from .accuracy import accuracy
 from .low_rank import LowRank
 from .problem import CoreModel
 
@@ -185,6 +187,126 @@ class Model:
         return _core.attention(
             seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
             causal=seen.causal, threads=config.threads(num_threads),
+        )  # fmt: skip
+
+    def loss(
+        self,
+        X: npt.ArrayLike | Dataset,
+        y: npt.ArrayLike | None = None,
+        *,
+        loss: Loss = "logistic",
+        query: npt.ArrayLike | None = None,
+        weight: npt.ArrayLike | None = None,
+        lengths: npt.ArrayLike | None = None,
+        num_threads: int | None = None,
+    ) -> Value:
+        """Compute the mean loss, the value of `mhfast.value_and_grad`.
+
+        Parameters
+        ----------
+        X : array (n, T, d) of the model's dtype, or Dataset
+            With a Dataset, y, query, weight and lengths are its own.
+        y : array of the shape of the outputs, optional
+            Targets, as for `mhfast.value_and_grad`.
+        loss : str
+            The name of the loss, as for `mhfast.value_and_grad`.
+        query : array (n, q, d), optional
+            An external query, in place of the model's own.
+        weight : array (n,), or (n, q) for the rows of a layer, optional
+            Weights, finite and >= 0; None means ones.
+        lengths : integers (n,), optional
+            The number of tokens of each sample; what is beyond has no influence.
+        num_threads : int, optional
+            Threads for this call, in place of the default.
+
+        Returns
+        -------
+        float, or float64 array (R,) with a run axis
+
+        Raises
+        ------
+        TypeError
+            If an argument is of the wrong kind or dtype.
+        ValueError
+            If a shape or a value does not fit.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+        >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+        >>> round(model.loss(data), 6)
+        0.693147
+        """
+        arguments.loss(self, loss)
+        seen = arguments.problem(self, X, y, loss=loss, query=query, weight=weight, lengths=lengths)
+        value, _ = _core.value_and_grad(
+            seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
+            causal=seen.causal, loss=LOSSES[loss], wrt=0, threads=config.threads(num_threads),
+        )  # fmt: skip
+        return value
+
+    def accuracy(
+        self,
+        X: npt.ArrayLike | Dataset,
+        y: npt.ArrayLike | None = None,
+        *,
+        loss: Loss = "logistic",
+        query: npt.ArrayLike | None = None,
+        weight: npt.ArrayLike | None = None,
+        lengths: npt.ArrayLike | None = None,
+        num_threads: int | None = None,
+    ) -> Value:
+        """Compute the weighted share of outputs of the right sign, or of rows of the right class.
+
+        Parameters
+        ----------
+        X : array (n, T, d) of the model's dtype, or Dataset
+            With a Dataset, y, query, weight and lengths are its own.
+        y : array of the shape of the outputs, optional
+            Targets, as for `mhfast.value_and_grad`.
+        loss : str
+            "cross_entropy" for classes; any other for labels -1 and 1.
+        query : array (n, q, d), optional
+            An external query, in place of the model's own.
+        weight : array (n,), or (n, q) for the rows of a layer, optional
+            Weights, finite and >= 0; None means ones.
+        lengths : integers (n,), optional
+            The number of tokens of each sample; what is beyond has no influence.
+        num_threads : int, optional
+            Threads for this call, in place of the default.
+
+        Returns
+        -------
+        float, or float64 array (R,) with a run axis
+
+        Raises
+        ------
+        TypeError
+            If an argument is of the wrong kind or dtype.
+        ValueError
+            If a shape or a value does not fit.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+        >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+        >>> model.accuracy(data)  # an output of zero has no sign
+        0.0
+        """
+        arguments.loss(self, loss)
+        seen = arguments.problem(self, X, y, loss=loss, query=query, weight=weight, lengths=lengths)
+        outputs = _core.outputs(
+            seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
+            causal=seen.causal, threads=config.threads(num_threads),
+        )  # fmt: skip
+        _, Z, targets, weights, visible = seen.data
+        assert targets is not None
+        itself = Z is None and self.prompt is None  # whose rows end with the tokens
+        return accuracy(
+            outputs, targets, weights, visible if itself and self._out_dim else None, loss,
+            is_layer=self._out_dim > 0, runs=seen.runs.length > 0,
         )  # fmt: skip
 
     def replace(self, **changes: Any) -> Self:

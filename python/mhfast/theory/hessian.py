@@ -115,7 +115,7 @@ def hessian_extremes(
     def product(v: Array) -> Array:
         tangent = unflatten(v, shape)
         return flatten(
-            mhfast.hvp(model, data, None, tangent, loss=loss, wrt=wrt, num_threads=num_threads)
+            mhfast.hvp(model, data, tangent=tangent, loss=loss, wrt=wrt, num_threads=num_threads)
         )
 
     ends = _extremes(product, shape, ACCURACY if tolerance is None else tolerance)

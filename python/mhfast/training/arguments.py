@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -235,12 +235,33 @@ def _direction(label: str, given: object, model: Model, runs: RunAxis) -> CorePa
     return W, Q, K, U, V, prompt
 
 
-def steps(value: int) -> int:
+def steps(value: object) -> int:
     """Return the number of steps, at least 0."""
     number = checks.integer(value, "steps")
     if number < 0:
         raise ValueError(f"steps: expected an integer of at least 0, got {number}")
     return number
+
+
+def last_step(first: int, count: int | None, until: int | None) -> int:
+    """Return the step at which to end, from ``steps`` or ``until`` of `mhfast.train`.
+
+    Raises
+    ------
+    TypeError
+        If neither or both are given.
+    ValueError
+        If there are fewer than 0 steps, or the run is beyond ``until``.
+    """
+    if (count is None) == (until is None):
+        got = "neither" if until is None else "both"
+        raise TypeError(f"steps, until: expected one of them, got {got}")
+    if until is None:
+        return first + steps(count)
+    last = checks.integer(until, "until")
+    if last < first:
+        raise ValueError(f"until: expected at least {first}, the step of the run, got {last}")
+    return last
 
 
 def wrt(model: Model, names: Wrt) -> tuple[str, ...]:
@@ -332,12 +353,6 @@ def restored(record: Record) -> Record:
             if isinstance(what, MissingFunction):
                 what.refuse("record")
     return record
-
-
-def function(value: Callable[..., object] | None, name: str) -> None:
-    """Raise TypeError unless ``value`` is a function or None."""
-    if value is not None and not callable(value):
-        raise TypeError(f"{name}: expected a function, got {type(value).__name__}")
 
 
 def checkpoint(

@@ -16,7 +16,7 @@ from .._arguments.names import Threshold
 from .._arguments.values import Array, same_fields
 from ..models import Model
 from ..optimizers import Optimizer
-from . import display, files
+from . import curve, display, files
 from .quantities import Metric, MissingFunction, close_to
 from .run_axis import selected
 from .segments import Segment
@@ -254,6 +254,10 @@ class Run(Generic[ModelT_co]):
             f"Run({runs}step={self.step}, reason={_counted(self.reason)}, "
             f"optimizer={self.optimizer}, history=<{', '.join(self.history)}>)"
         )
+
+    def _repr_html_(self) -> str:
+        """Return the run as a notebook shows it: its repr, and a curve of the first scalar."""
+        return curve.html(self)
 
 
 def fresh(model: ModelT, optimizer: Optimizer) -> Run[ModelT]:

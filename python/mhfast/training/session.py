@@ -17,12 +17,15 @@ from .._arguments.lists import PARAMETERS
 from .._arguments.values import Array
 from ..models import Model
 from ..models.problem import CoreParameters, CoreProblem, bits, named, trainable, with_arrays
+from .callbacks import Callback, Calls
 from .history import FunctionRows, NamedRows, joined
 from .quantities import count_due
 from .run import Run
 from .subspace import Subspace
 
-Callback: TypeAlias = Callable[[int, Any], object]
+Callbacks: TypeAlias = (
+    Callable[[int, Any], object] | Callback | Sequence[Callable[[int, Any], object] | Callback]
+)
 Slots: TypeAlias = tuple[Array, ...]
 
 _REASONS = _core.StopReason.__members__
@@ -39,7 +42,7 @@ class Loop:
         axis if there is one.
     named, functions
         The rows that the core and this loop fill.
-    callback : function or None
+    callback : Calls or None
     checkpoint : (path, every) or None
     parameters, state : tuples of the core
         Parameters and the optimizer's arrays, which the core overwrites.
@@ -56,7 +59,7 @@ class Loop:
     run: Run
     named: list[NamedRows]
     functions: list[FunctionRows]
-    callback: Callback | None
+    callback: Calls | None
     checkpoint: tuple[str | os.PathLike[str], int] | None
     subspace: Subspace | None
     stopped: npt.NDArray[np.int64]
@@ -87,7 +90,9 @@ class Loop:
         periods = [rows.entry.every for rows in self.functions]
         if self.checkpoint is not None:
             periods.append(self.checkpoint[1])
-        if self.callback is not None or callable(self.run.stop):
+        if self.callback is not None:
+            periods.append(self.callback.every)
+        if callable(self.run.stop):
             periods.append(1)
         return math.gcd(*periods)
 
@@ -132,7 +137,8 @@ class Loop:
         due = [rows for rows in self.functions if k % rows.entry.every == 0]
         saving = self.checkpoint is not None and k > self.run.step and k % self.checkpoint[1] == 0
         stop = self.run.stop if callable(self.run.stop) else None
-        if not (due or saving or self.callback or stop):
+        calls = self.callback if self.callback is not None and self.callback.due(k) else None
+        if not (due or saving or calls or stop):
             return False
         model = self.model()
         for rows in due:
@@ -141,7 +147,7 @@ class Loop:
             # The core records θ_k after this call, and so does a run resumed from the file.
             written = [count_due(self.run.step, k - 1, rows.entry.every) for rows in self.named]
             self.so_far(k, "checkpoint", written).save(self.checkpoint[0])
-        if self.callback is not None and self.callback(k, model):
+        if calls is not None and calls(k, model):
             self.ended_by = "callback"
         elif stop is not None and np.all(np.asarray(stop(k, model))):  # of R runs, all
             self.ended_by = "stop"
@@ -220,6 +226,8 @@ class Loop:
         """Return the run as it ended, after writing its last checkpoint."""
         for rows in self.functions:
             rows.take(end.reached, self.model())
+        if self.callback is not None:
+            self.callback(end.reached, self.model(), at_end=True)
         run = self.so_far(end.reached, self.ended_by or "steps", end.rows)
         if self.checkpoint is not None:
             run.save(self.checkpoint[0])

@@ -21,6 +21,7 @@ from ..optimizers import Optimizer, core_settings
 from . import arguments
 from . import quantities as recording
 from .arguments import Directions, Tests
+from .callbacks import prepared
 from .evaluate import evaluate
 from .history import of_subspace, prepare
 from .progress import progress_bar
@@ -28,7 +29,7 @@ from .quantities import Record
 from .run import Interrupted, Run, Stop, fresh
 from .run_axis import settled_steps, spread
 from .segments import Segment, extended, fingerprint
-from .session import Callback, Loop
+from .session import Callbacks, Loop
 from .subspace import enter
 
 M = TypeVar("M", bound=Model)
@@ -39,14 +40,15 @@ def train(
     X: npt.ArrayLike | Dataset,
     y: npt.ArrayLike | None = None,
     *,
-    steps: int,
+    steps: int | None = None,
+    until: int | None = None,
     optimizer: Optimizer | None = None,
     loss: Loss | None = None,
     wrt: Wrt = None,
     test: Tests | None = None,
     record: Record | None = None,
     directions: Directions | None = None,
-    callback: Callback | None = None,
+    callback: Callbacks | None = None,
     stop: Stop | None = None,
     checkpoint: tuple[str | os.PathLike[str], int] | None = None,
     progress: bool = False,
@@ -73,6 +75,9 @@ def train(
         without the last axis for "cross_entropy"; None with a Dataset.
     steps : int
         The number of steps to take; for a Run, the number of further steps.
+    until : int
+        In place of ``steps``: the step at which to end, counted from step 0 of the run. A Run that
+        has got there takes no step.
     optimizer : one of `mhfast.optimizers`
         If it is of another kind than that of the Run, its state (momentum or moments) starts at
         zero.
@@ -94,8 +99,9 @@ def train(
     directions : Gradients, model, dict of arrays by parameter, or a dict or sequence of them
         Directions of the record "cosine". Parameters that it lacks are left out of the cosine. A
         single one is recorded as ``cosine``, several as ``cosine_<name>``, or ``cosine_0``, ...
-    callback : function (step, model) -> object
+    callback : function (step, model) -> object, `Callback`, or list of them
         Called at every θ_k, including the first and the last. Returning true ends training at θ_k.
+        A `Callback` has a period, and its function gets values of recorded quantities, too.
     stop : dict or function (step, model) -> object
         Thresholds on the training data, checked at every θ_k: training ends at θ_k when "loss" or
         "grad_norm" is at most the number, or "accuracy" or "margin" at least the number. With R
@@ -137,7 +143,7 @@ def train(
     Attention", TMLR 2024.
     """
     run: Run[M] = model if isinstance(model, Run) else fresh(model, arguments.optimizer(optimizer))
-    first, last = run.step, run.step + arguments.steps(steps)
+    first, last = run.step, arguments.last_step(run.step, steps, until)
     data = arguments.dataset(X, y, run.model)
     tests = arguments.tests(test, run.model)
     record = arguments.restored(run.record if record is None else record)
@@ -160,7 +166,11 @@ def train(
     since = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
     settings = core_settings(run.optimizer, last, run.runs, since, run.wrt)
     sides = arguments.directions(directions, run.model, problem.runs)
-    arguments.function(callback, "callback")
+    whole = partial(
+        evaluate, X=data, loss=run.loss, wrt=run.wrt, test=tests, directions=directions,
+        num_threads=num_threads,
+    )  # fmt: skip
+    calls = prepared(callback, lambda at, what: whole(at, record=what, start=run.start), run.record)
     named, functions = prepare(
         entries, run.model, data, problem.data, tuple(sides), run.history, first, last
     )
@@ -169,15 +179,11 @@ def train(
     if inside is not None:
         sees_tests = bool(tests) and inside.holds(start)
         test_problems = [inside.problem(test) for test in test_problems] if sees_tests else []
-        whole = partial(
-            evaluate, X=data, loss=run.loss, wrt=run.wrt, test=tests, directions=directions,
-            num_threads=num_threads,
-        )  # fmt: skip
         named, others = of_subspace(named, inside, start, run.history, whole, sees_tests)
         functions += others
         start, problem, sides = inside.start, inside.problem(problem), {}
     loop = Loop(
-        run, named, functions, callback, arguments.checkpoint(checkpoint), inside, frozen,
+        run, named, functions, calls, arguments.checkpoint(checkpoint), inside, frozen,
     )  # fmt: skip
     end = None
     with progress_bar(first, last) if progress else nullcontext() as tick:

@@ -243,7 +243,7 @@ class MultiHeadEstimator(BaseEstimator):  # type: ignore[misc]
         heads = checks.count(self.heads, "heads")
         seeds = seed if runs is None else [integer_seed(seed)] * runs
         if self.start == "random_step":
-            return Classifier.random_step(data, heads, seeds, query=query)
+            return Classifier.random_step(data, heads, seed=seeds, query=query)
         sizes = heads, data.tokens, data.dim
         if self.start == "zeros":
             return Classifier.zeros(*sizes, runs=runs, dtype=data.dtype, query=query)
