@@ -117,6 +117,16 @@ void read_trained(TrainingTask<real>& task, const ModelOfRuns<real>& model,
   if (!any) throw py::value_error("wrt: expected at least one tensor, got none");
 }
 
+Batches checked_batches(const Batches& batches, std::ptrdiff_t n, std::ptrdiff_t runs) {
+  if (batches.size == 0) return batches;
+  if (batches.size < 0 || batches.size > n || n > std::ptrdiff_t(UINT32_MAX))
+    throw py::value_error("batch: expected 1 to n samples, n below 2^32");
+  const std::size_t seeds = batches.seeds.size();
+  if (seeds != 1 && seeds != std::size_t(runs))
+    throw py::value_error("seed: expected one, or one for each run");
+  return batches;
+}
+
 template <class real>
 TrainingResult run_training(TrainingTask<real>& task, const py::object& hook,
                             const py::object& tick) {
@@ -141,8 +151,9 @@ TrainingResult run_training(TrainingTask<real>& task, const py::object& hook,
 TrainingResult call_train(const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs,
                           double scale, bool causal, Loss loss, unsigned wrt,
                           const py::tuple& starts, const OptimizerOfPython& optimizer,
-                          const py::tuple& state, std::int64_t first, std::int64_t last,
-                          const std::vector<RecordOfPython>& records,
+                          const py::tuple& state, std::int64_t batch, Order order,
+                          const std::vector<std::uint64_t>& seeds, std::int64_t first,
+                          std::int64_t last, const std::vector<RecordOfPython>& records,
                           const std::vector<py::tuple>& tests,
                           const std::vector<py::tuple>& directions, const py::dict& thresholds,
                           const py::object& stopped, const py::object& reasons,
@@ -170,6 +181,7 @@ TrainingResult call_train(const py::tuple& samples, const py::tuple& parameters,
     for (const py::tuple& direction : directions)
       task.directions.push_back(read_tensors<real>(direction, "directions", s, model.rank, runs));
     task.scale = real(scale);
+    task.batches = checked_batches({batch, order, seeds}, s.n, task.runs);
     task.first_step = first;
     task.last_step = last;
     const RecordReader reader(s, model.rank, runs, task.tests.size(), task.directions.size());
@@ -190,6 +202,7 @@ TrainingResult call_train(const py::tuple& samples, const py::tuple& parameters,
 void register_training(py::module_& m) {
   register_optimizers(m);
   register_records(m);
+  py::enum_<Order>(m, "Order").value("shuffle", Order::kShuffle).value("replace", Order::kReplace);
   py::class_<TrainingResult>(m, "TrainingResult")
       .def_readonly("reached", &TrainingResult::reached)
       .def_readonly("reasons", &TrainingResult::reasons)
@@ -197,10 +210,11 @@ void register_training(py::module_& m) {
       .def_readonly("error", &TrainingResult::error);
   m.def("train", call_train, py::kw_only(), py::arg("samples"), py::arg("parameters"),
         py::arg("runs"), py::arg("scale"), py::arg("causal"), py::arg("loss"), py::arg("wrt"),
-        py::arg("starts"), py::arg("optimizer"), py::arg("state"), py::arg("first"),
-        py::arg("last"), py::arg("records"), py::arg("tests"), py::arg("directions"),
-        py::arg("thresholds"), py::arg("stopped"), py::arg("reasons"), py::arg("hook_every"),
-        py::arg("hook"), py::arg("tick"), py::arg("threads"));
+        py::arg("starts"), py::arg("optimizer"), py::arg("state"), py::arg("batch"),
+        py::arg("order"), py::arg("seeds"), py::arg("first"), py::arg("last"), py::arg("records"),
+        py::arg("tests"), py::arg("directions"), py::arg("thresholds"), py::arg("stopped"),
+        py::arg("reasons"), py::arg("hook_every"), py::arg("hook"), py::arg("tick"),
+        py::arg("threads"));
 }
 
 }  // namespace mhfast

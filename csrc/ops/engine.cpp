@@ -46,7 +46,8 @@ Engine<real>::Engine(const Data<real>& data, std::optional<Loss> loss, const Opt
              (s.is_layer() ? s.p * (lanes ? s.d : round_up(s.d, L)) : s.d * (lanes ? s.q : qL));
   part_ = partial_gradient(s, plan_.kind, int(L));
 
-  weigh();
+  weigh_as_part_of(data_);
+  read_samples(0, s.n);
   chunk_totals_.resize(plan_.chunks);
   if (options_.gaps) {
     chunk_scales_.resize(std::size_t(plan_.chunks) * (s.H + 1) * L);
@@ -55,27 +56,36 @@ Engine<real>::Engine(const Data<real>& data, std::optional<Loss> loss, const Opt
   rooms_.resize(std::max(threads_, options_.members));
 }
 
-/// What the loss of a run is divided by, and what the derivative of a model's output is; labels and
-/// weights of a classifier's samples.
+/// What the loss of a run is divided by, and what the derivative of a model's output is, where the
+/// samples are drawn from `whole`.
 template <class real>
-void Engine<real>::weigh() {
+void Engine<real>::weigh_as_part_of(const Data<real>& whole) {
   if (!loss_) return;
   const Shape& s = data_.shape;
+  const double part = s.n == whole.shape.n ? 1.0 : double(s.n) / double(whole.shape.n);
+  total_weights_.resize(width_);
+  total_labels_.resize(width_);
+  shares_.resize(kernels_.lanes);
   for (int lane = 0; lane < width_; ++lane) {
-    total_weights_.push_back(data_.total_weight(std::min(lane, data_.runs - 1), *loss_));
-    total_labels_.push_back(data_.total_labels(std::min(lane, data_.runs - 1), *loss_));
+    const int run = std::min(lane, data_.runs - 1);
+    total_weights_[lane] = part * whole.total_weight(run, *loss_);
+    total_labels_[lane] = part * whole.total_labels(run, *loss_);
   }
   for (int l = 0; l < kernels_.lanes; ++l) {
     const double total = total_weights_[width_ > 1 ? l : 0];
-    shares_.push_back(1.0 / (s.is_layer() ? total : total * std::sqrt(double(s.H))));
+    shares_[l] = 1.0 / (s.is_layer() ? total : total * std::sqrt(double(s.H)));
   }
   if (s.is_layer()) return;
-  const std::ptrdiff_t entries = s.n * width_;
-  const std::size_t held = entries + kernels_.lanes;  // whole vectors are read from anywhere
+  const std::size_t held = s.n * width_ + kernels_.lanes;  // whole vectors are read from anywhere
   labels_.resize(held);
   weights_.resize(held);
   if (data_.weight && options_.gaps) log_weights_.resize(held);
-  for (std::ptrdiff_t e = 0; e < entries; ++e) {
+}
+
+template <class real>
+void Engine<real>::read_samples(std::ptrdiff_t first, std::ptrdiff_t last) {
+  if (!loss_ || data_.shape.is_layer()) return;
+  for (std::ptrdiff_t e = first * width_; e < last * width_; ++e) {
     const std::ptrdiff_t sample = e / width_;
     const int run = std::min(int(e % width_), data_.runs - 1);
     labels_[e] = double(data_.y[run * data_.run.y + sample]);

@@ -81,6 +81,13 @@ class Engine {
   std::shared_ptr<Packed<real>> make_packed() const;
   void use_packed(std::shared_ptr<Packed<real>> packed) { packed_ = std::move(packed); }
 
+  /// For samples drawn from those of `whole`: a sum over them is divided by the part of what sums
+  /// over `whole` are divided by that is their part of its samples. So the mean over draws of their
+  /// loss is the loss of `whole`.
+  void weigh_as_part_of(const Data<real>& whole);
+  /// Reads labels and weights of samples `first` to `last` again.
+  void read_samples(std::ptrdiff_t first, std::ptrdiff_t last);
+
   /// The parts of a pass, each called by every member of a team with a barrier after it.
   void pack_all(const Member& member);
   void load_parameters(const Parameters<real>& parameters, const Member& member);
@@ -177,7 +184,6 @@ class Engine {
     return pass == Pass::kGradient || pass == Pass::kScaledGradient;
   }
 
-  void weigh();
   void lay_out(Layout& layout);
   void lay_out_layer(Layout& layout, Room& room);
   void lay_out_tiles(Layout& layout);

@@ -52,16 +52,15 @@ std::shared_ptr<Packed<real>> pack_for(Engine<real>& engine, const Data<real>& d
 }
 
 /// What thresholds are compared with, at one step of one run.
-template <class real>
+template <class Norm>
 struct Now {
   const Totals& totals;
-  const Descent<real>& descent;
-  int lane;
+  const Norm& norm;
 
   double loss() const { return totals.loss; }
   double accuracy() const { return totals.correct; }
   double margin() const { return totals.margin; }
-  double grad_norm() const { return descent.gradient_norm(lane); }
+  double grad_norm() const { return norm(); }
 };
 
 }  // namespace
@@ -69,7 +68,7 @@ struct Now {
 template <class real>
 int Loop<real>::width(const TrainingTask<real>& task) {
   const Kernels<real>& kernels = active_kernels<real>();
-  const bool as_lanes = prefers_runs(task.data.shape, registers_of(kernels), task.runs);
+  const bool as_lanes = prefers_runs(task.step_shape(), registers_of(kernels), task.runs);
   return as_lanes ? kernels.lanes : 1;
 }
 
@@ -82,6 +81,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
       count_(int(std::min<std::ptrdiff_t>(width_, task.runs - run))),
       step_(task.first_step),
       losses_(width_),
+      norms_(width_),
       since_(width_),
       frozen_(width_, 0),
       reasons_(width_) {
@@ -100,22 +100,44 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
   options.gaps = task.optimizer.ignores_scale() && !task.optimizer.decays(task.wrt);
   options.runs_are_lanes = width_ > 1;
   const Data<real> data = at_run(task.data, run, count_);
-  engine_ = std::make_unique<Engine<real>>(data, task.loss, options, threads);
-  packed_ = pack_for(*engine_, data, threads, shared.data);
+  if (task.batches.size > 0) {
+    take_batches(data, options, threads);
+  } else {
+    engine_ = std::make_unique<Engine<real>>(data, task.loss, options, threads);
+    packed_ = pack_for(*engine_, data, threads, shared.data);
+    whole_ = engine_.get();
+  }
   typename Engine<real>::Options forward;
   forward.runs_are_lanes = width_ > 1;
-  forward.members = engine_->threads();  // a small test set alone would take fewer
+  forward.members = this->threads();  // a small test set alone would take fewer
   shared.tests.resize(task.tests.size());
   for (std::size_t i = 0; i < task.tests.size(); ++i) {
     const Data<real> test = at_run(task.tests[i], run, count_);
-    tests_.push_back(std::make_unique<Engine<real>>(test, task.loss, forward, engine_->threads()));
+    tests_.push_back(std::make_unique<Engine<real>>(test, task.loss, forward, this->threads()));
     pack_for(*tests_.back(), test, threads, shared.tests[i]);
   }
   const auto interrupted = [this] { return interrupted_ || ask_tick(*flush_); };
   engine_->on_chunk(interrupted);
+  if (whole_engine_) whole_engine_->on_chunk(interrupted);
   for (auto& test : tests_) test->on_chunk(interrupted);
   test_due_.resize(tests_.size());
   make_tensors();
+}
+
+/// The engine of a batch, and the one of all samples, which are not kept packed: they may be large,
+/// and are looked at seldom.
+template <class real>
+void Loop<real>::take_batches(const Data<real>& data, typename Engine<real>::Options options,
+                              int threads) {
+  batch_ = std::make_unique<BatchData<real>>(data, task_.batches, run_, count_);
+  batch_->draw(step_);
+  typename Engine<real>::Options of_whole = options;
+  of_whole.gradient = records_norm_;
+  whole_engine_ = std::make_unique<Engine<real>>(data, task_.loss, of_whole, threads);
+  whole_ = whole_engine_.get();
+  engine_ = std::make_unique<Engine<real>>(**batch_, task_.loss, options, whole_->threads());
+  engine_->weigh_as_part_of(data);
+  steps_alone_ = engine_->threads() == 1 && whole_->threads() > 1;
 }
 
 /// The parameters as the engine takes them, their gradients, and what the optimizer keeps.
@@ -238,7 +260,8 @@ void Loop<real>::rescale_prompt() {
   scale_by_power(theta_[kPrompt], e.all() * width_, exponent(kPrompt), scaled_theta_[kPrompt]);
 }
 
-/// A member's heads of the parameters, after a step over the same heads, and the prompt.
+/// A member's heads of the parameters, after a step over the same heads, and the prompt; its share
+/// of a batch.
 template <class real>
 void Loop<real>::load(const Member& member) {
   const Shape& s = task_.data.shape;
@@ -247,6 +270,20 @@ void Loop<real>::load(const Member& member) {
   for (int h = member.index; task_.rank > 0 && h < s.H; h += member.count)
     compose(active_kernels<real>(), s, task_.rank, at[kQ], at[kK], h, width_, at[kW]);
   engine_->load_parameters(parameters(), member);
+  if (!batch_) return;
+  batch_->copy(member);
+  engine_->read_samples(batch_->first(member.index, member),
+                        batch_->first(member.index + 1, member));
+}
+
+/// One member's call when theta_k is there: what a pass at it has to find.
+template <class real>
+void Loop<real>::prepare_step() {
+  engine_->restart();
+  const bool totals = wants_totals();
+  whole_norm_due_ = batch_ && wants_norm();
+  whole_due_ = batch_ && (totals || whole_norm_due_);
+  engine_->want_totals(batch_ ? descent_->needs_losses() : totals);
 }
 
 template <class real>
@@ -256,8 +293,7 @@ void Loop<real>::advance(std::int64_t until, bool interruptible, const Member& m
   if (leader) {
     flush_ = &flush;
     interruptible_ = interruptible;
-    engine_->restart();
-    engine_->want_totals(wants_totals());
+    prepare_step();
   }
   load(member);
   member.wait();
@@ -270,7 +306,7 @@ void Loop<real>::advance(std::int64_t until, bool interruptible, const Member& m
     if (!alone_) continue;
     // The others sleep at the barrier while the first member goes on alone.
     if (leader)
-      while (goes_on() && pace_.alone()) advance_step(Member{0, 1, nullptr}, flush);
+      while (goes_on() && goes_alone()) advance_step(Member{0, 1, nullptr}, flush);
     member.wait();
   }
 }
@@ -279,7 +315,8 @@ void Loop<real>::advance(std::int64_t until, bool interruptible, const Member& m
 template <class real>
 void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
   const bool leader = member.index == 0;
-  const bool complete = evaluate(member);
+  const bool loss_only = step_ == task_.last_step && (batch_ || !records_norm_);
+  const bool complete = evaluate_whole(member) && evaluate(*engine_, loss_only, member);
   if (complete) {
     member.wait();
     if (leader) {
@@ -288,8 +325,8 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
         const auto now = Clock::now();
         pace_.report(std::chrono::duration<double>(now - last_step_).count());
         last_step_ = now;
-        if (member.count > 1) alone_ = !ended_ && pace_.alone();
       }
+      if (member.count > 1) alone_ = !ended_ && (steps_alone_ || pace_.alone());
     }
     member.wait();
     if (recording_ && !interrupted_) evaluate_tests(member);
@@ -315,29 +352,84 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
   }
   if (leader) {
     if (!again_) ++step_;
-    engine_->restart();
-    engine_->want_totals(wants_totals());
+    prepare_step();
   }
 }
 
-/// Whether the loss of this step is asked for, by a record or by what decides.
+/// Whether the first member takes the next step by itself.
+template <class real>
+bool Loop<real>::goes_alone() const {
+  return steps_alone_ ? !whole_due_ : pace_.alone();
+}
+
+/// Whether all runs stand still, which a resumed training may find at its start.
+template <class real>
+bool Loop<real>::is_frozen() const {
+  return std::all_of(frozen_.begin(), frozen_.end(), [](char frozen) { return frozen; });
+}
+
+/// With batches once an epoch: each time takes a pass over all samples.
+template <class real>
+bool Loop<real>::checks_thresholds() const {
+  return !batch_ || step_ % (task_.data.shape.n / task_.batches.size) == 0;
+}
+
+/// Whether the loss over all samples is asked for at this step, by a record or by what decides.
 template <class real>
 bool Loop<real>::wants_totals() const {
-  if (step_ == task_.last_step || finishes() || task_.thresholds.ask_for_totals() ||
-      descent_->needs_losses() || again_)
-    return true;
+  if (step_ == task_.last_step || finishes() || again_ || is_frozen()) return true;
+  if (task_.thresholds.ask_for_totals() && checks_thresholds()) return true;
+  if (descent_->needs_losses() && !batch_) return true;
   for (const Record& r : task_.records)
     if (!is_of_parameters(r.quantity) && r.set < 0 && step_ % r.every == 0) return true;
-  return std::all_of(frozen_.begin(), frozen_.end(), [](char frozen) { return frozen; });
+  return false;
+}
+
+/// Whether the norm of the gradient over all samples is: a run that ends has it recorded.
+template <class real>
+bool Loop<real>::wants_norm() const {
+  if (!records_norm_) return false;
+  if (step_ == task_.last_step || finishes() || again_ || is_frozen()) return true;
+  if (task_.thresholds.any() && checks_thresholds()) return true;
+  for (const Record& r : task_.records)
+    if (r.quantity == Quantity::kGradNorm && step_ % r.every == 0) return true;
+  return false;
+}
+
+/// Of the gradient over all samples.
+template <class real>
+double Loop<real>::gradient_norm(int lane) const {
+  return batch_ ? norms_[lane] : descent_->gradient_norm(lane);
+}
+
+/// The pass over all samples that a step on a batch may have before it. False as below.
+template <class real>
+bool Loop<real>::evaluate_whole(const Member& member) {
+  if (!whole_due_) return true;
+  const bool leader = member.index == 0;
+  if (leader) {
+    whole_engine_->restart();
+    whole_engine_->bind(*test_block_);
+  }
+  member.wait();
+  whole_engine_->load_parameters(parameters(), member);
+  member.wait();
+  if (!evaluate(*whole_engine_, !whole_norm_due_, member)) return false;
+  member.wait();
+  for (int l = 0; leader && whole_norm_due_ && l < count_; ++l)
+    norms_[l] = descent_->gradient_norm(l);
+  return true;
 }
 
 /// Loss and gradient at theta_k. False when the pass was interrupted.
 template <class real>
-bool Loop<real>::evaluate(const Member& member) {
-  const bool loss_only = step_ == task_.last_step && !records_norm_;
+bool Loop<real>::evaluate(Engine<real>& engine, bool loss_only, const Member& member) {
   const bool leader = member.index == 0;
   const auto pass = [&](Pass kind) {
-    engine_->run_chunks(kind, member);
+    if (member.count <= engine.threads())
+      engine.run_chunks(kind, member);
+    else if (leader)
+      engine.run_chunks(kind, Member{0, 1, nullptr});
     member.wait();
     return !interrupted_;
   };
@@ -345,17 +437,17 @@ bool Loop<real>::evaluate(const Member& member) {
   const bool only_scales = scaled_ && !loss_only;
   if (!pass(loss_only ? Pass::kLoss : only_scales ? Pass::kScales : Pass::kGradient)) return false;
   if (loss_only) return true;
-  if (engine_->gathers_gaps()) {
+  if (engine.gathers_gaps()) {
     if (leader) {
-      choose_scales();
-      if (scaled_ || only_scales) engine_->restart();
+      choose_scales(engine);
+      if (scaled_ || only_scales) engine.restart();
     }
     member.wait();
     if (scaled_ && !pass(Pass::kScaledGradient)) return false;
     if (!scaled_ && only_scales && !pass(Pass::kGradient)) return false;
   }
   const TensorName readout = task_.data.shape.is_layer() ? kV : kU;
-  engine_->reduce_gradient({gradient_[kW], gradient_[readout], gradient_[kPrompt]}, member);
+  engine.reduce_gradient({gradient_[kW], gradient_[readout], gradient_[kPrompt]}, member);
   const Shape& s = task_.data.shape;
   for (int h = member.index; (gradient_[kQ] || gradient_[kK]) && h < s.H; h += member.count)
     differentiate_factors<real>(active_kernels<real>(), s, task_.rank, scaled_theta_[kQ],
@@ -382,9 +474,9 @@ void Loop<real>::restore_gradients(const Member& member) {
 
 /// Decides whether a gradient that is to be normalized must have its largest factors taken out.
 template <class real>
-void Loop<real>::choose_scales() {
+void Loop<real>::choose_scales(Engine<real>& engine) {
   scaled_ =
-      engine_->needs_scaling(task_.optimizer.norm_scope() != Scope::kHead || task_.wrt[kPrompt]);
+      engine.needs_scaling(task_.optimizer.norm_scope() != Scope::kHead || task_.wrt[kPrompt]);
   descent_->set_scaled(scaled_ || task_.exponents.any());
   for (Trained<real>& tensor : descent_->tensors())
     for (int h = 0; h < tensor.heads; ++h)
@@ -393,8 +485,8 @@ void Loop<real>::choose_scales() {
         scale = std::log(2.0) * exponent(tensor.name);
         if (!scaled_) continue;
         const bool is_readout = tensor.name == kU || tensor.name == kV;
-        scale += std::log(engine_->share(l)) +
-                 (is_readout ? engine_->log_scale_readout(l) : engine_->log_scale_W(h, l));
+        scale += std::log(engine.share(l)) +
+                 (is_readout ? engine.log_scale_readout(l) : engine.log_scale_W(h, l));
       }
 }
 
@@ -404,20 +496,27 @@ void Loop<real>::decide(const FlushToZero& flush) {
   const bool at_end = step_ == task_.last_step;
   const Thresholds& limits = task_.thresholds;
   ask_tick(flush);
-  const bool has_gradient = !at_end || records_norm_;
-  const bool had_totals = wants_totals();
+  const bool has_gradient = !at_end || (records_norm_ && !batch_);
+  const bool had_records =
+      batch_ ? whole_due_ && (whole_norm_due_ || !records_norm_) : wants_totals();
+  const bool checks = checks_thresholds();
   again_ = false;
   recording_ = false;
   for (int l = 0; l < count_; ++l) {
     if (frozen_[l]) continue;
-    const Totals totals = engine_->totals(l);
-    losses_[l] = totals.loss;
-    const bool finite = std::isfinite(totals.loss) && (!has_gradient || descent_->is_finite(l));
-    if (!finite && !had_totals) {  // a run that ends has its loss recorded
+    losses_[l] = engine_->totals(l).loss;
+    const bool finite = std::isfinite(losses_[l]) && (!has_gradient || descent_->is_finite(l));
+    if (!finite && !had_records) {  // a run that ends has its loss recorded
       again_ = true;
       continue;
     }
-    end(l, finite ? limits.reached(Now<real>{totals, *descent_, l}) : StopReason::kNonfinite);
+    if (!finite) {
+      end(l, StopReason::kNonfinite);
+    } else if (checks && limits.any()) {
+      const Totals totals = whole_->totals(l);
+      const auto norm = [&] { return gradient_norm(l); };
+      end(l, limits.reached(Now<decltype(norm)>{totals, norm}));
+    }
     if (!frozen_[l]) continue;
     task_.stopped[run_ + l] = step_;
     task_.reasons[run_ + l] = reasons_[l];
@@ -433,7 +532,9 @@ void Loop<real>::decide(const FlushToZero& flush) {
     recording_ = true;
     if (r.set >= 0) test_due_[r.set] = 1;
   }
-  if (!ended_) descent_->choose_rates(step_, since_, losses_, frozen_);
+  if (ended_) return;
+  descent_->choose_rates(step_, since_, losses_, frozen_);
+  if (batch_) batch_->draw(step_ + 1);
 }
 
 /// Freezes a run for a reason, if there is one; an interrupted loop ends without freezing any.
@@ -484,12 +585,12 @@ void Loop<real>::record() {
         write_record(task_, r, run_ + l, row);
         continue;
       }
-      const Totals totals = r.set < 0 ? engine_->totals(l) : tests_[r.set]->totals(l);
+      const Totals totals = (r.set < 0 ? *whole_ : *tests_[r.set]).totals(l);
       double& to = static_cast<double*>(r.buffer)[(run_ + l) * r.capacity + row];
       to = r.quantity == Quantity::kLoss       ? totals.loss
            : r.quantity == Quantity::kAccuracy ? totals.correct
            : r.quantity == Quantity::kMargin   ? totals.margin
-                                               : descent_->gradient_norm(l);
+                                               : gradient_norm(l);
     }
   }
 }

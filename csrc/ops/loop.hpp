@@ -6,12 +6,16 @@
 //
 //   phase     written                                           by          reads besides
 //   load      W of factors, copies of a head's parameters       head        the prompt
+//             copies of the samples of a batch                  share       their numbers
+//   (| whole  a pass over all samples, where steps are taken    as below
+//             on batches and it is due, up to norms of heads)
 //   | pass    partial gradients, totals, scales of a chunk      chunk       what was loaded
 //   | scales  scales of heads (normalized steps only)           first
 //   | reduce  a head's gradients, with l2, and their norms      head        chunks' partials,
 //   prompt
 //   (| reduce gradient of the prompt, from all heads            first       heads' products)
-//   | decide  rates, what stops and what is due                 first       totals, norms
+//   | decide  rates, what stops and what is due, the numbers    first       totals, norms
+//             of the next batch's samples
 //   | tests   load and pass over each test set that is due      as above
 //   | record  rows of the records                               first       all parameters
 //   (| make   a head's direction in place of its gradient,      head        what clipping leaves
@@ -23,11 +27,12 @@
 //   next load
 //
 // "head": head h is the member's whose index is h mod count, in every phase, and the prompt counts
-// as a head 0. So update and load need no barrier between them as long as a member loads what it
-// has stepped; a prompt that is trained is loaded by all, and takes one. "chunk": whoever takes it
-// (a unit of tiles likewise, with barriers of its own inside the pass). The first member's flags
-// (what ends, is due or was interrupted) change only in phases that are its own, and `interrupted_`
-// in a pass, after which all read it behind the barrier.
+// as a head 0. "share": an equal part of the batch, by index. So update and load need no barrier
+// between them as long as a member loads what it has stepped; a prompt that is trained is loaded by
+// all, and takes one. "chunk": whoever takes it (a unit of tiles likewise, with barriers of its own
+// inside the pass). The first member's flags (what ends, is due or was interrupted) change only in
+// phases that are its own, and `interrupted_` in a pass, after which all read it behind the
+// barrier.
 #pragma once
 
 #include <chrono>
@@ -62,7 +67,7 @@ class Loop {
   /// Lanes of a block of runs, 1 where runs go one by one.
   static int width(const TrainingTask<real>& task);
 
-  int threads() const { return engine_->threads(); }
+  int threads() const { return steps_alone_ ? whole_->threads() : engine_->threads(); }
   bool ended() const { return ended_; }
   std::int64_t step() const { return step_; }
   StopReason reason(int lane) const { return reasons_[lane]; }
@@ -86,6 +91,7 @@ class Loop {
  private:
   using Clock = std::chrono::steady_clock;
 
+  void take_batches(const Data<real>& data, typename Engine<real>::Options options, int threads);
   void make_tensors();
   void take_lanes();
   Parameters<real> parameters() const;
@@ -96,9 +102,11 @@ class Loop {
   void rescale_prompt();
   void restore_gradients(const Member& member);
   void load(const Member& member);
+  void prepare_step();
   void advance_step(const Member& member, const FlushToZero& flush);
-  bool evaluate(const Member& member);
-  void choose_scales();
+  bool evaluate(Engine<real>& engine, bool loss_only, const Member& member);
+  bool evaluate_whole(const Member& member);
+  void choose_scales(Engine<real>& engine);
   void decide(const FlushToZero& flush);
   void end(int lane, StopReason reason);
   void evaluate_tests(const Member& member);
@@ -106,6 +114,11 @@ class Loop {
   void repeat_row(const Record& r, int lane, std::int64_t from, std::int64_t to);
   void update(const Member& member);
   bool wants_totals() const;
+  bool wants_norm() const;
+  double gradient_norm(int lane) const;
+  bool is_frozen() const;
+  bool checks_thresholds() const;
+  bool goes_alone() const;
   bool finishes() const { return finish_ != StopReason::kNone; }
   bool is_due(const Record& r) const;
   bool ask_tick(const FlushToZero& flush);
@@ -114,7 +127,10 @@ class Loop {
   const std::ptrdiff_t run_;
   const int width_, count_;  // lanes and runs
   Block own_block_;
-  std::unique_ptr<Engine<real>> engine_;
+  std::unique_ptr<BatchData<real>> batch_;      // null: steps are taken on all samples
+  std::unique_ptr<Engine<real>> engine_;        // of a step
+  std::unique_ptr<Engine<real>> whole_engine_;  // of all samples, where that is another
+  const Engine<real>* whole_ = nullptr;         // the one of all samples
   std::vector<std::unique_ptr<Engine<real>>> tests_;
   Block* test_block_ = nullptr;
   Tensors<real*> theta_{}, gradient_{}, first_{}, second_{};
@@ -125,14 +141,17 @@ class Loop {
   std::shared_ptr<Packed<real>> packed_;
 
   std::int64_t step_;
-  std::vector<double> losses_;
+  std::vector<double> losses_, norms_;  // norms: of gradients, where recorded
   std::vector<std::int64_t> since_;
   std::vector<char> frozen_;
   std::vector<StopReason> reasons_;
   StopReason finish_ = StopReason::kNone;
   bool again_ = false;  // theta_k is evaluated once more, for its loss
   bool interruptible_ = false, interrupted_ = false, ended_ = false, recording_ = false;
-  bool alone_ = false;  // the first member takes the next steps by itself
+  bool whole_due_ = false;       // a step on a batch has a pass over all samples before it
+  bool whole_norm_due_ = false;  // with its gradient
+  bool steps_alone_ = false;  // batches are too small for more than one thread, all samples are not
+  bool alone_ = false;        // the first member takes the next steps by itself
   std::vector<char> test_due_;
   const FlushToZero* flush_ = nullptr;  // the first member's
   TeamOrAlone pace_;

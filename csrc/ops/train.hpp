@@ -1,4 +1,5 @@
-// Training: full-batch descent with its records, wholly outside of the caller's language.
+// Training: descent on all samples or on batches of them, with its records, wholly outside of the
+// caller's language.
 //
 //   step k:  loss and gradient at theta_k  ->  decide, record  ->  theta_{k+1}
 //
@@ -11,6 +12,7 @@
 #include <limits>
 #include <vector>
 
+#include "batches.hpp"
 #include "data.hpp"
 #include "descent.hpp"
 #include "rescale.hpp"
@@ -78,6 +80,7 @@ struct Thresholds {
   bool ask_for_totals() const {
     return !std::isnan(loss) || !std::isnan(accuracy) || !std::isnan(margin);
   }
+  bool any() const { return ask_for_totals() || !std::isnan(grad_norm); }
   /// The first reason for which a run ends that is finite; loss, accuracy, margin and grad_norm by
   /// name in `now`.
   template <class Values>
@@ -124,6 +127,7 @@ struct TrainingTask {
   Loss loss;
   std::array<bool, kTensors> wrt;
   Optimizer optimizer;
+  Batches batches;
   std::int64_t first_step, last_step;
   std::vector<Record> records;
   Thresholds thresholds;
@@ -133,6 +137,13 @@ struct TrainingTask {
   std::function<HookAnswer(std::int64_t)> hook;  // at due steps and at the end
   std::function<HookAnswer(std::int64_t)> tick;  // now and then
   int threads;
+
+  /// The shape that a step is taken on.
+  Shape step_shape() const {
+    Shape shape = data.shape;
+    if (batches.size > 0) shape.n = batches.size;
+    return shape;
+  }
 };
 
 /// Which rows of the last step are written: none, those due by their `every`, all.

@@ -45,6 +45,11 @@ class StopReason:
     def __init__(self, value: int) -> None: ...
     def __int__(self) -> int: ...
 
+class Order:
+    __members__: ClassVar[dict[str, Order]]
+    @property
+    def name(self) -> str: ...
+
 class Scope:
     __members__: ClassVar[dict[str, Scope]]
     @property
@@ -191,6 +196,9 @@ def train(
     starts: CoreParameters,
     optimizer: Optimizer,
     state: State,
+    batch: int,
+    order: Order,
+    seeds: Sequence[int],
     first: int,
     last: int,
     records: Sequence[Record],

@@ -34,10 +34,12 @@ REST = zip(
     cycle(PROJECTIONS), cycle(RECORDS), cycle(STOPS),
     # Types, sizes (the large one so that gradients must be scaled), and whether Python is asked.
     cycle(product((np.float32, np.float64), (0.3, 0.3, 40.0), (False, False, True))),
+    # All samples, batches for several threads, batches that the first thread takes alone.
+    cycle((None, 0.8, None, 0.05, 0.4)),
 )  # fmt: skip
 
 
-def train(model, data, rule, projection, record, stop, calls):
+def train(model, data, rule, projection, record, stop, calls, batch):
     """A training of few steps with all that may go on beside it."""
     names = [
         name for key in record for name in (model.parameters if key == "parameters" else [key])
@@ -49,6 +51,7 @@ def train(model, data, rule, projection, record, stop, calls):
         test={name: tests[name] for name in used} or None, stop=stop,
         directions=model if "cosine" in record else None,
         callback=(lambda *_: None) if calls else None,
+        batch=batch and max(1, int(batch * data.n)), seed=None if batch is None else 1,
     )  # fmt: skip
 
 
@@ -85,9 +88,9 @@ def trainings(plan):
             passes(*draw(kind, parameter, dtype, samples, T, d, H))
         # A third of them, another third for the next plan.
         for rule in RULES[(PLANS.index(plan) + place(kind, parameter)) % 3 :: 3]:
-            projection, record, stop, (dtype, size, calls) = next(REST)
+            projection, record, stop, (dtype, size, calls), batch = next(REST)
             model, data = draw(kind, parameter, dtype, samples, T, d, H, size=size)
-            train(model, with_groups(data), rule, projection, record, stop, calls)
+            train(model, with_groups(data), rule, projection, record, stop, calls, batch)
 
 
 def side_by_side():
@@ -95,11 +98,11 @@ def side_by_side():
     for kind, parameter in product(MODELS, PARAMETERS):
         # A half of them for classifiers, the other for layers.
         for rule in RULES[place(kind, parameter) % 2 :: 2]:
-            projection, record, stop, (dtype, size, calls) = next(REST)
+            projection, record, stop, (dtype, size, calls), batch = next(REST)
             for samples, runs in ((12, 17), (n, 2)):
                 model, data = draw(kind, parameter, dtype, samples, T, d, H, runs=runs, size=size)
                 few = tuple(name for name in record if "groups" not in name)
-                train(model, data, rule, projection, few, stop, calls)
+                train(model, data, rule, projection, few, stop, calls, batch)
 
 
 def learner() -> None:

@@ -19,8 +19,16 @@ def test_training_on_any_number_of_threads(kind, parameter):
     model, data = draw(kind, parameter, float, SAMPLES.get(parameter, 110), 7, 9, 6)
     assert mh.explain(model, data)["chunks"] >= 4
     rules = itertools.cycle(OPTIMIZERS.values())
-    for _, rule, projection in zip(range(REPEATS), rules, itertools.cycle(PROJECTIONS)):
-        options = {"steps": 8, "optimizer": rule(**projection), "record": ("loss", "grad_norm")}
+    # All samples, batches of as many as are worth several threads, batches that one thread takes.
+    batches = itertools.cycle((None, 3 * len(data.X) // 4, 5))
+    records = {"loss": 3, "grad_norm": 2}
+    for _, rule, projection, batch in zip(
+        range(REPEATS), rules, itertools.cycle(PROJECTIONS), batches
+    ):
+        options = {
+            "steps": 8, "optimizer": rule(**projection), "batch": batch,
+            "record": ("loss", "grad_norm") if batch is None else records,
+        }  # fmt: skip
         one = mh.train(model, data, num_threads=1, **options)
         for threads in (2, 4):
             assert mh.train(model, data, num_threads=threads, **options) == one

@@ -7,10 +7,12 @@ to be fast.  Gradients are dicts of arrays by name.
 
 `model`: parameters, query rows and visible keys.  `attention`: weights and outputs.  `losses`.
 `gradients`: centred, so that they are accurate in saturation.  `normalized`: directions of
-gradients that underflow.  `hessian`.  `training`: the optimizers.  `runs`: the run axis, a loop.
+gradients that underflow.  `hessian`.  `training`: the optimizers.  `batches`: the samples of each
+step.  `runs`: the run axis, a loop.
 """
 
 from .attention import attention, outputs
+from .batches import batches
 from .gradients import backward, textbook_value_and_grad, value_and_grad
 from .hessian import hvp
 from .losses import LOSSES, loss_terms
@@ -26,6 +28,7 @@ __all__ = [
     "Scaled",
     "attention",
     "backward",
+    "batches",
     "hvp",
     "loss_terms",
     "outputs",

@@ -257,14 +257,25 @@ def loss_weights(data: Inputs, outputs: Array, weight: ArrayLike | None, loss: L
     """
     w = np.ones(len(data.X)) if weight is None else double(weight)
     loss_weight: Array
+    total = counted_weights(data, outputs, weight, loss).sum()
     if outputs.ndim == 1:
-        loss_weight = w / w.sum()
+        loss_weight = w / total
         return loss_weight
-    rows = np.ones(outputs.shape[:2]) if data.real is None else double(data.real)
-    of_rows = rows * (w if w.ndim == 2 else w[:, None])
-    counted = w if w.ndim == 1 and name_of(loss) not in OF_ROWS else of_rows
-    loss_weight = of_rows / counted.sum()
+    loss_weight = _of_rows(data, outputs, w) / total
     return loss_weight[..., None]
+
+
+def counted_weights(data: Inputs, outputs: Array, weight: ArrayLike | None, loss: Loss) -> Array:
+    """Return what the loss is divided by the sum of: the weights (n,), or those of rows (n,q)."""
+    w = np.ones(len(data.X)) if weight is None else double(weight)
+    of_samples = outputs.ndim == 1 or (w.ndim == 1 and name_of(loss) not in OF_ROWS)
+    return w if of_samples else _of_rows(data, outputs, w)
+
+
+def _of_rows(data: Inputs, outputs: Array, w: Array) -> Array:
+    rows = np.ones(outputs.shape[:2]) if data.real is None else double(data.real)
+    weights: Array = rows * (w if w.ndim == 2 else w[:, None])
+    return weights
 
 
 def real_targets(data: Inputs, y: ArrayLike) -> NDArray[Any]:

@@ -51,7 +51,7 @@ def _of_classes(bound: Mapping[str, Any]) -> bool:
 
 def _axes(bound: Mapping[str, Any]) -> dict[str, int]:
     classifier = bound["model"].U is not None
-    axes = AXES | {"cotangent": 1 if classifier else 3, "lr": 0, "weight": 1}
+    axes = AXES | {"cotangent": 1 if classifier else 3, "lr": 0, "seed": 0, "weight": 1}
     axes["y"] = 1 if classifier else 2 if _of_classes(bound) else 3
     if not classifier and bound.get("weight") is not None:
         y = np.shape(bound["y"])

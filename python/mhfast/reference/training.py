@@ -1,4 +1,4 @@
-"""Full-batch training, step by step, with every optimizer of `mhfast.optimizers`.
+"""Training on all samples or on batches, with every optimizer of `mhfast.optimizers`.
 
 Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
 Attention" (TMLR 2024) train with plain gradient descent; normalized steps, Polyak's step and mirror
@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .attention import outputs
+from .batches import batches
 from .gradients import Wrt, asked, value_and_grad
-from .losses import Loss, loss_weights, margins, real_targets
+from .losses import Loss, counted_weights, loss_weights, margins, real_targets
 from .model import Array, Model, Query, inputs
 from .normalized import add_decay, groups, norm, normalized, scaled_gradients
 from .optimizers import STEPS, At
@@ -25,6 +26,7 @@ from .runs import over_runs
 
 RECORDS = ("loss", "accuracy", "margin", "grad_norm", "param_norm", "distance")
 Parameters = dict[str, Array]
+Samples = tuple[ArrayLike, ArrayLike, dict[str, Any]]  # X, y and the options of a loss
 
 
 def train(
@@ -39,14 +41,17 @@ def train(
         g ← g + l2 θ,   g ← g min(1, clip / ‖g‖),   g ← g / (‖g‖ + eps)   where it is normalized,
         θ ← the optimizer's step of θ and g, one of `STEPS`,   θ ← `projected`(θ).
 
+    With `batch`, g is the gradient of the loss of step k's batch among `batches`, with `order` and
+    `seed`, an integer or (R,): (n / batch) Σ wℓ / Σ w, the first sum over the batch.
+
     Returns
     -------
     model : Model after the last step.
     history : dict of arrays (steps + 1,)
-        Entry k belongs to θ_k, before step k + 1.  loss; accuracy, the weighted fraction of outputs
-        (rows, for cross_entropy) whose margin is above 0; margin, the smallest one; both over rows
-        of weight above 0.  grad_norm, of the loss with respect to the trained parameters;
-        param_norm and distance (from the initial ones), of all parameters together.
+        Entry k belongs to θ_k, before step k + 1, and to all samples.  loss; accuracy, the weighted
+        fraction of outputs (rows, for cross_entropy) whose margin is above 0; margin, the smallest
+        one; both over rows of weight above 0.  grad_norm, of the loss with respect to the trained
+        parameters; param_norm and distance (from the initial ones), of all parameters together.
     """
     lr = getattr(optimizer, "lr", 1.0)
     lr = dict(lr) if isinstance(lr, Mapping) else lr
@@ -67,6 +72,9 @@ def _train(
     query: Query = None,
     weight: ArrayLike | None = None,
     lengths: ArrayLike | None = None,
+    batch: int | None = None,
+    order: str = "shuffle",
+    seed: int = 0,
 ) -> tuple[Model, dict[str, Array]]:
     model = start = Model.of(model)
     trained = asked(model, wrt, also=())
@@ -87,8 +95,15 @@ def _train(
             history[name].append(number)
         if k == steps:
             break
+        used: Samples = X, y, options
+        share = 1.0
+        if batch is not None:
+            drawn = batches(len(np.asarray(X)), batch, 1, order=order, seed=int(seed), first=k)[0]
+            used, share = _batch(model, X, y, options, drawn)
+            value, g = value_and_grad(model, *used[:2], wrt=trained, **used[2])
+            value, g = share * value, {name: share * array for name, array in g.items()}
         if normalizes:
-            g = _unit_gradient(model, X, y, trained, optimizer, options)
+            g = _unit_gradient(model, *used, trained, optimizer, share)
         else:
             g = {n: part + of_parameter(optimizer.l2, n, 0.0) * theta[n] for n, part in g.items()}
             shrink = min(1.0, optimizer.clip / max(norm(g.values()), np.finfo(float).tiny))
@@ -109,12 +124,39 @@ def of_parameter(setting: Any, name: str, default: Any) -> Any:
     return setting.get(name, default) if isinstance(setting, Mapping) else setting
 
 
+def _batch(
+    model: Model, X: ArrayLike, y: ArrayLike, options: dict[str, Any], drawn: Any
+) -> tuple[Samples, float]:
+    """Return the samples of a batch, and the loss of the batch over that of these samples alone."""
+    part = dict(options)
+    for name in ("query", "weight", "lengths"):
+        if isinstance(part[name], np.ndarray):
+            part[name] = part[name][drawn]
+    data = inputs(model, X, options["query"], options["lengths"])
+    F = outputs(model, X, query=options["query"], lengths=options["lengths"])
+    counted = counted_weights(data, F, options["weight"], options["loss"])
+    share = counted[drawn].sum() / counted.sum() * len(counted) / len(drawn)
+    if share == 0.0:
+        raise ValueError("batch: expected a sample of weight above 0 in every batch")
+    return (np.asarray(X)[drawn], np.asarray(y)[drawn], part), float(share)
+
+
 def _unit_gradient(
-    model: Model, X: ArrayLike, y: ArrayLike, wrt: Iterable[str], optimizer: Any, options: Any
+    model: Model,
+    X: ArrayLike,
+    y: ArrayLike,
+    options: Any,
+    wrt: Iterable[str],
+    optimizer: Any,
+    share: float,
 ) -> Parameters:
-    """Return g / (‖g‖ + eps) after decay and clipping; for mirror descent g / its dual norm."""
+    """Return g / (‖g‖ + eps) after decay and clipping; for mirror descent g / its dual norm.
+
+    g is `share` times the gradient.
+    """
     theta = model.parameters()
     scaled = scaled_gradients(model, X, y, wrt=wrt, **options)
+    scaled = {name: g._replace(log=g.log + math.log(share)) for name, g in scaled.items()}
     decay = {name: of_parameter(optimizer.l2, name, 0.0) for name in scaled}
     scaled = {
         name: add_decay(g, decay[name], theta[name]) if decay[name] > 0.0 else g

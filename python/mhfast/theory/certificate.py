@@ -388,6 +388,8 @@ def _plain_rate(segment: Segment, data: str | tuple[str, ...]) -> tuple[float | 
     others += [f"{name} was not trained" for name in ("W", "U") if name not in segment.wrt]
     if segment.loss != "logistic":
         others.append(f"the loss was {segment.loss}")
+    if segment.batches is not None:
+        others.append(f"its steps were taken on batches of {segment.batches.size} samples")
     if segment.data != data:
         others.append("it trained on other data than these")
     return lr, others

@@ -128,6 +128,8 @@ def problems(
     runs = NO_RUNS
     for part in rates.values() if isinstance(rates, Mapping) else (rates,):
         runs = runs.meet("lr", (len(part),), 0) if isinstance(part, tuple) else runs
+    if run.batches is not None and isinstance(run.batches.seed, tuple):
+        runs = runs.meet("seed", (len(run.batches.seed),), 0)
     for name, groups, axes in (
         ("token_groups", data.token_groups, 2),
         ("sample_groups", data.sample_groups, 1),

@@ -72,6 +72,7 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         **{name: run[name] for name in _PLAIN},
         "loss": losses.stored(run["loss"]),
         "segments": segments.stored(run["segments"]),
+        "batches": segments.stored_batches(run["batches"]),
     }
     write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
 
@@ -190,6 +191,7 @@ def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
         "wrt": tuple(about["wrt"]),
         "subspace": _subspace(about, arrays),
         "segments": segments.restored(about.get("segments", [])),
+        "batches": segments.restored_batches(about.get("batches")),
     }
 
 

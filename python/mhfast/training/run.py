@@ -17,6 +17,7 @@ from .._arguments.values import Array, same_fields
 from ..models import Model
 from ..optimizers import Optimizer
 from . import curve, display, files
+from .batches import Batches
 from .quantities import Metric, MissingFunction, close_to
 from .run_axis import selected
 from .segments import Segment
@@ -99,6 +100,8 @@ class Run(Generic[ModelT_co]):
     segments : tuple of Segment
         Which steps were taken with which settings on which data, in order; empty where that is not
         known.
+    batches : Batches or None
+        The setting ``batch`` with ``order`` and ``seed``; None if steps are taken on all samples.
 
     Notes
     -----
@@ -122,6 +125,7 @@ class Run(Generic[ModelT_co]):
     since: int | tuple[int, ...] = 0
     subspace: Subspace | None = None
     segments: tuple[Segment, ...] = ()
+    batches: Batches | None = None
 
     def __post_init__(self) -> None:
         for name in ("history", "steps"):

@@ -51,6 +51,7 @@ def selected(run: Run[M], index: int | slice | npt.ArrayLike) -> Run[M]:
         reason=run.reason[which] if one else [run.reason[r] for r in np.arange(run.runs)[which]],
         stopped=_ended_at(ends) if one else ends,
         optimizer=of_runs(run.optimizer, which),
+        batches=None if run.batches is None else run.batches.of_runs(which),
         since=settled_steps(np.broadcast_to(run.since, run.runs)[which]),
         subspace=None if run.subspace is None else run.subspace[which],
         segments=of_training(run.segments, which, last),

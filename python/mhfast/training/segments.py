@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from .._arguments import losses
 from .._arguments.losses import Loss
 from ..dataset.dataset import Dataset
 from ..optimizers import OPTIMIZERS, Optimizer, fields_of, of_runs
+from .batches import Batches
 
 _OPTIMIZERS = {kind.name: kind for kind in OPTIMIZERS}
 
@@ -37,6 +38,8 @@ class Segment:
     data : str, or tuple of R of them
         Fingerprints of the training data, see `fingerprint`: of each run where the data have a run
         axis.
+    batches : Batches or None
+        Which samples steps were taken on; None for all.
     """
 
     first: int
@@ -44,6 +47,7 @@ class Segment:
     loss: Loss
     wrt: tuple[str, ...]
     data: str | tuple[str, ...]
+    batches: Batches | None = None
 
 
 def extended(segments: tuple[Segment, ...], now: Segment) -> tuple[Segment, ...]:
@@ -57,7 +61,12 @@ def extended(segments: tuple[Segment, ...], now: Segment) -> tuple[Segment, ...]
 def of_training(segments: Iterable[Segment], which: Any, last: int) -> tuple[Segment, ...]:
     """Return the segments of one run (an integer) or some, which ended at step `last`."""
     return tuple(
-        replace(segment, optimizer=of_runs(segment.optimizer, which), data=_of(segment.data, which))
+        replace(
+            segment,
+            optimizer=of_runs(segment.optimizer, which),
+            data=_of(segment.data, which),
+            batches=None if segment.batches is None else segment.batches.of_runs(which),
+        )
         for segment in segments
         if segment.first <= last
     )
@@ -119,6 +128,7 @@ def stored(segments: Iterable[Segment]) -> list[list[Any]]:
             losses.stored(segment.loss),
             segment.wrt,
             segment.data,
+            stored_batches(segment.batches),
         ]
         for segment in segments
     ]
@@ -130,12 +140,23 @@ def restored(rows: Iterable[list[Any]]) -> tuple[Segment, ...]:
         Segment(
             first,
             _OPTIMIZERS[name](**_tuples(settings)),
-            losses.restored(loss),
+            loss,
             tuple(wrt),
             _tuple(data),
+            *map(restored_batches, batches),
         )
-        for first, name, settings, loss, wrt, data in rows
+        for first, name, settings, loss, wrt, data, *batches in rows
     )
+
+
+def stored_batches(batches: Batches | None) -> dict[str, Any] | None:
+    """Return batches as JSON can hold them."""
+    return None if batches is None else asdict(batches)
+
+
+def restored_batches(stored: Mapping[str, Any] | None) -> Batches | None:
+    """Return the batches that `stored_batches` made a dict of."""
+    return None if stored is None else Batches(**_tuples(stored))
 
 
 def _tuples(settings: Mapping[str, Any]) -> dict[str, Any]:

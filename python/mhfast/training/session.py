@@ -17,6 +17,7 @@ from .._arguments.lists import PARAMETERS
 from .._arguments.values import Array
 from ..models import Model
 from ..models.problem import CoreParameters, CoreProblem, bits, named, trainable, with_arrays
+from .batches import ORDERS, Batches
 from .callbacks import Callback, Calls
 from .history import FunctionRows, NamedRows, joined
 from .quantities import count_due
@@ -122,13 +123,17 @@ class Loop:
         threads : int
         """
         run, every = self.run, self.every()
+        batches = run.batches or Batches(size=1)
+        size = 0 if run.batches is None else batches.size  # 0: steps on all samples
         return _core.train(
             samples=problem.data, parameters=self.parameters, runs=run.runs or 0,
             scale=run.model.scale, causal=problem.causal, loss=losses.core(run.loss),
             wrt=bits(run.wrt), starts=start._core.parameters, optimizer=settings,
-            state=self.state, first=run.step, last=last, records=records,
-            tests=[test.data for test in tests], directions=directions, thresholds=thresholds,
-            stopped=self.stopped, reasons=self.reasons, hook_every=every or 1,
+            state=self.state, batch=size, order=ORDERS[batches.order],
+            seeds=batches.seeds, first=run.step, last=last, records=records,
+            tests=[test.data for test in tests],
+            directions=directions, thresholds=thresholds, stopped=self.stopped,
+            reasons=self.reasons, hook_every=every or 1,
             hook=self.at if every else None, tick=tick, threads=threads,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`train`: full-batch gradient descent in C++, with records, stop conditions and checkpoints."""
+"""`train`: gradient descent in C++, with records, stop conditions and checkpoints."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from ..models import Model
 from ..models import problem as _core_arguments
 from ..optimizers import Optimizer, core_settings
 from . import arguments
+from . import batches as batching
 from . import quantities as recording
 from .arguments import Directions, Tests
+from .batches import Order, Size
+from .batches import Seed as BatchSeed
 from .callbacks import prepared
 from .evaluate import evaluate
 from .history import of_subspace, prepare
@@ -43,6 +46,9 @@ def train(
     steps: int | None = None,
     until: int | None = None,
     optimizer: Optimizer | None = None,
+    batch: Size | None = None,
+    order: Order | None = None,
+    seed: BatchSeed | None = None,
     loss: Loss | None = None,
     wrt: Wrt = None,
     test: Tests | None = None,
@@ -54,7 +60,7 @@ def train(
     progress: bool = False,
     num_threads: int | None = None,
 ) -> Run[M]:
-    """Train a model by full-batch gradient descent.
+    """Train a model by gradient descent, on all samples or on batches of them.
 
     The loop runs in C++; it calls Python only for ``callback``, a ``stop`` function, functions in
     ``record`` and checkpoints. The result is bitwise the same for every number of threads.
@@ -81,6 +87,19 @@ def train(
     optimizer : one of `mhfast.optimizers`
         If it is of another kind than that of the Run, its state (momentum or moments) starts at
         zero.
+    batch : int or "all", optional
+        The number B of samples that a step is taken on; "all", the default, for full-batch steps.
+        The loss of a batch is (n / B) Σ wℓ / Σ w, the first sum over the batch and the second over
+        all samples, for samples of equal weight the mean over the batch; its mean over batches is
+        the loss.
+    order : str
+        "shuffle" (the default): an epoch, that is floor(n / B) steps, goes through a random
+        permutation of the samples; where B does not divide n its last n mod B samples are left out
+        of the epoch. "replace": samples of a batch are drawn independently, with replacement.
+    seed : int, Generator or sequence of R of them
+        Of the order, by default 0. From an integer all runs see the same samples, from a sequence
+        each run its own. The samples of a step are a function of the seed and the number of the
+        step, the same on every machine: `mhfast.reference.batches`.
     loss : str, or a loss with a parameter
         "logistic" (the default), "squared", ``mh.Huber(0.5)``, ..., and for a Layer
         "cross_entropy", as in `value_and_grad`.
@@ -89,13 +108,16 @@ def train(
     test : Dataset, pair (X, y) or dict of them
         Test sets; one without a name is called "test".
     record : str, function, sequence of them, or dict of them to int
-        What to record, by default the loss. Names are those of `mhfast.training.quantities`: loss,
-        accuracy, margin, grad_norm, param_norm, distance, cosine, the parameters, attention,
-        attention_max and attention_groups; for test sets the first three with the prefix ``test_``
+        What to record, by default the loss; with ``batch`` once an epoch. Names are those of
+        `mhfast.training.quantities`: loss, accuracy, margin, grad_norm, param_norm, distance,
+        cosine, the parameters, attention, attention_max and attention_groups; for test sets the
+        first three with the prefix ``test_``
         or ``<name of the test set>_``. A function of the model returns a number or an array, with R
         runs a number or an array (R, ...). In a dict the number is the period in steps, otherwise
         it is 1. Values at k belong to θ_k, before step k + 1; they are recorded at k = 0, every, 2
-        every, ..., and at the last k. All records together may take 2 GiB.
+        every, ..., and at the last k. They are of all training samples with ``batch`` too, for
+        which loss, accuracy, margin and grad_norm take a pass over all. All records together may
+        take 2 GiB.
     directions : Gradients, model, dict of arrays by parameter, or a dict or sequence of them
         Directions of the record "cosine". Parameters that it lacks are left out of the cosine. A
         single one is recorded as ``cosine``, several as ``cosine_<name>``, or ``cosine_0``, ...
@@ -103,7 +125,8 @@ def train(
         Called at every θ_k, including the first and the last. Returning true ends training at θ_k.
         A `Callback` has a period, and its function gets values of recorded quantities, too.
     stop : dict or function (step, model) -> object
-        Thresholds on the training data, checked at every θ_k: training ends at θ_k when "loss" or
+        Thresholds on the training data, checked at every θ_k, with ``batch`` at those that begin an
+        epoch: training ends at θ_k when "loss" or
         "grad_norm" is at most the number, or "accuracy" or "margin" at least the number. With R
         runs each run ends separately, and is frozen while the others continue. Or a function that
         returns true, with R runs true for all, to end training. An empty dict removes the
@@ -145,6 +168,9 @@ def train(
     run: Run[M] = model if isinstance(model, Run) else fresh(model, arguments.optimizer(optimizer))
     first, last = run.step, arguments.last_step(run.step, steps, until)
     data = arguments.dataset(X, y, run.model)
+    batches = batching.chosen(batch, order, seed, run.batches, data.n)
+    if record is None and batches is not None and not isinstance(model, Run):
+        record = {"loss": batches.epoch(data.n)}
     tests = arguments.tests(test, run.model)
     record = arguments.restored(run.record if record is None else record)
     entries = recording.parse(record, tuple(run.model.parameters), tuple(tests))
@@ -154,6 +180,7 @@ def train(
         wrt=run.wrt if wrt is None else arguments.wrt(run.model, wrt),
         stop=arguments.stop(run.stop if stop is None else stop),
         record={entry.function or entry.key: entry.every for entry in entries},
+        batches=batches,
     )
     arguments.settings_of_parameters(run.optimizer, run.model)
     problem, test_problems = arguments.problems(run, data, tests)
@@ -161,7 +188,7 @@ def train(
     frozen = arguments.frozen(run, released=stop is not None)
     run = replace(run, since=arguments.since(run, frozen))
     if last > first:
-        now = Segment(first, run.optimizer, run.loss, run.wrt, fingerprint(data))
+        now = Segment(first, run.optimizer, run.loss, run.wrt, fingerprint(data), batches)
         run = replace(run, segments=extended(run.segments, now))
     since = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
     settings = core_settings(run.optimizer, last, run.runs, since, run.wrt)
