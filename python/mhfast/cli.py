@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from . import config
+
+DESCRIPTION = """\
+Multi-head attention models of attention theory on CPUs: outputs, gradients and training, exact and
+fast. The work is done from Python (import mhfast as mh); the commands show what there is."""
+
+EPILOG = """\
+examples:
+  mhfast demo                           train on two data sets, look at mhfast_demo.png
+  mhfast demo --output /tmp/demo.png    put the figure elsewhere
+  mhfast bench --quick                  a first look at the speed on this machine
+  mhfast info --json                    what a bug report should contain, for programs
+
+mhfast COMMAND --help describes a command. Without the script: python -m mhfast COMMAND.
+
+exit status: 0 if all went well; 1 if a package is missing or, for bench, results disagree; 2 if the
+arguments are wrong; 130 after Ctrl-C. Results go to standard output, all else to standard error."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,19 +39,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit status: 0; 1 when a package is missing; 130 after Ctrl-C.
+        The exit status: 0; 1 when a package is missing; 2 without a command; 130 after Ctrl-C.
+        Wrong arguments leave by SystemExit with the status 2.
+
+    Examples
+    --------
+    >>> from mhfast.cli import main
+    >>> main(["info"])  # doctest: +ELLIPSIS
+    mhfast ...
+    0
     """
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.command != "bench":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
+        if arguments.command is None:
+            parser.print_help(sys.stderr)
+            print("\nmhfast: expected a command: demo, bench or info", file=sys.stderr)
+            return 2
         if arguments.command == "demo":
-            return _demo(arguments.output, parser)
+            return _demo(arguments.output, arguments.json, parser)
         if arguments.command == "bench":
             return _bench(rest)
-        config.show_config()
-        return 0
+        return _info(arguments.json)
     except ImportError as error:
         print(f"mhfast {arguments.command}: {error}", file=sys.stderr)
         return 1
@@ -44,14 +72,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="mhfast", description="Multi-head attention models of attention theory on CPUs."
+        prog="mhfast",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"mhfast {version('mhfast')}")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     demo = commands.add_parser(
         "demo",
         help="train on digits and on the tokenized mixture, print a table, write a figure",
-        description="Train on real and synthetic data, in under a minute on two cores.",
+        description="Train on handwritten digits and on synthetic data in under a minute on two "
+        "cores, print what was found and what it shows, and write a figure. Needs matplotlib and "
+        "scikit-learn.",
     )
     demo.add_argument(
         "--output",
@@ -60,19 +93,34 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="the figure (default: %(default)s in the current directory)",
     )
+    demo.add_argument("--json", action="store_true", help="print the numbers as JSON")
     commands.add_parser(
         "bench", help="compare with NumPy, torch and jax where installed", add_help=False
     )
-    commands.add_parser("info", help="print version, compiler, instruction sets, threads")
+    info = commands.add_parser(
+        "info",
+        help="print version, compiler, instruction sets, threads",
+        description="Print the version, the compiler, the instruction sets and the number of "
+        "threads that mhfast uses.",
+    )
+    info.add_argument("--json", action="store_true", help="print the same as JSON")
     return parser
 
 
-def _demo(path: Path, parser: argparse.ArgumentParser) -> int:
+def _info(as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(config.show_config("dict"), indent=1))
+    else:
+        config.show_config()
+    return 0
+
+
+def _demo(path: Path, as_json: bool, parser: argparse.ArgumentParser) -> int:
     from ._demo import run_demo
 
     if not path.parent.is_dir():
         parser.error(f"--output: expected a file in an existing directory, got {path}")
-    run_demo(path)
+    run_demo(path, as_json=as_json)
     return 0
 
 

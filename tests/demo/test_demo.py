@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -50,6 +51,25 @@ def test_a_small_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     out = capsys.readouterr().out
     assert "3 heads, 2 random splits, 10 steps" in out
     assert out.rstrip().endswith(str(path))
+    assert "H is the number of heads" in out
+    shown = out[out.index("What this shows") :]
+    assert "loss with 2 heads is" in shown
+    assert "It changes W by" in shown
+    demo.run_demo(
+        path,
+        Digits(splits=2, heads=3, steps=10),
+        Heads(heads=(1, 2), trials=2, n_train=9, n_test=11, steps=5),
+        Saturation(instances=3, steps=7),
+        as_json=True,
+    )
+    numbers = json.loads(capsys.readouterr().out)
+    assert numbers["figure"] == str(path)
+    assert len(numbers["digits"]["test_accuracy"]) == 2
+    rows = {(row["start"], row["step_size"], row["heads"]) for row in numbers["heads"]}
+    assert rows == {(s, c, H) for s in ("zero", "random step") for c in ("constant", "sqrt(H)")
+                    for H in (1, 2)}  # fmt: skip
+    mean = 100 * np.mean(numbers["digits"]["test_accuracy"])
+    assert f"test accuracy {mean:.1f} % on average" in out
 
 
 def test_digits_are_learnt() -> None:
@@ -124,6 +144,37 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("mhfast ")
 
 
+def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == json.loads(json.dumps(mh.show_config("dict")))
+    assert shown["mhfast"] == mh.__version__
+
+
+def test_help_can_be_followed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["--help"])
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    for command in ("demo", "bench", "info"):
+        assert re.search(rf"^    {command} +\w", text, re.M)  # a line of the list of commands
+    assert "exit status: 0" in text
+    for line in re.findall(r"^  (mhfast .*?)  ", text, re.M):  # the examples are calls that exist
+        parsed, rest = cli._parser().parse_known_args(line.split()[1:])
+        assert parsed.command in ("demo", "bench", "info")
+        assert not rest or parsed.command == "bench"
+    assert cli.main([]) == 2
+    assert "expected a command: demo, bench or info" in capsys.readouterr().err
+
+
+def test_ctrl_c_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "run_demo", interrupted)
+    assert cli.main(["demo"]) == 130
+
+
 def test_the_package_is_a_command_with_a_version() -> None:
     command = [sys.executable, "-m", "mhfast", "--version"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
@@ -151,7 +202,6 @@ def test_bench_gets_its_own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["infos"], "invalid choice: 'infos'"),
         (["info", "--fast"], "unrecognized arguments: --fast"),
-        ([], "required: command"),
         (["demo", "--output", "no/such/figure.png"], "--output: expected a file in an existing"),
     ],
 )

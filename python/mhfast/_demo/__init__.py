@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from importlib.util import find_spec
 from pathlib import Path
 
 from ..training.progress import progress_bar
 from .experiments import Digits, Heads, Saturation, run_digits, run_heads, run_saturation
-from .report import table
+from .report import record, table
 
 NEEDED = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
 """Module and package of what only the demo needs."""
@@ -17,9 +18,14 @@ DIGITS, HEADS, SATURATION = Digits(), Heads(), Saturation()
 
 
 def run_demo(
-    path: Path, digits: Digits = DIGITS, heads: Heads = HEADS, saturation: Saturation = SATURATION
+    path: Path,
+    digits: Digits = DIGITS,
+    heads: Heads = HEADS,
+    saturation: Saturation = SATURATION,
+    *,
+    as_json: bool = False,
 ) -> None:
-    """Run the three experiments, print their table and write their figure to `path`.
+    """Run the three experiments, print their table or JSON and write their figure to `path`.
 
     Raises
     ------
@@ -48,5 +54,9 @@ def run_demo(
             run_saturation(saturation, advance),
         )
     draw(*results).savefig(path)
+    seconds = time.perf_counter() - begin
+    if as_json:
+        print(json.dumps(record(*results) | {"seconds": seconds, "figure": str(path)}, indent=1))
+        return
     print(table(*results))
-    print(f"\n{time.perf_counter() - begin:.0f} seconds; the figure is {path}")
+    print(f"\n{seconds:.0f} seconds; the figure is {path}")

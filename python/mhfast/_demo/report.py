@@ -11,8 +11,34 @@ from .experiments import CONVENTIONS, STARTS, DigitsResult, HeadsResult, Saturat
 
 def table(digits: DigitsResult, heads: HeadsResult, saturation: SaturationResult) -> str:
     """Return what the three experiments found, at their last steps."""
-    lines = [*_digits(digits), "", *_heads(heads), "", *_saturation(saturation)]
-    return "\n".join(lines)
+    lines = [*_digits(digits), "", *_heads(heads), "", *_saturation(saturation), ""]
+    return "\n".join([*lines, *_shown(digits, heads, saturation)])
+
+
+def record(
+    digits: DigitsResult, heads: HeadsResult, saturation: SaturationResult
+) -> dict[str, object]:
+    """Return the same numbers by name, as JSON can hold them."""
+    return {
+        "digits": {
+            "test_accuracy": (1.0 - digits.test_error[:, -1]).tolist(),
+            "train_loss": digits.train_loss[:, -1].tolist(),
+        },
+        "heads": [
+            {
+                "start": start,
+                "step_size": convention,
+                "heads": H,
+                "train_loss": float(losses[:, -1].mean()),
+                "test_error": float(heads.test_error[start, convention, H][:, -1].mean()),
+            }
+            for (start, convention, H), losses in heads.train_loss.items()
+        ],
+        "saturation": {
+            "textbook": float(np.median(saturation.textbook[:, -1])),
+            "mhfast": float(np.median(saturation.mhfast[:, -1])),
+        },
+    }
 
 
 def _digits(result: DigitsResult) -> Iterator[str]:
@@ -47,6 +73,11 @@ def _heads(result: HeadsResult) -> Iterator[str]:
             cells.append(f"{loss:>11.4f} {error:>5.1f} %")
         yield f"  {H:>4}  " + "".join(cells)
     yield "  (training loss, test error)"
+    yield "  H is the number of heads: attentions side by side, whose readouts are added and"
+    yield "  divided by sqrt(H). From a zero start all parameters are 0 and all heads move alike."
+    yield "  A random step start is one gradient step from there, forwards or backwards for each"
+    yield "  head by a fair coin. Steps have the size lr for every H, or grow with sqrt(H), as"
+    yield "  the theory takes them."
 
 
 def _saturation(result: SaturationResult) -> Iterator[str]:
@@ -57,3 +88,29 @@ def _saturation(result: SaturationResult) -> Iterator[str]:
     )
     for name, changes in (("textbook gradients", result.textbook), ("mhfast", result.mhfast)):
         yield f"  {name:<19} {np.median(changes[:, -1]):.1e}"
+
+
+def _shown(digits: DigitsResult, heads: HeadsResult, saturation: SaturationResult) -> Iterator[str]:
+    """Say in words what the numbers above show."""
+    yield "What this shows"
+    accuracy = 100.0 * (1.0 - digits.test_error[:, -1].mean())
+    yield f"  Attention over the rows of an image tells 3 from 8 in {accuracy:.1f} % of new images."
+    few, many = min(heads.settings.heads), max(heads.settings.heads)
+    ratios = {}
+    for convention in CONVENTIONS:
+        final = {H: heads.train_loss["zero", convention, H][:, -1].mean() for H in (few, many)}
+        ratios[convention] = final[many] / final[few]
+    yield (
+        f"  From a zero start the loss with {many} heads is {ratios['constant']:.2g} times that "
+        f"with {few} if all take steps"
+    )
+    yield (
+        f"  of one size, and {ratios['sqrt(H)']:.2g} times if the size grows with sqrt(H): what "
+        "more heads do is in"
+    )
+    yield "  part what longer steps do."
+    textbook, ours = (
+        float(np.median(changes[:, -1])) for changes in (saturation.textbook, saturation.mhfast)
+    )
+    yield "  The order of the tokens does not matter in exact arithmetic. It changes W by"
+    yield f"  {textbook:.0e} with textbook gradients, and by {ours:.0e} with those of mhfast."
