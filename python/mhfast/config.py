@@ -45,6 +45,11 @@ def set_num_threads(k: int) -> None:
         If `k` is not an integer.
     ValueError
         If `k` is below 1.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> mh.set_num_threads(2)  # doctest: +SKIP
     """
     _core.set_num_threads(_count(k, "k"))
 
@@ -68,6 +73,13 @@ def num_threads(k: int) -> Iterator[None]:
         If `k` is not an integer.
     ValueError
         If `k` is below 1.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> with mh.num_threads(1):
+    ...     print(mh.show_config("dict")["threads"])
+    1
     """
     token = _threads.set(_count(k, "k"))
     try:
@@ -108,6 +120,12 @@ def show_config(mode: str = "text") -> dict[str, Any] | None:
     ------
     ValueError
         For another mode.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> mh.show_config("dict")["mhfast"] == mh.__version__
+    True
     """
     if mode not in ("text", "dict"):
         raise ValueError(f"mode: expected 'text' or 'dict', got {mode!r}")

@@ -52,6 +52,13 @@ def digits(
         The classes are not two different digits, or the split leaves a set empty.
     TypeError
         A seed is neither an integer nor a generator.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> train, test = mh.data.digits((3, 8), seed=0)
+    >>> train.n, train.tokens, train.dim
+    (250, 8, 16)
     """
     try:
         load_digits = import_module("sklearn.datasets").load_digits

@@ -73,6 +73,13 @@ def boolean_layer(
     -----
     The learning problem of Chen, Li, "Provably learning a multi-head attention layer"; the law of
     the layer is our choice.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(50, 3, 6, 2, seed=0)
+    >>> data.X.shape, data.y.shape, data.truth["layer"].heads
+    ((50, 3, 6), (50, 3, 6), 2)
     """
     dim, heads = checks.count(dim, "dim"), checks.count(heads, "heads")
     out = dim if out_dim is None else checks.count(out_dim, "out_dim")
@@ -136,6 +143,13 @@ def parity_layer(
     There are C(d-1, H) such functions, pairwise orthogonal, so no learner that uses correlations
     can be fast.  The construction is ours; it behaves like the lower bound of Chen, Li, "Provably
     learning a multi-head attention layer".
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.parity_layer(50, 6, 2, 0.5, seed=0)
+    >>> data.X.shape
+    (50, 2, 6)
     """
     dim, heads = checks.count(dim, "dim"), checks.count(heads, "heads")
     if heads >= dim:

@@ -89,6 +89,13 @@ def tokenized_mixture(
     -----
     The data model DM1 of Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and
     Generalization of Multi-head Attention".
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> data.X.shape, sorted(set(data.y.tolist()))
+    ((20, 5, 9), [-1.0, 1.0])
     """
     contexts, dim = checks.count(contexts, "contexts"), checks.count(dim, "dim")
     if dim < contexts + 2:

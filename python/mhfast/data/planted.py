@@ -63,6 +63,13 @@ def planted_attention(
     The planted model of the experiments of Deora, Ghaderi, Taheri, Thrampoulidis, "On the
     Optimization and Generalization of Multi-head Attention".  The exact distribution of tokens and
     teacher is our choice.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.planted_attention(10, 5, 4, 2, seed=0)
+    >>> data.X.shape, sorted(data.truth)
+    ((10, 5, 4), ['model'])
     """
     tokens, dim = checks.count(tokens, "tokens"), checks.count(dim, "dim")
     heads = checks.count(heads, "heads")

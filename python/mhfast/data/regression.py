@@ -64,6 +64,13 @@ def icl_regression(
     -----
     The task of Garg, Tsipras, Liang, Valiant, "What Can Transformers Learn In-Context?", with the
     tokens of Zhang, Frei, Bartlett, "Trained Transformers Learn Linear Models In-Context".
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.icl_regression(10, 6, 4, seed=0)
+    >>> data.X.shape, data.y.shape
+    ((10, 6, 4), (10, 1, 1))
     """
     dim = checks.count(dim, "dim")
     if dim < 2:

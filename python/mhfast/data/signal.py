@@ -91,6 +91,13 @@ def signal_noise(
     The defaults are meant for experiments with n = 20, T = 8, d = 2000.  After the data model of
     Sakamoto, Sato, "Benign Overfitting in Token Selection of Attention Mechanism".  That the signs
     of weak tokens are fair, so that they carry no information about the class, is our choice.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.signal_noise(10, 5, 8, signal=1.0, rho=0.1, flip=0.1, seed=0)
+    >>> data.X.shape
+    (10, 5, 8)
     """
     dim = checks.count(dim, "dim")
     if dim < 2:

@@ -59,6 +59,13 @@ def sphere_tokens(
     -----
     The setting of Tarzanagh, Li, Thrampoulidis, Oymak, "Transformers as Support Vector Machines",
     and of later work; typical sizes are n = 6, T = 8, d = 10.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.sphere_tokens(10, 5, 8, seed=0)
+    >>> data.X.shape
+    (10, 5, 8)
     """
     seed = integer_seed(seed)
     readout = orthonormal_frame(stream(seed, POPULATION), 1, checks.count(dim, "dim"))[0]

@@ -168,6 +168,13 @@ class Dataset:
         ValueError
             If the data set was not made by a generator of `mhfast.data`, or a value is out of
             range.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+        >>> data.sample(7, seed=1).X.shape
+        (7, 5, 9)
         """
         if self.generator is None:
             raise ValueError(
@@ -203,6 +210,13 @@ class Dataset:
         ------
         IndexError
             If the index is out of range or does not select along one axis.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+        >>> data.subset(data.y == 1).n + data.subset(data.y == -1).n
+        20
         """
         rows = index if isinstance(index, slice) else np.asarray(index)
         try:
@@ -231,6 +245,13 @@ class Dataset:
             If the data set has no run axis, or `r` is no integer.
         IndexError
             If there is no such run.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=[0, 1, 2])
+        >>> data.X.shape, data.run(2).X.shape
+        ((3, 20, 5, 9), (20, 5, 9))
         """
         if self.runs is None:
             raise TypeError("run: expected a Dataset with a run axis, got one without")
@@ -327,6 +348,13 @@ def as_dataset(
         array has the wrong kind of entries.
     ValueError
         If a shape or a value does not fit.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> import numpy as np
+    >>> mh.as_dataset(np.ones((4, 5, 9)), np.array([1, -1, 1, -1])).n
+    4
     """
     if isinstance(X, Dataset):
         no_second_source(y=y, query=query, lengths=lengths, weight=weight)

@@ -91,6 +91,15 @@ def value_and_grad(
         If an argument is of the wrong kind or dtype.
     ValueError
         If a shape or a value does not fit.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+    >>> value, g = mh.value_and_grad(model, data)
+    >>> round(value, 6), g.W.shape, g.U.shape
+    (0.693147, (3, 9, 9), (3, 5, 9))
     """
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
@@ -142,6 +151,15 @@ def backward(
         If an argument is of the wrong kind or dtype.
     ValueError
         If a shape or a value does not fit.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+    >>> g = mh.backward(model, data, data.y / data.n)
+    >>> g.U.shape
+    (3, 5, 9)
     """
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")

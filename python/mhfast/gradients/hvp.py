@@ -67,6 +67,15 @@ def hvp(
     Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 1994. The Hessian of
     this loss is the object of Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and
     Generalization of Multi-head Attention", TMLR 2024.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+    >>> _, g = mh.value_and_grad(model, data)
+    >>> mh.dot(g, mh.hvp(model, data, tangent=g)) > 0  # convex in U at W = 0
+    True
     """
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")

@@ -144,6 +144,14 @@ def dot(a: Vector, b: Vector) -> Value:
         If one is neither a Gradients nor a model, or their dtypes differ.
     ValueError
         If one has a field or a shape that the other has not.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+    >>> ones = mh.Gradients(W=model.W + 1)
+    >>> mh.dot(ones, ones)  # 3 · 9 · 9
+    243.0
     """
     left, right = dict(_fields(a)), dict(_fields(b))
     _check_alike(left, right)
@@ -176,6 +184,13 @@ def norm(g: Vector) -> Value:
     ------
     TypeError
         If `g` is neither a Gradients nor a model.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+    >>> round(mh.norm(mh.Gradients(W=model.W + 1)), 3)  # of 3 · 9 · 9 ones
+    15.588
     """
     runs, fields = _runs(g).length, dict(_fields(g))
     exponent = _exponent(fields)

@@ -61,7 +61,7 @@ def tensorboard(
     >>> log = tensorboard(Printer(), every=10)
     >>> run = mh.train(start, data, steps=10, optimizer=mh.GradientDescent(0.1), callback=log)
     loss 0 0.693
-    loss 10 0.667
+    loss 10 0.663
     """
     if isinstance(writer, str | os.PathLike):
         writer = _summary_writer(os.fspath(writer))

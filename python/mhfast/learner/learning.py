@@ -113,7 +113,8 @@ def learn_layer(
 
     Examples
     --------
-    >>> data = mh.data.boolean_layer(100_000, 3, 8, 2, seed=0)
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(8_000, 2, 6, 2, seed=0)
     >>> result = mh.learn_layer(data.X, data.y, heads=2)
     >>> result.learnt
     True

@@ -187,6 +187,7 @@ def nondegeneracy(layer: Layer) -> Nondegeneracy:
 
     Examples
     --------
+    >>> import mhfast as mh
     >>> layer = mh.Layer.gaussian(2, 6, 4, std=0.5, seed=0)
     >>> mh.learner.nondegeneracy(layer).supports("second sculpting")
     True

@@ -146,6 +146,10 @@ def visible_part(layer: Layer, X: npt.ArrayLike) -> Layer:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> layer = mh.Layer.gaussian(2, 6, 4, std=0.5, seed=0)
+    >>> X = np.eye(6)[np.arange(60) % 6].reshape(20, 3, 6)
     >>> seen = mh.learner.visible_part(layer, X)
     >>> bool(np.allclose(seen(X), layer(X)))
     True

@@ -153,6 +153,12 @@ class Classifier(Model):
             If a size, `query` or `dtype` is of the wrong kind.
         ValueError
             If a size is below 1, or `query` and `prompt_rows` are both given.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+        Classifier(W=<float64 (3, 9, 9)>, U=<float64 (3, 5, 9)>, scale=1.0)
         """
         shapes = _shapes(heads, tokens, dim, rank, tied, prompt_rows, query, dtype)
         arrays = initializers.zeros(shapes, runs, dtype)
@@ -219,6 +225,12 @@ class Classifier(Model):
         ValueError
             If a size is below 1, `std` is negative, seeds are not as many as `runs`, or `query` and
             `prompt_rows` are both given.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> mh.Classifier.gaussian(heads=3, tokens=5, dim=9, std=0.1, seed=0)
+        Classifier(W=<float64 (3, 9, 9)>, U=<float64 (3, 5, 9)>, scale=1.0)
         """
         shapes = _shapes(heads, tokens, dim, rank, tied, prompt_rows, query, dtype)
         arrays = initializers.gaussian(shapes, std, seed, runs, dtype)
@@ -272,6 +284,13 @@ class Classifier(Model):
         ValueError
             If a label is neither -1 nor 1, seeds are not as many as runs, or an odd number of heads
             is to be balanced.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+        >>> mh.Classifier.random_step(data, 3, seed=0)
+        Classifier(W=<float64 (3, 9, 9)>, U=<float64 (3, 5, 9)>, scale=1.0)
         """
         arrays = random_step(data, heads, seed, query, balanced=balanced)
         return cls(**arrays, query=query, scale=scale)

@@ -149,6 +149,12 @@ class Layer(Model):
             If a size, `query` or `dtype` is of the wrong kind.
         ValueError
             If a size is below 1, or `query` and `prompt_rows` are both given.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> mh.Layer.zeros(heads=3, dim=9, out_dim=2)
+        Layer(W=<float64 (3, 9, 9)>, V=<float64 (3, 9, 2)>, scale=1.0)
         """
         shapes = _shapes(heads, dim, out_dim, rank, tied, prompt_rows)
         arrays = initializers.zeros(shapes, runs, dtype)
@@ -215,6 +221,12 @@ class Layer(Model):
         ValueError
             If a size is below 1, `std` is negative, seeds are not as many as `runs`, or `query` and
             `prompt_rows` are both given.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> mh.Layer.gaussian(heads=3, dim=9, out_dim=2, std=0.1, seed=0)
+        Layer(W=<float64 (3, 9, 9)>, V=<float64 (3, 9, 2)>, scale=1.0)
         """
         shapes = _shapes(heads, dim, out_dim, rank, tied, prompt_rows)
         arrays = initializers.gaussian(shapes, std, seed, runs, dtype)

@@ -66,6 +66,14 @@ class LowRank:
         -------
         array (H, d, d) of the dtype of the factors
             With a leading R if a factor has a run axis.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> import numpy as np
+        >>> W = mh.LowRank(np.ones((3, 9, 2)))
+        >>> W.dense().shape
+        (3, 9, 9)
         """
         product: Array = self.Q @ np.swapaxes(self.Q if self.K is None else self.K, -1, -2)
         return product

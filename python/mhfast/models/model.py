@@ -182,6 +182,14 @@ class Model:
             If an argument is of the wrong kind or dtype.
         ValueError
             If a shape or a value does not fit the model.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+        >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+        >>> model.attention(data).shape  # (n, H, q, T)
+        (20, 3, 5, 5)
         """
         seen = arguments.problem(self, X, query=query, lengths=lengths)
         return _core.attention(
@@ -326,6 +334,13 @@ class Model:
         ------
         TypeError, ValueError
             As the constructor.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+        >>> model.replace(scale=0.5).scale
+        0.5
         """
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 

@@ -32,6 +32,13 @@ def explain(
     ------
     ValueError
         If the shape does not fit the model, or run axes differ.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+    >>> mh.explain(model, (20, 5, 9))["plan"] in ("samples", "hybrid", "rows", "tiles")
+    True
     """
     query = X.query if isinstance(X, Dataset) else None
     shape = X if isinstance(X, tuple) else np.shape(X.X if isinstance(X, Dataset) else X)

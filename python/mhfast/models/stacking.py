@@ -38,6 +38,13 @@ def stack(models: Sequence[M]) -> M:
         If an entry is not a model, or differs from the first in class or dtype.
     ValueError
         If there is none, or one differs from the first in more than the values of arrays.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+    >>> mh.stack([model, model, model]).runs
+    3
     """
     models = list(models)
     if not models:

@@ -88,6 +88,16 @@ class Sweep:
         ------
         ImportError
             If pandas is not installed.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+        >>> def trained(lr):
+        ...     start = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+        ...     return mh.train(start, data, steps=2, optimizer=mh.GradientDescent(lr))
+        >>> mh.sweep(trained, {"lr": [0.1, 0.2]}).to_dataframe().shape
+        (6, 5)
         """
         pandas = _optional("pandas", "to_dataframe")
         place = self.columns["point"]
@@ -112,6 +122,12 @@ class Sweep:
         ------
         ImportError
             If pandas or xarray is not installed.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> table = mh.sweep(lambda lr: {"loss": lr}, {"lr": [0.1, 0.2]})
+        >>> table.to_xarray()  # doctest: +SKIP
         """
         _optional("xarray", "to_xarray")
         frame = self.to_dataframe().drop(columns="point")

@@ -162,6 +162,18 @@ class Run(Generic[ModelT_co]):
         ------
         OSError
             If the file cannot be written.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+        >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+        >>> run = mh.train(model, data, steps=10, optimizer=mh.GradientDescent(0.1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run.save(folder + "/run.npz")
+        ...     print(mh.Run.load(folder + "/run.npz") == run)
+        True
         """
         files.write(path, _stored(self))
 
@@ -185,6 +197,18 @@ class Run(Generic[ModelT_co]):
             If the file cannot be read.
         ValueError
             If the file is not a saved run.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+        >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+        >>> run = mh.train(model, data, steps=10, optimizer=mh.GradientDescent(0.1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run.save(folder + "/run.npz")
+        ...     mh.Run.load(folder + "/run.npz").step
+        10
         """
         return cls(**files.read(path))
 
@@ -204,6 +228,15 @@ class Run(Generic[ModelT_co]):
         ------
         ImportError
             If pandas is not installed.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+        >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+        >>> run = mh.train(model, data, steps=10, optimizer=mh.GradientDescent(0.1))
+        >>> run.to_dataframe()["loss"].round(3).tolist()[::5]
+        [0.693, 0.678, 0.663]
         """
         return display.table(self)
 
@@ -234,6 +267,16 @@ class Run(Generic[ModelT_co]):
             If `ax` is no Axes.
         ValueError
             If there is no scalar record, or not one of `ax` for each panel.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+        >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+        >>> run = mh.train(model, data, steps=10, optimizer=mh.GradientDescent(0.1))
+        >>> figure = run.plot()
+        >>> figure.axes[0].get_ylabel()
+        'loss'
         """
         return display.figure(self, ax)
 

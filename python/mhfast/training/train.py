@@ -164,6 +164,19 @@ def train(
     ----------
     Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
     Attention", TMLR 2024.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+    >>> run = mh.train(
+    ...     model, data, steps=20, optimizer=mh.GradientDescent([0.1, 0.2]), record={"loss": 10}
+    ... )
+    >>> run.steps["loss"].tolist(), run.history["loss"].shape
+    ([0, 10, 20], (2, 3))
+    >>> mh.train(run, data, until=50).step
+    50
     """
     run: Run[M] = model if isinstance(model, Run) else fresh(model, arguments.optimizer(optimizer))
     first, last = run.step, arguments.last_step(run.step, steps, until)

@@ -105,6 +105,7 @@ def learn_layer_by_queries(
 
     Examples
     --------
+    >>> import mhfast as mh
     >>> secret = mh.Layer.gaussian(3, 8, 8, std=0.3, seed=0)
     >>> result = mh.learn_layer_by_queries(secret, d=8, T=2, heads=3)
     >>> result.learnt, result.queries < 4 * 3 * 8**2
