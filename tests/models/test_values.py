@@ -32,6 +32,9 @@ CASES = {
     "external": (LAYER, ROW_SIGNS[:, :3], "logistic", SIDE | {"lengths": LENGTHS}),
     "classes": (LAYER, CLASSES, "cross_entropy", {"lengths": LENGTHS, "weight": RNG.random(n)}),
     "classes of runs": (LAYERS, CLASSES, "cross_entropy", {"weight": RNG.random((R, n, T))}),
+    "a loss with a parameter": (CLASSIFIER, SIGNS, mh.PolynomialTail(2.0), {}),
+    "smoothed classes": (LAYER, CLASSES, mh.CrossEntropy(0.2), {"lengths": LENGTHS}),
+    "probabilities": (LAYER, RNG.dirichlet(np.ones(p), (n, T)), "cross_entropy", {}),
     "layers of runs": (LAYERS, ROW_SIGNS, "logistic", {"weight": RNG.random((R, n))}),
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._arguments.lists import OF_ROWS
+from .._arguments.lists import OF_CLASSES, OF_ROWS
 from .._arguments.values import Array, Value
 
 
@@ -23,12 +23,13 @@ def accuracy(
 ) -> Value:
     """Return Σ w [margin > 0] / Σ w, for each run where there is a run axis.
 
-    The margin of an output F is y F, that of a row of classes F_y - max_{o ≠ y} F_o.
+    The margin of an output F is y F, that of a row of classes F_y - max_{o ≠ y} F_o; of a row of
+    probabilities y is the first of the likeliest classes.
 
     Parameters
     ----------
     outputs : array (n,) or (n, q, p)
-    targets : array of the same shape, classes (n, q) for a loss of rows
+    targets : array of the same shape, (n, q) for classes
     weight : array (n,), or (n, q) for a layer, optional
     lengths : int array (n,), optional
         Where rows from there on do not count.
@@ -36,7 +37,11 @@ def accuracy(
     is_layer, runs : bool
         Whether outputs have axes q and p; whether they have a leading R. All arrays may have it.
     """
-    right = _of_classes(outputs, targets) if loss in OF_ROWS else outputs * np.sign(targets) > 0
+    if loss in OF_ROWS:
+        classes = targets if loss in OF_CLASSES else targets.argmax(axis=-1)
+        right = _of_classes(outputs, classes)
+    else:
+        right = outputs * np.sign(targets) > 0
     counted = np.ones(right.shape[: runs + 1 + is_layer])  # ([R], n) or ([R], n, q)
     n_q = counted.shape[runs:]
     if weight is not None:

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core, config
-from .._arguments import checks
-from .._arguments.lists import AXES, LOSSES, PARAMETERS
-from .._arguments.names import Loss
+from .._arguments import checks, losses
+from .._arguments.lists import AXES, PARAMETERS
+from .._arguments.losses import Loss
 from .._arguments.values import Array, Optional, Value, describe, field_values, same_fields
+from ..dataset.dataset import Dataset
 from . import problem as arguments
 from . import validation
 from .accuracy import accuracy
@@ -24,8 +25,6 @@ from .problem import CoreModel
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from ..dataset.dataset import Dataset
 
 
 class Model:
@@ -246,11 +245,12 @@ class Model:
         >>> round(model.loss(data), 6)
         0.693147
         """
-        arguments.loss(self, loss)
-        seen = arguments.problem(self, X, y, loss=loss, query=query, weight=weight, lengths=lengths)
+        loss = arguments.loss(self, loss, X.y if isinstance(X, Dataset) else y)
+        kind = losses.name_of(loss)
+        seen = arguments.problem(self, X, y, loss=kind, query=query, weight=weight, lengths=lengths)
         value, _ = _core.value_and_grad(
             seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
-            causal=seen.causal, loss=LOSSES[loss], wrt=0, threads=config.threads(num_threads),
+            causal=seen.causal, loss=losses.core(loss), wrt=0, threads=config.threads(num_threads),
         )  # fmt: skip
         return value
 
@@ -303,8 +303,9 @@ class Model:
         >>> model.accuracy(data)  # an output of zero has no sign
         0.0
         """
-        arguments.loss(self, loss)
-        seen = arguments.problem(self, X, y, loss=loss, query=query, weight=weight, lengths=lengths)
+        loss = arguments.loss(self, loss, X.y if isinstance(X, Dataset) else y)
+        kind = losses.name_of(loss)
+        seen = arguments.problem(self, X, y, loss=kind, query=query, weight=weight, lengths=lengths)
         outputs = _core.outputs(
             seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
             causal=seen.causal, threads=config.threads(num_threads),
@@ -313,7 +314,7 @@ class Model:
         assert targets is not None
         itself = Z is None and self.prompt is None  # whose rows end with the tokens
         return accuracy(
-            outputs, targets, weights, visible if itself and self._out_dim else None, loss,
+            outputs, targets, weights, visible if itself and self._out_dim else None, kind,
             is_layer=self._out_dim > 0, runs=seen.runs.length > 0,
         )  # fmt: skip
 
