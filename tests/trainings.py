@@ -43,6 +43,9 @@ PROJECTIONS = (
     {"project": "ball", "radius": 1.5, "project_by": "tensor"},
     {"project": "sphere", "radius": 1.0, "project_by": "head"},
     {"project": "ball", "radius": 2.0, "project_by": "all"},
+    {"project": "ball", "radius": 1.5, "project_norm": 1.0},
+    {"project": "ball", "radius": 0.7, "project_by": "head", "project_norm": "spectral"},
+    {"project": "ball", "radius": 0.9, "project_by": "head", "project_norm": "nuclear"},
 )
 PLANS = ("samples", "hybrid", "rows", "tiles", "auto")
 

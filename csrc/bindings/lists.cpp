@@ -123,6 +123,11 @@ void register_lists(py::module_& m) {
   py::enum_<Polar>(m, "Polar")
       .value("exact", Polar::kExact)
       .value("newton_schulz", Polar::kNewtonSchulz);
+  py::enum_<BallNorm>(m, "BallNorm")
+      .value("fro", BallNorm::kFro)
+      .value("nuclear", BallNorm::kNuclear)
+      .value("spectral", BallNorm::kSpectral)
+      .value("power", BallNorm::kPower);
   py::enum_<Projection>(m, "Projection")
       .value("ball", Projection::kBall)
       .value("sphere", Projection::kSphere);

@@ -56,7 +56,8 @@ Tensors<const double*> read_each(const py::tuple& arrays, const char* name) {
 OptimizerOfPython make_optimizer(const AnyRule& rule, const py::tuple& lr,
                                  const py::tuple& schedule, const Tensors<double>& l2, double clip,
                                  std::optional<Projection> project, const Tensors<double>& radius,
-                                 Scope project_by, const py::object& since) {
+                                 Scope project_by, BallNorm project_norm, double project_power,
+                                 const py::object& since) {
   OptimizerOfPython out;
   out.settings.rule = rule;
   out.lr = lr;
@@ -68,6 +69,8 @@ OptimizerOfPython make_optimizer(const AnyRule& rule, const py::tuple& lr,
   out.settings.project = project.value_or(Projection::kNone);
   out.settings.radius = radius;
   out.settings.project_by = project_by;
+  out.settings.project_norm = project_norm;
+  out.settings.project_power = project_power;
   out.since = since;
   out.settings.since = read_array<std::int64_t>(since, "since", {-1});
   return out;
@@ -96,7 +99,8 @@ void register_optimizers(py::module_& m) {
   py::class_<OptimizerOfPython>(m, "Optimizer")
       .def(py::init(&make_optimizer), py::kw_only(), py::arg("rule"), py::arg("lr"),
            py::arg("schedule"), py::arg("l2"), py::arg("clip"), py::arg("project"),
-           py::arg("radius"), py::arg("project_by"), py::arg("since"))
+           py::arg("radius"), py::arg("project_by"), py::arg("project_norm"),
+           py::arg("project_power"), py::arg("since"))
       .def_property_readonly("rule", [](const OptimizerOfPython& o) { return o.settings.rule; })
       .def_readonly("lr", &OptimizerOfPython::lr)
       .def_readonly("schedule", &OptimizerOfPython::schedule);

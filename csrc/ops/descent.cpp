@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "polar.hpp"
+
 namespace mhfast {
 namespace {
 
@@ -54,6 +56,14 @@ template <class real>
 void Descent<real>::prepare(int threads) {
   if (const auto* rule = std::get_if<SteepestDescent>(&optimizer_.rule))
     directions_ = std::make_unique<Directions<real>>(*rule, width_, tensors_, threads);
+  if (!projects() || optimizer_.project_norm == BallNorm::kFro) return;
+  std::size_t most = 0;
+  for (const Trained<real>& tensor : tensors_) {
+    most = std::max(most, std::size_t(tensor.size) * tensor.heads);
+    if (optimizer_.project_norm != BallNorm::kPower)
+      most = std::max(most, tensor.size + polar_scratch(tensor.rows, tensor.columns));
+  }
+  scratch_.assign(threads, std::vector<double>(most));
 }
 
 /// Measures a member's heads of the gradient and adds l2 theta to them.
@@ -248,8 +258,37 @@ void Descent<real>::apply(const Member& member) {
   }
 }
 
+/// The step of a projection that is not a factor, of some heads of a tensor together.
+template <class real>
+void Descent<real>::project_nearest(Trained<real>& tensor, int first, int heads,
+                                    double* scratch) const {
+  const double radius = optimizer_.radius[tensor.name];
+  if (!std::isfinite(radius)) return;
+  const bool sphere = optimizer_.project == Projection::kSphere;
+  const std::ptrdiff_t size = heads * tensor.size;
+  real* theta = tensor.theta + first * tensor.size * width_;
+  for (int l = 0; l < width_; ++l) {
+    if (frozen_[l]) continue;
+    for (std::ptrdiff_t i = 0; i < size; ++i) scratch[i] = double(theta[i * width_ + l]);
+    if (optimizer_.project_norm == BallNorm::kPower)
+      project_power(scratch, size, optimizer_.project_power, radius, sphere);
+    else
+      project_singular(scratch, tensor.rows, tensor.columns, optimizer_.project_norm, radius,
+                       sphere, scratch + size);
+    for (std::ptrdiff_t i = 0; i < size; ++i) theta[i * width_ + l] = real(scratch[i]);
+  }
+}
+
+/// In norms other than "fro" heads are projected here, whole tensors in choose_projections.
 template <class real>
 void Descent<real>::measure_parameters(const Member& member) {
+  if (optimizer_.project_norm != BallNorm::kFro) {
+    for (Trained<real>& tensor : tensors_)
+      for (int h = member.index; h < tensor.heads && optimizer_.project_by == Scope::kHead;
+           h += member.count)
+        project_nearest(tensor, h, 1, scratch_[member.index].data());
+    return;
+  }
   for (Trained<real>& tensor : tensors_)
     for (int h = member.index; h < tensor.heads; h += member.count)
       measure(tensor.theta + h * tensor.size * width_, tensor.size, 2,
@@ -259,6 +298,12 @@ void Descent<real>::measure_parameters(const Member& member) {
 template <class real>
 void Descent<real>::choose_projections() {
   const Optimizer& o = optimizer_;
+  if (o.project_norm != BallNorm::kFro) {
+    for (Trained<real>& tensor : tensors_)
+      if (o.project_by == Scope::kTensor)
+        project_nearest(tensor, 0, tensor.heads, scratch_[0].data());
+    return;
+  }
   const auto factor = [&](const PowerSum& norm, double radius) {
     const double size = norm.norm();
     const bool moves = size > 0 && (o.project == Projection::kSphere || size > radius);
@@ -284,6 +329,7 @@ void Descent<real>::choose_projections() {
 
 template <class real>
 void Descent<real>::project(const Member& member) {
+  if (optimizer_.project_norm != BallNorm::kFro) return;
   for (Trained<real>& tensor : tensors_)
     for (int h = member.index; h < tensor.heads; h += member.count) {
       real* theta = tensor.theta + h * tensor.size * width_;

@@ -16,6 +16,7 @@
 
 #include "../dispatch/dispatch.hpp"
 #include "../lists/optimizers.hpp"
+#include "balls.hpp"
 #include "directions.hpp"
 #include "team.hpp"
 #include "trained.hpp"
@@ -45,6 +46,8 @@ struct Optimizer {
   Projection project = Projection::kNone;
   Tensors<double> radius{};  // infinite: not projected
   Scope project_by = Scope::kTensor;
+  BallNorm project_norm = BallNorm::kFro;
+  double project_power = 2;  // of kPower
 
   /// Calls body(rule) with the rule's own type.
   template <class Body>
@@ -114,6 +117,7 @@ class Descent {
                        const std::vector<double>& losses);
   void choose_normalized(Trained<real>& tensor, int lane, double rate, double kept,
                          const PowerSum& whole, double whole_scale);
+  void project_nearest(Trained<real>& tensor, int first, int heads, double* scratch) const;
   void fill(Trained<real>& tensor, int lane, double rate);
 
   /// What of the rule is asked at every step: the norm that the gradient is divided by, if any.
@@ -130,6 +134,7 @@ class Descent {
   const bool wants_norms_, step_needs_norm_;
   std::vector<Trained<real>> tensors_;
   std::unique_ptr<Directions<real>> directions_;  // for rules that replace the gradient
+  std::vector<std::vector<double>> scratch_;      // of each member, for projections other than fro
   bool scaled_ = false;
   bool one_lr_ = true;  // all tensors have the same, in the same place
   std::vector<char> frozen_;

@@ -22,7 +22,8 @@
 //             momentum, dual norm)
 //   (| choose factors of the directions                         first       dual norms of all
 //   heads) | update  a head's parameters and optimizer state           head        rates
-//   (| norms  factors of the projection                         first       norms of all heads)
+//   (| norms  a head's norm, or its projection                  head        its parameters)
+//   (| factors of the projection, or projections of tensors     first       norms of all heads)
 //   (| project  a head's parameters                             head        the factors)
 //   next load
 //

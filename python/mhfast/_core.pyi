@@ -65,6 +65,11 @@ class Polar:
     @property
     def name(self) -> str: ...
 
+class BallNorm:
+    __members__: ClassVar[dict[str, BallNorm]]
+    @property
+    def name(self) -> str: ...
+
 class Projection:
     __members__: ClassVar[dict[str, Projection]]
     @property
@@ -157,6 +162,8 @@ class Optimizer:
         project: Projection | None,
         radius: Sequence[float],
         project_by: Scope,
+        project_norm: BallNorm,
+        project_power: float,
         since: npt.NDArray[np.int64],
     ) -> None: ...
 

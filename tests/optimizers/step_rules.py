@@ -8,6 +8,7 @@ import numpy as np
 import mhfast as mh
 from mhfast.models.problem import with_arrays
 from mhfast.reference.optimizers import STEPS, At
+from mhfast.reference.projections import projected_in
 
 
 def length(arrays):
@@ -31,6 +32,13 @@ def project(o, theta):
     if isinstance(o.radius, Mapping):
         for name, radius in o.radius.items():
             project(replace(o, radius=radius), {name: theta[name]})
+        return
+    if o.project_norm != "fro":
+        for group in groups(theta, o.project_by):
+            for part in group:
+                part[...] = projected_in(
+                    o.project_norm, part, o.radius, sphere=o.project == "sphere"
+                )
         return
     for group in groups(theta, o.project_by) if o.project else []:
         size = length(group)

@@ -22,6 +22,18 @@ OPTIMIZERS = with_every(
         mh.GradientDescent(0.3, project="ball", radius=1.5),
         mh.GradientDescent(0.3, project="ball", radius=0.8, project_by="head"),
         mh.GradientDescent(0.3, project="sphere", radius=2.0, project_by="all"),
+        mh.GradientDescent(0.3, project="ball", radius=4.0, project_norm=1),
+        mh.GradientDescent(0.3, project="ball", radius=0.6, project_norm=np.inf),
+        mh.GradientDescent(
+            0.3, project="ball", radius=0.9, project_norm="spectral", project_by="head"
+        ),
+        mh.GradientDescent(
+            0.3, project="ball", radius=1.5, project_norm="nuclear", project_by="head"
+        ),
+        mh.GradientDescent(
+            0.3, project="sphere", radius=2.0, project_norm="nuclear", project_by="head"
+        ),
+        mh.Momentum(0.1, project="ball", radius=1.0, project_norm=3, project_by="head"),
         mh.NormalizedGradientDescent(0.05),
         mh.NormalizedGradientDescent(0.05, by="head", schedule=SCHEDULE),
         mh.NormalizedGradientDescent(0.05, 0.3, "all", l2=0.02, clip=0.1),
@@ -434,6 +446,48 @@ def test_closed_form_mirror_descent(p):
     dual = p / (p - 1)
     g /= (abs(g) ** dual).sum() ** (1 / dual)
     assert close(U, -np.sign(g) * abs(4.5 * g) ** (1 / (p - 1)), 1e-12)
+
+
+@pytest.mark.parametrize("by", ["tensor", "head"])
+@pytest.mark.parametrize("norm", [1, 1.3, 2, 2.5, 7, 40, np.inf, "nuclear", "spectral"])
+@pytest.mark.parametrize("size", [1e-150, 1.0, 1e150])
+def test_the_projection_is_the_nearest_point(norm, by, size):
+    """From θ it goes to x of norm r with ⟨θ - x, x⟩ = r ‖θ - x‖ in the dual norm."""
+    if isinstance(norm, str) and by == "tensor":
+        return
+    model, data = problem("layer")
+    p = {"nuclear": 1, "spectral": np.inf}.get(norm, norm)
+    q = np.inf if p == 1 else 1 if p == np.inf else p / (p - 1)
+
+    def length(x, power):
+        if isinstance(norm, str):
+            x = np.linalg.svd(x, compute_uv=False)
+        top = abs(x).max()
+        return top * np.linalg.norm(x.ravel() / top, power) if top else 0.0
+
+    def project(V, radius, **options):
+        optimizer = mh.GradientDescent(
+            0.0, project=options.get("project", "ball"), radius=radius, project_norm=norm,
+            project_by=by,
+        )  # fmt: skip
+        start = model.replace(V=V)
+        return mh.train(start, data, steps=1, wrt="V", optimizer=optimizer).model.V
+
+    V = size * model.V
+    parts = [V[:1], V[1:]] if by == "head" else [V]
+    radius = 0.4 * min(length(part, p) for part in parts)
+    x = project(V, radius)
+    for before, after in zip(parts, [x[:1], x[1:]] if by == "head" else [x], strict=True):
+        assert length(after, p) == pytest.approx(radius, rel=1e-12)
+        rest = (before - after) / size
+        assert (rest * (after / size)).sum() == pytest.approx(
+            radius / size * length(rest, q), rel=1e-11
+        )
+    assert np.array_equal(project(V, 2.0 * length(V, p) if by == "tensor" else size * 1e3), V)
+    on_sphere = project(V, radius, project="sphere")
+    for before, after in zip(parts, [on_sphere[:1], on_sphere[1:]], strict=False):
+        if by == "head":
+            assert close(after, before * (radius / length(before, p)), 1e-13)
 
 
 @pytest.mark.parametrize("project", ["ball", "sphere"])

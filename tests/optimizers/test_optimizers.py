@@ -37,7 +37,8 @@ def test_every_number_is_kept_as_a_plain_one(kind):
     """Whatever type it came with; so are truth values."""
     bools = {"nesterov", "normalized", "scaled"}
     chosen = {"norm": "max"} if kind is mh.SteepestDescent else {}
-    others = {"name", "schedule", "by", "project", "project_by", "norm", "polar", *bools}
+    others = {"name", "schedule", "by", "norm", "polar", *bools}
+    others |= {"project", "project_by", "project_norm"}
     numbers = {field.name for field in dataclasses.fields(kind)} - others
     values = {name: np.float32(1.5) for name in numbers} | {"project": "ball"}
     fractions = {name for name in numbers if name.startswith("beta") or name == "momentum"}
@@ -131,6 +132,31 @@ def test_repr_of_many_numbers_is_short():
         ),
         ({"project": "ball", "radius": np.inf}, ValueError, "radius: .*finite"),
         ({"radius": 1.0}, ValueError, r"radius: expected None without project=, got 1\.0"),
+        (
+            {"project_norm": "nuclear"},
+            ValueError,
+            "project_norm: expected 'fro' without project=, got 'nuclear'",
+        ),
+        (
+            {"project": "ball", "radius": 1, "project_norm": "nuclear"},
+            ValueError,
+            "project_by: expected 'head' with project_norm='nuclear'.*got 'tensor'",
+        ),
+        (
+            {"project": "ball", "radius": 1, "project_norm": 1, "project_by": "all"},
+            ValueError,
+            "project_by: expected 'tensor' or 'head' with project_norm=1.0, got 'all'",
+        ),
+        (
+            {"project": "ball", "radius": 1, "project_norm": 0.5},
+            ValueError,
+            r"project_norm: .*at least 1, got 0\.5",
+        ),
+        (
+            {"project": "ball", "radius": 1, "project_norm": "l1"},
+            ValueError,
+            "project_norm: expected 'fro', 'nuclear' or 'spectral', got 'l1'",
+        ),
         (
             {"project_by": "row"},
             ValueError,

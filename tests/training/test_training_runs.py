@@ -31,6 +31,10 @@ OPTIMIZERS = with_every(
         mh.Momentum(0.1, 0.8, True),
         mh.Adam(0.02, weight_decay=0.1),
         mh.MirrorDescent(0.02, 3, True, "head"),
+        mh.GradientDescent(
+            0.3, project="ball", radius=0.8, project_by="head", project_norm="nuclear"
+        ),
+        mh.GradientDescent(0.3, project="ball", radius=1.5, project_norm=1.5),
         mh.SteepestDescent(0.02, "l1", 0.8),
         mh.SteepestDescent(0.02, "fro", 0.8, by="head", scaled=True),
         mh.SteepestDescent(0.02, "spectral", 0.8, polar="newton_schulz"),

@@ -22,6 +22,7 @@ Sizes: TypeAlias = float | Mapping[str, float]
 GROUPINGS = ("tensor", "head", "all")
 MOST_SHOWN = 8
 PROJECTIONS = ("ball", "sphere")
+BALLS = ("fro", "nuclear", "spectral")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -39,13 +40,17 @@ class StepRule:
         Largest norm of the gradient over all trained parameters; a longer gradient is scaled down
         to it.
     project : {None, "ball", "sphere"}
-        After the step: "ball" scales parameters whose norm is above `radius` to it, "sphere" all
-        parameters except zeros.
+        After the step: "ball" takes parameters whose norm is above `radius` to the nearest point
+        (in the Frobenius norm) where it is not, "sphere" scales all parameters except zeros to it.
     radius : float or dict, optional
         The radius of the projection, above 0; given if and only if `project` is.
     project_by : {"tensor", "head", "all"}
         Over what the norm is taken: each parameter, each head of each parameter, or all trained
         parameters together. A parameter without heads counts as one head.
+    project_norm : {"fro", "nuclear", "spectral"} or float
+        The norm of the projection: Frobenius, of the singular values of a head's matrix (these only
+        with ``project_by="head"``), or the p-norm of the entries, p from 1 to infinity. All but
+        "fro" need ``project_by`` to be "tensor" or "head", and are computed in float64.
 
     Raises
     ------
@@ -77,6 +82,7 @@ class StepRule:
     project: str | None = None
     radius: Sizes | None = None
     project_by: str = "tensor"
+    project_norm: str | float = "fro"
 
     def __post_init__(self) -> None:
         if self.schedule is not None:
@@ -84,6 +90,8 @@ class StepRule:
         self._set_field("l2", each("l2", self.l2, at_least_zero))
         self._set_field("clip", positive("clip", self.clip))
         one_of("project_by", self.project_by, GROUPINGS)
+        self._set_field("project_norm", _ball(self.project_norm))
+        self._check_norm()
         if self.project is not None:
             one_of("project", self.project, PROJECTIONS)
             if self.radius is None:
@@ -97,6 +105,22 @@ class StepRule:
                 )
         elif self.radius is not None:
             raise ValueError(f"radius: expected None without project=, got {self.radius!r}")
+
+    def _check_norm(self) -> None:
+        norm = self.project_norm
+        if norm == "fro":
+            return
+        if self.project is None:
+            raise ValueError(f"project_norm: expected 'fro' without project=, got {norm!r}")
+        if isinstance(norm, str) and self.project_by != "head":
+            raise ValueError(
+                f"project_by: expected 'head' with project_norm={norm!r}, a norm of one matrix, "
+                f"got {self.project_by!r}"
+            )
+        if self.project_by == "all":
+            raise ValueError(
+                f"project_by: expected 'tensor' or 'head' with project_norm={norm!r}, got 'all'"
+            )
 
     def _set_field(self, field: str, value: object) -> None:
         object.__setattr__(self, field, value)  # the way to set a field when frozen
@@ -186,6 +210,16 @@ def _rates(name: str, value: Any) -> float | tuple[float, ...]:
 
 def _schedule(name: str, value: Any) -> tuple[float, ...]:
     return _numbers(name, "steps", value)
+
+
+def _ball(value: object) -> str | float:
+    if isinstance(value, str):
+        one_of("project_norm", value, BALLS)
+        return value
+    p = number("project_norm", value)
+    if p < 1.0:
+        raise ValueError(f"project_norm: expected a p of at least 1, got {p}")
+    return p
 
 
 def _radius(name: str, value: object) -> float:

@@ -42,7 +42,8 @@ def core_settings(
         for field in fields(optimizer)
         if field.name not in common
     }
-    lr = getattr(optimizer, "lr", 1.0)
+    lr, norm = getattr(optimizer, "lr", 1.0), optimizer.project_norm
+    p = norm if isinstance(norm, float) else None
     return _core.Optimizer(
         rule=getattr(_core, type(optimizer).__name__)(**own),
         lr=_arrays(lr, wrt, lambda name, value: _rates(name, value, runs or 1)),
@@ -54,6 +55,8 @@ def core_settings(
         else _core.Projection.__members__[optimizer.project],
         radius=[of_parameter(optimizer.radius, name, None) or np.inf for name in PARAMETERS],
         project_by=_core.Scope.__members__[optimizer.project_by],
+        project_norm=_core.BallNorm.__members__["power" if p is not None else str(norm)],
+        project_power=2.0 if p is None else p,
         since=np.zeros(runs or 1, np.int64) if since is None else since,
     )
 

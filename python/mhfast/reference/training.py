@@ -22,6 +22,7 @@ from .losses import Loss, counted_weights, loss_weights, margins, real_targets
 from .model import Array, Model, Query, inputs
 from .normalized import add_decay, groups, norm, normalized, scaled_gradients
 from .optimizers import STEPS, At
+from .projections import projected_in
 from .runs import over_runs
 
 RECORDS = ("loss", "accuracy", "margin", "grad_norm", "param_norm", "distance")
@@ -170,16 +171,26 @@ def _unit_gradient(
 
 
 def projected(optimizer: Any, theta: Parameters) -> Parameters:
-    """Scale parts with a norm above `radius` to it; for the sphere, all parts except zeros."""
+    """Take parts with a norm above `radius` to the nearest point where it is not.
+
+    For the sphere, scale all parts except zeros to it.
+    """
     if optimizer.project is None:
         return theta
     heads = {name: np.array(a[None] if name == "prompt" else a) for name, a in theta.items()}
     parts = [(name, h) for name, array in heads.items() for h in range(len(array))]
     for group in groups(parts, optimizer.project_by):
-        length = norm(heads[name][h] for name, h in group)
-        radius = of_parameter(optimizer.radius, group[0][0], None)
+        name, h = group[0]
+        radius = of_parameter(optimizer.radius, name, None)
         if radius is None:
             continue
+        if optimizer.project_norm != "fro":
+            whole = heads[name] if optimizer.project_by == "tensor" else heads[name][h]
+            whole[...] = projected_in(
+                optimizer.project_norm, whole, radius, sphere=optimizer.project == "sphere"
+            )
+            continue
+        length = norm(heads[name][h] for name, h in group)
         if length > radius or (optimizer.project == "sphere" and length > 0.0):
             for name, h in group:
                 heads[name][h] *= radius / length
