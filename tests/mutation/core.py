@@ -45,6 +45,16 @@ TESTS = {
     "csrc/kernels/step.hpp": TRAINING,
     "csrc/ops/loss.hpp": f"{GRADIENTS} tests/training/test_training_layer.py",
     "csrc/ops/norms.hpp": TRAINING,
+    "csrc/ops/clean.hpp": "tests/core/test_no_influence.py",
+    "csrc/ops/rescale.hpp": "tests/core/test_scales.py tests/core/test_no_influence.py",
+    "csrc/ops/inputs.cpp": (
+        "tests/gradients/test_backward.py tests/gradients/test_gradients.py "
+        "tests/core/test_scales.py tests/core/test_no_influence.py"
+    ),
+    "csrc/ops/engine_layer_rows.cpp": (
+        "tests/models/test_layer.py tests/training/test_training_layer.py "
+        "tests/core/test_no_influence.py tests/core/test_kernels_family.py"
+    ),
 }
 
 SWAPS = {
