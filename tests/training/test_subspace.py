@@ -324,6 +324,16 @@ def test_other_data_leave_the_span(monkeypatch):
     same_runs(fewer, mh.train(plain, samples().subset([0, 2]), steps=4))
 
 
+@pytest.mark.usefixtures("small")
+def test_short_tokens_of_float32_stay_in_their_span():
+    """Their squares of 1e-50 are 0 in float32."""
+    data = samples(dtype=np.float32)
+    data = mh.Dataset(np.float32(1e-25) * data.X, data.y)
+    run = mh.train(classifier(dtype=np.float32), data, steps=2, optimizer=MOMENTUM)
+    assert run.subspace is not None
+    assert mh.train(run, data, steps=2).subspace is not None
+
+
 def test_another_rule_begins_anew_inside(monkeypatch):
     """What one rule carried is not handed to the next."""
     inside, plain = both(monkeypatch, classifier(), samples(), steps=4, optimizer=MOMENTUM)
