@@ -2,7 +2,8 @@
 
 `mhfast.learn_layer` runs all phases. Each phase is a separate function: `crude_sum`; `certify` and
 `sculpt`; `one_hot_sum` and `refine_sum`; `certify` and `sculpt` again; `search_net`;
-`solve_values`; and then `refine`.  They take `Examples`, made by `as_examples`.
+`solve_values`; and then `refine`, with noise also `estimate`.  They take `Examples`, made by
+`as_examples`.
 
 References
 ----------
@@ -10,6 +11,7 @@ Chen, Li, "Provably learning a multi-head attention layer".
 """
 
 from .alignment import Alignment, align, hull_cosine, merge_heads
+from .estimate import Covariance, Estimate, estimate
 from .examples import Examples, as_examples
 from .facts import Facts, certify
 from .learning import learn_layer
@@ -28,6 +30,8 @@ __all__ = [
     "Body",
     "Candidate",
     "Certificate",
+    "Covariance",
+    "Estimate",
     "Examples",
     "Facts",
     "Learning",
@@ -43,6 +47,7 @@ __all__ = [
     "as_examples",
     "certify",
     "crude_sum",
+    "estimate",
     "hull_cosine",
     "learn_layer",
     "learn_layer_by_queries",

@@ -16,6 +16,7 @@ from ..dataset.dataset import Dataset
 from ..models import Layer
 from ..training.progress import progress_bar
 from .certificates import Fit, Judged, certificates, fits, judge
+from .estimate import Covariance, estimate
 from .examples import Examples, as_examples
 from .facts import Facts, certify
 from .net import search_net
@@ -58,7 +59,8 @@ def learn_layer(
     Six phases: a crude estimate of Σ_h V_h; rows in which all heads attend alike, certified by that
     sum, and the affine hull of the W_h that they determine; the sum again, by robust regression;
     the hull again, a few times; a net over the hull; the value matrices by least squares. Then,
-    reported separately, a local refinement of all numbers together.
+    reported separately, a local refinement of all numbers together; with noise, in the end, of all
+    examples too.
 
     Parameters
     ----------
@@ -85,9 +87,10 @@ def learn_layer(
     Returns
     -------
     Learning
-        `.layer`, `.learnt`, `.verdict`, `.phases` and more.  A layer is *learnt* only if the
-        examples determine it and it predicts each of them, and of those that were held out at
-        random: to 1e-8 relative, or to the noise.  What such tokens cannot see of W and V is
+        `.layer`, `.learnt`, `.verdict`, `.phases` and more; with noise also `.covariance`, whose
+        intervals hold for the layer.  A layer is *learnt* only if the examples determine it and it
+        predicts each of them, and of those that were held out at random: to 1e-8 relative, or to
+        the noise.  What such tokens cannot see of W and V is
         projected out (`mhfast.learner.visible_part`); of single tokens, T = 1, only the sum of the
         V_h is left, as one head with W = 0.
 
@@ -190,6 +193,7 @@ class _Attempt:
     unrefined: Layer | None
     layer: Layer
     fit: Fit
+    covariance: Covariance | None = None
 
 
 @dataclass
@@ -270,9 +274,8 @@ class _Learner:
             sureness=self.sureness,
             tried=tuple(self.tried),
             held_out=None if held_out is None else held_out.residual,
-            unseen=0
-            if layer is None
-            else self.visible.unseen(layer.heads, self.examples.Y.shape[2]),
+            unseen=self._unseen(layer),
+            covariance=None if best is None else self._whole_covariance(best.covariance),
             certificates=tuple(found),
             phases=tuple(phases),
             missing=missing if learnt or missing is not None else self.few_facts,
@@ -338,7 +341,28 @@ class _Learner:
             fit, layer = self._restarted(problem, heads, fit, layer)
         assert fit is not None
         assert layer is not None
-        return _Attempt(tuple(self.phases), unrefined, layer, fit)
+        covariance = None
+        if self.refinement and self.examples.noise and problem.explains_all(fit.training.residual):
+            fit, layer, covariance = self._estimated(fit, layer)
+        return _Attempt(tuple(self.phases), unrefined, layer, fit, covariance)
+
+    def _estimated(self, fit: Fit, layer: Layer) -> tuple[Fit, Layer, Covariance | None]:
+        """Fit all examples, if they determine the layer."""
+        (found,) = self._phase(
+            "all examples",
+            lambda: (
+                estimate(self.examples, layer, visible=self.visible, num_threads=self.num_threads),
+            ),
+        )
+        if found is None:
+            return fit, layer, None
+        fit = replace(
+            fit,
+            condition=found.condition,
+            fitted=fit.parameters / found.covariance.outputs,
+            training=self._judge(self.examples, found.layer),
+        )
+        return fit, found.layer, found.covariance
 
     def _searched(self, facts: Facts, body: Body) -> Layer:
         """Run phases 5 and 6."""
@@ -408,6 +432,12 @@ class _Learner:
             return None
         layer = self.examples.whole_layer(layer)
         return layer if self.visible.everything else self.visible.part(layer)
+
+    def _whole_covariance(self, covariance: Covariance | None) -> Covariance | None:
+        basis = self.examples.basis
+        if covariance is None or basis is None:
+            return covariance
+        return covariance.with_outputs(basis)
 
     def _phase(self, name: str, work: Callable[[], Parts]) -> Parts:
         begin = time.perf_counter()

@@ -146,10 +146,10 @@ def refine(
 
     Notes
     -----
-    A step takes n T p P² operations for P = H d (d + p) parameters and n examples, and a third of
-    P³; memory is a few arrays (P, P).
+    A step takes about n T d (H d)² (p + d / 4) products for n examples, and P³ / 3 for its solution
+    with P = H d (d + p) parameters; memory is a few arrays (P, P).
     """
-    point = _numbers(layer)
+    point = layer_numbers(layer)
     fit = _fit(layer, X, Y, examples, seed, num_threads)
     point = fit.start(point)
     if checks.integer(steps, "steps") < 0:
@@ -319,8 +319,24 @@ def _fit(
     return _Fit(X, Y / unit, layer.heads, unit, num_threads)
 
 
-def _numbers(layer: Layer) -> Float64:
-    """Return W and V, flat (P,), of a layer that can be refined."""
+def layer_numbers(layer: Layer) -> Float64:
+    """Return W and V, flat (P,), of a layer that can be refined.
+
+    Parameters
+    ----------
+    layer : Layer
+
+    Returns
+    -------
+    float64 array (P,)
+
+    Raises
+    ------
+    TypeError
+        `layer` is not a dense Layer of float64.
+    ValueError
+        It has a run axis or another query side, or is not finite.
+    """
     if not isinstance(layer, Layer):
         raise TypeError(f"layer: expected a Layer, got {type(layer).__name__}")
     if not isinstance(layer.W, np.ndarray):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..models import Layer
+from .estimate import Covariance, Estimate
 from .facts import Facts
 from .figures import draw
 from .net import Net
@@ -68,7 +69,8 @@ class Phase:
     name : str
     seconds : float
     parts : tuple
-        Its results: a SumEstimate, Facts and Body, a Net, Values, a Refinement or Restarts.
+        Its results: a SumEstimate, Facts and Body, a Net, Values, a Refinement, Restarts or an
+        Estimate.
     """
 
     name: str
@@ -118,6 +120,8 @@ class Learning:
     phases : tuple of Phase
     missing : str or None
         What ended the phases early.
+    covariance : Covariance or None
+        Of the numbers of the layer, where outputs are noisy and the layer explains them.
     """
 
     layer: Layer | Any
@@ -132,6 +136,7 @@ class Learning:
     certificates: tuple[Certificate, ...]
     phases: tuple[Phase, ...]
     missing: str | None
+    covariance: Covariance | None = None
 
     def __getitem__(self, name: str) -> Phase:
         """Return the phase of this name."""
@@ -236,6 +241,8 @@ def _numbers(part: object) -> dict[str, float]:
         return {"residual": part.residual, "condition": part.condition}
     if isinstance(part, Restarts):
         return {"starts": part.starts, "residual": part.refinement.residual}
+    if isinstance(part, Estimate):
+        return {"residual": part.residual, "steps": part.steps, "condition": part.condition}
     if isinstance(part, Refinement):
         return {"residual": part.residual, "steps": part.steps, "condition": part.condition}
     return {}

@@ -71,6 +71,34 @@ class Visible:
         seen = heads * (self.key_query + moving * out_dim) + (s - moving) * out_dim
         return int(heads * d * (d + out_dim) - seen)
 
+    def basis(self, heads: int, out_dim: int) -> Float64 | None:
+        """Return an orthonormal basis of the layers of `part`, as numbers W before V.
+
+        Parameters
+        ----------
+        heads, out_dim : int
+
+        Returns
+        -------
+        array (P, k) or None
+            k = P - `unseen` vectors; None if everything can be seen.
+        """
+        if self.everything:
+            return None
+        d = len(self.tokens)
+        W = np.kron(np.eye(heads), np.kron(self.tokens, self.differences))
+        V = np.kron(np.eye(heads), np.kron(self.differences, np.eye(out_dim)))
+        # Of what all tokens of a sample share, the heads have equal parts.
+        S, D = (basis @ basis.T for basis in (self.tokens, self.differences))
+        sizes, directions = np.linalg.eigh(S - D)  # a projection
+        common = directions[:, sizes > 0.5]
+        shared = np.tile(np.kron(common, np.eye(out_dim)), (heads, 1)) / np.sqrt(heads)
+        values = np.hstack([V, shared])
+        basis = np.zeros((heads * d * (d + out_dim), W.shape[1] + values.shape[1]))
+        basis[: len(W), : W.shape[1]] = W
+        basis[len(W) :, W.shape[1] :] = values
+        return basis
+
     def part(self, layer: Layer) -> Layer:
         """Return the layer of least norm that is the same function of such tokens.
 
