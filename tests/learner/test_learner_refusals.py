@@ -110,13 +110,6 @@ def test_too_few_inputs_are_told_honestly(seed):
     assert honest(mh.data.boolean_layer(3000, 2, 5, 2, seed=seed), 2)
 
 
-def test_facts_within_their_tolerance_hold():
-    """A certificate must not fail because the linear program does even better."""
-    result = mh.learn_layer(data(20_000, 2, 5, 2), heads=2)
-    (certificate,) = [c for c in result.certificates if c.name == "facts at the heads"]
-    assert certificate.holds or certificate.value > 1.0, str(certificate)
-
-
 # Errors.
 
 

@@ -10,6 +10,7 @@ References
 Chen, Li, "Provably learning a multi-head attention layer".
 """
 
+from .agreement import Agreement, agreement
 from .alignment import Alignment, align, hull_cosine, merge_heads
 from .estimate import Covariance, Estimate, estimate
 from .examples import Examples, as_examples
@@ -26,6 +27,7 @@ from .values import Values, solve_values
 from .visible import visible_part
 
 __all__ = [
+    "Agreement",
     "Alignment",
     "Body",
     "Candidate",
@@ -43,6 +45,7 @@ __all__ = [
     "Refinement",
     "SumEstimate",
     "Values",
+    "agreement",
     "align",
     "as_examples",
     "certify",

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..models import Layer
-from .examples import Examples
+from .agreement import LIMIT, LOST, TOLD, agreement
+from .examples import Examples, Float64
+from .facts import Facts
 from .result import Certificate, Phase
 
 EXACT = 1e-8
@@ -145,6 +147,7 @@ def certificates(
     held_out: Examples,
     fit: Fit | None,
     judged: Judged | None,
+    layer: Layer | None = None,
 ) -> list[Certificate]:
     """Return the certificates in the order in which they are obtained.
 
@@ -158,8 +161,10 @@ def certificates(
         Of the layer; None if there is no layer, or an interruption left it unjudged.
     judged : Judged or None
         What the layer leaves of `held_out`.
+    layer : Layer or None
+        The layer; None means that the best candidate of the net is tested against the facts.
     """
-    found = _of_phases({phase.name: phase for phase in phases}, examples)
+    found = _of_phases({phase.name: phase for phase in phases}, examples, layer)
     if fit is None:
         return found
     if held_out.noise > 0.0:
@@ -179,7 +184,9 @@ def certificates(
     return found
 
 
-def _of_phases(phases: dict[str, Phase], examples: Examples) -> list[Certificate]:
+def _of_phases(
+    phases: dict[str, Phase], examples: Examples, layer: Layer | None
+) -> list[Certificate]:
     found: list[Certificate] = []
     if "second sculpting" in phases:
         (crude,), (refined,) = phases["crude sum"].parts, phases["refined sum"].parts
@@ -194,11 +201,19 @@ def _of_phases(phases: dict[str, Phase], examples: Examples) -> list[Certificate
     if "net" in phases:
         (net,) = phases["net"].parts
         best = net.candidates[0]
+        _, facts, _ = phases["second sculpting"].parts
         found += [
-            Certificate("facts at the heads", float(best.stretch.max()), net.allowed_stretch),
+            _facts(facts, best.W if layer is None else np.asarray(layer.W)),
             Certificate("net residual", best.values.residual, NET_RESIDUAL),
         ]
     return found
+
+
+def _facts(facts: Facts, W: Float64) -> Certificate:
+    test = agreement(facts, W)
+    blind = "" if test.resolution <= TOLD else f"cannot tell errors below {test.resolution:.2g}"
+    limit = LIMIT if test.resolution <= LOST else float("inf")
+    return Certificate("facts at the heads", test.ratio, limit, blind=blind)
 
 
 def _identified(examples: Examples, fit: Fit) -> Certificate:

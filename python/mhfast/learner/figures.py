@@ -112,13 +112,9 @@ def _candidates(ax: Axes, found: dict[str, Any]) -> None:
         ax.set_xlabel("coordinate in the hull")
     else:
         largest = [float(candidate.stretch.max()) for candidate in net.candidates]
-        shown = list(largest)
         ax.plot(largest, residuals, "o", color=SECOND, alpha=0.5, label="candidate")
-        if len(net.box) > 1:
-            shown.append(net.allowed_stretch)
-            ax.axvline(shown[-1], color="black", linestyle=":", label="allowed")
         ax.set(xlabel="stretch of the tolerances, largest of the heads", xscale="log")
-        ax.set_xlim(*_room(shown))
+        ax.set_xlim(*_room(largest))
     ax.set(ylabel="relative residual of the outputs", yscale="log")
     ax.set_ylim(*_room(residuals))
     ax.legend()

@@ -263,7 +263,7 @@ class _Learner:
             fit, unrefined, layer, phases = best.fit, best.unrefined, best.layer, list(best.phases)
         if layer is not None:
             held_out = self._judge(self.held_out, layer)
-        found = certificates(phases, self.examples, self.held_out, fit, held_out)
+        found = certificates(phases, self.examples, self.held_out, fit, held_out, layer)
         learnt = missing is None and fit is not None and all(c.holds for c in found if c.decisive)
         return Learning(
             layer=self._whole(layer),

@@ -27,7 +27,7 @@ POLISHED = 4
 """The number of candidates that are polished."""
 
 LOOSE = 4.0
-"""Largest stretch of a head, relative to that of the best point of the hull."""
+"""Stretch within which heads are searched, relative to that of the best point of the hull."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +71,6 @@ class Net:
     box: Float64
     least_stretch: float
     tried: int
-
-    @property
-    def allowed_stretch(self) -> float:
-        """The largest stretch that a head may have."""
-        return LOOSE * max(1.0, self.least_stretch)
 
 
 def search_net(

@@ -36,6 +36,8 @@ class Certificate:
         their part.
     least : float or None
         What the value must be at least, where it must not be too small either.
+    blind : str
+        What a value within the limit does not exclude, if that is too much; else empty.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Certificate:
     above: bool = False
     decisive: bool = False
     least: float | None = None
+    blind: str = ""
 
     @property
     def holds(self) -> bool:
@@ -57,7 +60,8 @@ class Certificate:
         value = f"{self.value:.2g}"
         if self.least is not None:
             wanted, value = f"{self.least:.3g} to {self.limit:.3g}", f"{self.value:.3g}"
-        return f"{self.name} {value}, wanted {wanted}: {'holds' if self.holds else 'fails'}"
+        verdict = (self.blind or "holds") if self.holds else "fails"
+        return f"{self.name} {value}, wanted {wanted}: {verdict}"
 
 
 @dataclass(frozen=True, eq=False)
