@@ -194,7 +194,7 @@ void Loop<real>::make_tensors() {
                    {},
                    {}});
   }
-  descent_->prepare(engine_->threads());
+  descent_->prepare(this->threads());  // a team may be larger than what a batch is worth
 }
 
 template <class real>

@@ -32,3 +32,23 @@ def test_training_on_any_number_of_threads(kind, parameter):
         one = mh.train(model, data, num_threads=1, **options)
         for threads in (2, 4):
             assert mh.train(model, data, num_threads=threads, **options) == one
+
+
+@pytest.mark.parametrize("batch", [5, 180])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        mh.SteepestDescent(0.01, norm="spectral"),
+        mh.GradientDescent(
+            0.1, project="ball", project_by="head", project_norm="nuclear", radius=1.0
+        ),
+    ],
+    ids=lambda rule: rule.name,
+)
+def test_every_member_of_a_team_has_room_of_its_own(rule, batch):
+    """Also where one thread takes the steps on batches and a team the passes over all samples."""
+    model, data = draw(mh.Classifier, "dense", float, 240, 7, 9, 6)
+    options = {"steps": 8, "optimizer": rule, "batch": batch, "record": {"loss": 1}}
+    one = mh.train(model, data, num_threads=1, **options)
+    for threads in (2, 4):
+        assert mh.train(model, data, num_threads=threads, **options) == one
