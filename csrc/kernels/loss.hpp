@@ -58,8 +58,8 @@ void classifier_loss(const LossArguments<real>& in) {
           in.kind, [&](auto loss) { return loss.template term<VectorMath>(f, y, in.values); });
       loss += counts ? w * term.value : zero;
       const Vec<double> m = y * f;
-      correct += counts & (m > zero) ? w : zero;
-      margin = counts & (m < margin) ? m : margin;
+      correct += (counts & (m > zero)) ? w : zero;
+      margin = (counts & (m < margin)) ? m : margin;
       store_narrow<real>(in.slope + e, counts ? term.slope * (w * shares) : zero);
       if (!in.log_slope) continue;
       const Vec<double> log_slope =

@@ -199,7 +199,7 @@ inline void attend(const Rows<real>& rows, real* gaps) {
 /// log(largest weight of a key other than m / weight of m), -inf for a single key.
 template <bool kGaps, class real>
 inline void differentiate(const Rows<real>& rows, real* readouts, real* gaps) {
-  for_columns(rows, [readouts, gaps](const auto& columns, const auto& peaks) {
+  for_columns(rows, [=](const auto& columns, const auto& peaks) {
     constexpr int W = std::decay_t<decltype(columns)>::kWidth;
     Vec<real> sum[W] = {}, moment[W] = {}, inverse[W], p[W];
     columns.for_keys([&](int w, int key, Vec<real> logit, real* s, real* c) {

@@ -150,6 +150,8 @@ struct Parameters {
   const real* V;       // (H, d, p), or null
   const real* prompt;  // (q, d), or null
   real scale;          // of the logits
+
+  const real* readout() const { return V ? V : U; }
 };
 
 }  // namespace mhfast

@@ -155,7 +155,7 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
     engine.reduce_gradient(gradient, member);
     if (!scaled) return;
     member.wait();
-    const Extent of_readout = extent(s.is_layer() ? kV : kU, s, 0);
+    const Extent of_readout = extent(readout_of(s).name, s, 0);
     const std::ptrdiff_t size_W = extent(kW, s, 0).size(), size_readout = of_readout.size();
     flush.suspended([&] {
       for (int h = member.index; h < s.H; h += member.count) {
@@ -207,10 +207,10 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
   CallScratch scratch;
   const DenseModel<real> dense(s, model, scale, true, scratch.model());
   const bool of_factors = gradients.of[kQ] || gradients.of[kK];
-  const TensorName readout = s.is_layer() ? kV : kU;
+  const TensorName readout = readout_of(s).name;
   const typename Engine<real>::Gradient gradient{of_factors ? dense.gradient() : gradients.of[kW],
                                                  gradients.of[readout], gradients.of[kPrompt]};
-  std::vector<real> f(of_inputs ? s.n * (s.is_layer() ? std::ptrdiff_t(s.q) * s.p : 1) : 0);
+  std::vector<real> f(of_inputs ? s.n * readout_of(s).outputs : 0);
   double value = 0;
   if (gradients.of_parameters() || !of_inputs) {
     value = evaluate(data, dense.parameters, loss, threads, gradient, false,

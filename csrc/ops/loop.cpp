@@ -446,7 +446,7 @@ bool Loop<real>::evaluate(Engine<real>& engine, bool loss_only, const Member& me
     if (scaled_ && !pass(Pass::kScaledGradient)) return false;
     if (!scaled_ && only_scales && !pass(Pass::kGradient)) return false;
   }
-  const TensorName readout = task_.data.shape.is_layer() ? kV : kU;
+  const TensorName readout = readout_of(task_.data.shape).name;
   engine.reduce_gradient({gradient_[kW], gradient_[readout], gradient_[kPrompt]}, member);
   const Shape& s = task_.data.shape;
   for (int h = member.index; (gradient_[kQ] || gradient_[kK]) && h < s.H; h += member.count)

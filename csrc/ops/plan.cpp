@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "readout.hpp"
 #include "tuning.hpp"
 
 namespace mhfast {
@@ -73,7 +74,7 @@ struct Cost {
     const double N = round_up(s.d, L) / L;
     return 2 * product_cycles(s.q, N, s.T) + product_cycles(s.d, N, s.q);
   }
-  double layer() const {  // for a block
+  double layer() const {  // for a block of samples, or a sample of `lanes` runs
     const double rows = s.q, p = s.p;
     return product_cycles(s.d, rows, s.d) + 2 * product_cycles(rows, s.T, s.d, true) +
            softmax_cycles(rows, s.T, bytes, L) + 2 * product_cycles(rows, s.d, s.T, true) +
@@ -93,7 +94,6 @@ struct Cost {
     return std::ceil(double(s.q) / rows) * (a_tile + 3.0 * s.T * s.d / s.H);
   }
   double runs() const {  // for a sample of `lanes` runs
-    if (s.is_layer()) return layer();
     return product_cycles(s.d, s.q, s.d, true) + 2 * product_cycles(s.q, s.T, s.d, true) +
            softmax_cycles(s.q, s.T, bytes, L) + gradients_samples();
   }
@@ -134,48 +134,61 @@ int count_chunks(double units, double cycles, double partial_bytes) {
   return int(std::max(1.0, std::min({units, wanted, kPartialBytes / partial_bytes})));
 }
 
-/// Cycles of a loss and gradient by each kind of plan, and the chunks that it has.
+/// Cycles of a loss and gradient by each kind of plan, infinite where it does not apply, and the
+/// chunks that it has.
 struct Prediction {
   double cycles[kPlanKinds];
   int chunks[kPlanKinds];
+
+  Prediction() {
+    std::fill_n(cycles, kPlanKinds, std::numeric_limits<double>::infinity());
+    std::fill_n(chunks, kPlanKinds, 1);
+  }
+
+  /// With so many units of so many cycles in all; adds what chunks cost.
+  void set(PlanKind kind, const Cost& cost, double units, double of_units) {
+    const PartialGradient part = partial_gradient(cost.s, kind, cost.L);
+    const double size = double(part.size), summed = features_are_lanes(kind) ? 0 : 4.0 / cost.L;
+    const int count = count_chunks(units, of_units, size * cost.bytes);
+    chunks[int(kind)] = count;
+    cycles[int(kind)] =
+        of_units + count * (kBeginCycles + size * cost.bytes / kCopyBytes) + summed * size;
+  }
 };
 
-Prediction predict(const Shape& s, const Registers& registers) {
-  constexpr double kNever = std::numeric_limits<double>::infinity();
-  const Cost cost{s, registers};
-  const int bytes = registers.bytes, lanes = registers.lanes;
-  const double n = double(s.n), H = s.H, blocks = double(round_up(s.n, lanes) / lanes);
+Prediction predict_layer(const Shape& s, const Cost& cost) {
+  const double n = double(s.n), H = s.H, blocks = double(round_up(s.n, cost.L) / cost.L);
+  const double parts = std::ceil(double(s.q) / layer_tile(s, cost.bytes, cost.L));
   Prediction result;
-  std::fill(result.cycles, result.cycles + kPlanKinds, kNever);
-  std::fill(result.chunks, result.chunks + kPlanKinds, 1);
-  const auto in_chunks = [&](PlanKind kind, double units, double cycles) {
-    const PartialGradient part = partial_gradient(s, kind, lanes);
-    const double size = double(part.size), summed = features_are_lanes(kind) ? 0 : 4.0 / lanes;
-    const int chunks = count_chunks(units, cycles, size * bytes);
-    result.chunks[int(kind)] = chunks;
-    result.cycles[int(kind)] =
-        cycles + chunks * (kBeginCycles + size * bytes / kCopyBytes) + summed * size;
-  };
-  result.cycles[int(PlanKind::kRuns)] = H * n * cost.runs() / lanes;
-  if (s.is_layer()) {
-    in_chunks(PlanKind::kSamples, blocks, H * blocks * cost.layer());
-    const double parts = std::ceil(double(s.q) / layer_tile(s, bytes, lanes));
-    in_chunks(PlanKind::kRows, n * parts, H * n * cost.layer_rows());
-    return result;
-  }
+  result.cycles[int(PlanKind::kRuns)] = H * n * cost.layer() / cost.L;
+  result.set(PlanKind::kSamples, cost, blocks, H * blocks * cost.layer());
+  result.set(PlanKind::kRows, cost, n * parts, H * n * cost.layer_rows());
+  return result;
+}
+
+Prediction predict_classifier(const Shape& s, const Cost& cost) {
+  const double n = double(s.n), H = s.H, blocks = double(round_up(s.n, cost.L) / cost.L);
+  Prediction result;
+  result.cycles[int(PlanKind::kRuns)] = H * n * cost.runs() / cost.L;
   const auto fits = [&](PlanKind kind) {
     const bool samples_are_lanes = kind != PlanKind::kRows;
-    return s.shared_query || weights_bytes(s, samples_are_lanes, bytes, lanes) / H <= kUnitBytes;
+    return s.shared_query ||
+           weights_bytes(s, samples_are_lanes, cost.bytes, cost.L) / H <= kUnitBytes;
   };
   if (fits(PlanKind::kSamples)) {
     const double scores = blocks * cost.scores_samples();
-    in_chunks(PlanKind::kSamples, blocks, H * (scores + blocks * cost.gradients_samples()));
-    in_chunks(PlanKind::kHybrid, blocks, H * (scores + n * cost.gradients_features()));
+    result.set(PlanKind::kSamples, cost, blocks, H * (scores + blocks * cost.gradients_samples()));
+    result.set(PlanKind::kHybrid, cost, blocks, H * (scores + n * cost.gradients_features()));
   }
   if (fits(PlanKind::kRows))
-    in_chunks(PlanKind::kRows, n, H * n * (cost.scores_rows() + cost.gradients_features()));
+    result.set(PlanKind::kRows, cost, n, H * n * (cost.scores_rows() + cost.gradients_features()));
   if (!s.shared_query) result.cycles[int(PlanKind::kTiles)] = H * n * (kBeginCycles + cost.tiles());
   return result;
+}
+
+Prediction predict(const Shape& s, const Registers& registers) {
+  const Cost cost{s, registers};
+  return s.is_layer() ? predict_layer(s, cost) : predict_classifier(s, cost);
 }
 
 /// The prediction, cached for the next call and the next loop of the same shape.
@@ -183,7 +196,7 @@ const Prediction& prediction(const Shape& s, const Registers& registers) {
   struct Kept {
     Shape shape{};
     Registers registers{};
-    Prediction prediction{};
+    Prediction prediction;
 
     auto key() const {
       return std::tie(shape.n, shape.T, shape.q, shape.d, shape.H, shape.p, shape.shared_query,
@@ -243,11 +256,12 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
   const auto row = [&](int size) {
     return features_are_lanes(kind) ? round_up(size, lanes) : std::ptrdiff_t(size) * lanes;
   };
+  const Readout readout = readout_of(s);
   PartialGradient part{};
   part.weight_row = row(s.d);
-  part.readout_row = row(s.is_layer() ? s.p : s.d);
+  part.readout_row = row(readout.columns);
   part.weight_head = (s.shared_query ? s.q : s.d) * part.weight_row;
-  part.readout_head = (s.is_layer() ? s.d : s.q) * part.readout_row;
+  part.readout_head = readout.rows * part.readout_row;
   part.readout_at = s.H * part.weight_head;
   part.size = part.readout_at + s.H * part.readout_head;
   return part;
@@ -282,37 +296,48 @@ bool prefers_runs(const Shape& s, const Registers& registers, std::ptrdiff_t run
   return together * idle < predicted.cycles[int(choose(predicted.cycles))] + kStepCycles;
 }
 
+namespace {
+
+void size_tiles(const Shape& s, int bytes, int lanes, Plan& plan) {
+  plan.tile = tile_rows(s, bytes, lanes);
+  plan.parts = (s.q + kPartRows - 1) / kPartRows;
+  const double gradients =
+      double(s.H) * plan.parts * bytes * round_up(s.d, lanes) * (s.d + double(s.q) / plan.parts);
+  plan.slab = int(std::max(1.0, std::min(double(s.n), kTileGradientBytes / gradients)));
+}
+
+void size_layer_rows(const Shape& s, int bytes, int lanes, Plan& plan) {
+  plan.tile = layer_tile(s, bytes, lanes);
+  plan.parts = (s.q + plan.tile - 1) / plan.tile;
+  plan.units = s.n * plan.parts;
+  plan.keep = keeps_layer_weights(s, bytes, lanes);
+  plan.slab = 1;
+}
+
+void size_slabs(const Shape& s, int bytes, int lanes, Plan& plan) {
+  const double weights = weights_bytes(s, plan.problems_are_lanes(), bytes, lanes);
+  plan.keep = weights <= kKeepBytes || s.is_layer();
+  plan.tile = s.is_layer() ? layer_rows(s, bytes, lanes) : s.q;
+  const double rows = plan.problems_are_lanes() ? double(s.q) * lanes : s.q;
+  plan.slab = plan.tile < s.q ? 1 : slab_units(weights, rows);
+}
+
+}  // namespace
+
 Plan make_plan(const Shape& s, const Registers& registers, bool runs_are_lanes) {
-  Plan plan{};
   const int bytes = registers.bytes, lanes = registers.lanes;
   const Prediction& predicted = prediction(s, registers);
+  Plan plan{};
   std::copy_n(predicted.cycles, kPlanKinds, plan.cycles);
   plan.kind = runs_are_lanes ? PlanKind::kRuns : choose(plan.cycles);
   plan.chunks = predicted.chunks[int(plan.kind)];  // runs: each block belongs to one thread
-  const bool samples = plan.samples_are_lanes(), lanes_are_problems = plan.problems_are_lanes();
-  plan.units = samples ? round_up(s.n, lanes) / lanes : s.n;
-  if (plan.kind == PlanKind::kTiles) {
-    plan.tile = tile_rows(s, bytes, lanes);
-    plan.parts = (s.q + kPartRows - 1) / kPartRows;
-    const double gradients =
-        double(s.H) * plan.parts * bytes * round_up(s.d, lanes) * (s.d + double(s.q) / plan.parts);
-    plan.slab = int(std::max(1.0, std::min(double(s.n), kTileGradientBytes / gradients)));
-    return plan;
-  }
-
-  if (s.is_layer() && plan.kind == PlanKind::kRows) {
-    plan.tile = layer_tile(s, bytes, lanes);
-    plan.parts = (s.q + plan.tile - 1) / plan.tile;
-    plan.units = s.n * plan.parts;
-    plan.keep = keeps_layer_weights(s, bytes, lanes);
-    plan.slab = 1;
-    return plan;
-  }
-
-  const double weights = weights_bytes(s, lanes_are_problems, bytes, lanes);
-  plan.keep = weights <= kKeepBytes || s.is_layer();
-  plan.tile = s.is_layer() ? layer_rows(s, bytes, lanes) : s.q;
-  plan.slab = plan.tile < s.q ? 1 : slab_units(weights, lanes_are_problems ? s.q * lanes : s.q);
+  plan.units = plan.samples_are_lanes() ? round_up(s.n, lanes) / lanes : s.n;
+  if (plan.kind == PlanKind::kTiles)
+    size_tiles(s, bytes, lanes, plan);
+  else if (s.is_layer() && plan.kind == PlanKind::kRows)
+    size_layer_rows(s, bytes, lanes, plan);
+  else
+    size_slabs(s, bytes, lanes, plan);
   return plan;
 }
 
