@@ -43,6 +43,7 @@ MODELS = {
 PROGRAM = """
     import numpy as np
     from mhfast import _core
+    from mhfast._arguments.lists import LOSSES
     options = dict(runs=0, scale=1.0, causal=False, threads=0)
     size, T, d, H = {sizes}
     def setup(size):
@@ -57,7 +58,7 @@ PROGRAM = """
         return (normal(n, T, d), None, y.astype(np.float32), None, None), parameters
     def work(data, parameters):
         wrt = sum(1 << j for j, array in enumerate(parameters) if array is not None)
-        _core.value_and_grad(data, parameters, **options, loss=_core.Loss.logistic, wrt=wrt)
+        _core.value_and_grad(data, parameters, **options, loss=LOSSES["logistic"], wrt=wrt)
 """
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
 
