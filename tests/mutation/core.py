@@ -51,7 +51,7 @@ TESTS = {
         "tests/gradients/test_backward.py tests/gradients/test_gradients.py "
         "tests/core/test_scales.py tests/core/test_no_influence.py"
     ),
-    "csrc/ops/engine_layer_rows.cpp": (
+    "csrc/ops/layer_rows.cpp": (
         "tests/models/test_layer.py tests/training/test_training_layer.py "
         "tests/core/test_no_influence.py tests/core/test_kernels_family.py"
     ),
