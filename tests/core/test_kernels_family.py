@@ -223,8 +223,11 @@ RULES = with_every(
         mh.NormalizedGradientDescent(0.1, by="head", clip=0.5),
         mh.PolyakStep(0.5, target=0.1),
         mh.Momentum(0.1, 0.8, nesterov=True, l2=0.1),
-        # An eps that keeps Adam from enlarging the rounding of entries near zero.
+        # An eps that keeps these from enlarging the rounding of entries near zero.
         mh.Adam(0.02, eps=0.01, weight_decay=0.1),
+        mh.AdamW(0.02, eps=0.01),
+        mh.AdaGrad(0.02, eps=0.01),
+        mh.RMSProp(0.02, eps=0.01),
         # s^(1/(p-1)) enlarges the rounding of entries near zero where p is above 2.
         mh.MirrorDescent(0.02, p=1.5),
         mh.GradientDescent(0.1, project="sphere", radius=1.5, project_by="head"),

@@ -147,7 +147,7 @@ def test_soft_labels():
         tangent = mh.Gradients(W=rng.standard_normal(model.W.shape), V=model.V)
         value, g = mh.value_and_grad(model, data, loss=same)
         found, gradient = mh.value_and_grad(model, data.X, other, loss=loss)
-        product = mh.hvp(model, data.X, other, tangent, loss=loss)
+        product = mh.hvp(model, data.X, other, tangent=tangent, loss=loss)
         expected = mh.hvp(model, data, tangent=tangent, loss=same)
         # The same sums in another order.
         assert found == pytest.approx(value, rel=1e-14)

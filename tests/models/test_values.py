@@ -58,8 +58,8 @@ def test_they_are_what_training_records(case):
 
 def test_wrong_arguments():
     for call in (CLASSIFIER.loss, CLASSIFIER.accuracy):
-        with pytest.raises(ValueError, match=r"loss: expected one of .*, got 'hinge'"):
-            call(X, SIGNS, loss="hinge")
+        with pytest.raises(ValueError, match=r"loss: expected one of .*, got 'absolute'"):
+            call(X, SIGNS, loss="absolute")
         with pytest.raises(TypeError, match="y: expected labels beside the array X, got None"):
             call(X)
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from .model import Array
 
-BISECTIONS = 200
+HALVINGS = 64
+"""Of an interval of numbers: more than float64 has bits."""
 
 
 def projected_in(norm: str | float, x: Array, radius: float, *, sphere: bool = False) -> Array:
@@ -39,7 +40,7 @@ def projected_in(norm: str | float, x: Array, radius: float, *, sphere: bool = F
     low, high = 1e-12, 1.0  # the multiplier, in units of the radius
     while _power_norm(_shrunk(size / radius, high, norm), norm) > 1.0:
         high *= 2.0
-    for _ in range(BISECTIONS):
+    for _ in range(HALVINGS + 40):  # the interval may be that many powers of 2 wide
         middle = (low + high) / 2.0
         outside = _power_norm(_shrunk(size / radius, middle, norm), norm) > 1.0
         low, high = (middle, high) if outside else (low, middle)
@@ -53,7 +54,7 @@ def _power_norm(x: Array, p: float) -> float:
 def _shrunk(size: Array, multiplier: float, p: float) -> Array:
     """Return the z in [0, size] with z + multiplier z^(p-1) = size."""
     low, high = np.zeros_like(size), size
-    for _ in range(BISECTIONS):
+    for _ in range(HALVINGS):
         z = (low + high) / 2.0
         above = z + multiplier * z ** (p - 1.0) > size
         low, high = np.where(above, low, z), np.where(above, z, high)

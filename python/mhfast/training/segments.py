@@ -140,7 +140,7 @@ def restored(rows: Iterable[list[Any]]) -> tuple[Segment, ...]:
         Segment(
             first,
             _OPTIMIZERS[name](**_tuples(settings)),
-            loss,
+            losses.restored(loss),
             tuple(wrt),
             _tuple(data),
             *map(restored_batches, batches),
