@@ -37,7 +37,7 @@ SECTIONS = {
     "Guide": [
         "family", "losses", "training", "sweeps", "long_sequences", "reproducibility", "interop",
     ],
-    "Theory": ["theory", "learner"],
+    "Theory": ["theory", "learner", "atlas/index"],
     "Examples": ["gallery/index"],
     "Reference": ["api/index", "glossary", "numerics", "performance"],
     "Development": ["contributing", "design", "development", "changelog"],
@@ -79,6 +79,14 @@ def copy_pages(source: Path) -> None:
         write(source / f"{name.lower()}.md", relinked(text))
     for figure in DOCS.glob("*.png"):
         shutil.copy(figure, source)
+    for page in sorted((DOCS / "atlas").glob("*.md")):
+        name = "index" if page.stem == "README" else page.stem
+        write(source / "atlas" / f"{name}.md", page.read_text("utf-8"))
+    for figure in (DOCS / "atlas").glob("*.png"):
+        shutil.copy(figure, source / "atlas")
+    names = sorted(page.stem for page in (DOCS / "atlas").glob("*.md") if page.stem != "README")
+    with (source / "atlas" / "index.md").open("a", encoding="utf-8") as index:
+        index.write("\n" + toctree(names, ":hidden:"))
     tops = []
     for title, pages in SECTIONS.items():
         top = pages[0]

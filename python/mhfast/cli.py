@@ -1,4 +1,4 @@
-"""The console script `mhfast`: demo, bench, info."""
+"""The console script `mhfast`: demo, reproduce, bench, info."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ EPILOG = """\
 examples:
   mhfast demo                           train on two data sets, look at mhfast_demo.png
   mhfast demo --output /tmp/demo.png    put the figure elsewhere
+  mhfast reproduce                      list the results of attention theory that can be checked
   mhfast bench --quick                  a first look at the speed on this machine
   mhfast info --json                    what a bug report should contain, for programs
 
 mhfast COMMAND --help describes a command. Without the script: python -m mhfast COMMAND.
 
-exit status: 0 if all went well; 1 if a package is missing or, for bench, results disagree; 2 if the
-arguments are wrong; 130 after Ctrl-C. Results go to standard output, all else to standard error."""
+exit status: 0 if all went well; 1 if a package is missing, if results disagree (bench) or a claim
+does not hold (reproduce); 2 if the arguments are wrong; 130 after Ctrl-C. Results go to standard
+output, all else to standard error."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit status: 0; 1 when a package is missing; 2 without a command; 130 after Ctrl-C.
+        The exit status: 0; 1 when a package is missing, or a claim of a result that is reproduced
+        does not hold; 2 without a command; 130 after Ctrl-C.
         Wrong arguments leave by SystemExit with the status 2.
 
     Examples
@@ -51,17 +54,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.command != "bench":
+    if rest and arguments.command not in ("bench", "reproduce"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         if arguments.command is None:
             parser.print_help(sys.stderr)
-            print("\nmhfast: expected a command: demo, bench or info", file=sys.stderr)
+            print("\nmhfast: expected a command: demo, reproduce, bench or info", file=sys.stderr)
             return 2
         if arguments.command == "demo":
             return _demo(arguments.output, arguments.json, parser)
         if arguments.command == "bench":
             return _bench(rest)
+        if arguments.command == "reproduce":
+            return _reproduce(rest)
         return _info(arguments.json)
     except ImportError as error:
         print(f"mhfast {arguments.command}: {error}", file=sys.stderr)
@@ -97,6 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "bench", help="compare with NumPy, torch and jax where installed", add_help=False
     )
+    commands.add_parser(
+        "reproduce",
+        help="check a result of attention theory: table, figure, what holds of its claim",
+        add_help=False,
+    )
     info = commands.add_parser(
         "info",
         help="print version, compiler, instruction sets, threads",
@@ -128,3 +138,9 @@ def _bench(arguments: list[str]) -> int:
     from ._bench import main as bench
 
     return bench(arguments)
+
+
+def _reproduce(arguments: list[str]) -> int:
+    from ._atlas import main as reproduce
+
+    return reproduce(arguments)

@@ -156,15 +156,15 @@ def test_help_can_be_followed(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert left.value.code == 0
     text = capsys.readouterr().out
-    for command in ("demo", "bench", "info"):
+    for command in ("demo", "reproduce", "bench", "info"):
         assert re.search(rf"^    {command} +\w", text, re.M)  # a line of the list of commands
     assert "exit status: 0" in text
     for line in re.findall(r"^  (mhfast .*?)  ", text, re.M):  # the examples are calls that exist
         parsed, rest = cli._parser().parse_known_args(line.split()[1:])
-        assert parsed.command in ("demo", "bench", "info")
-        assert not rest or parsed.command == "bench"
+        assert parsed.command in ("demo", "reproduce", "bench", "info")
+        assert not rest or parsed.command in ("reproduce", "bench")
     assert cli.main([]) == 2
-    assert "expected a command: demo, bench or info" in capsys.readouterr().err
+    assert "expected a command: demo, reproduce, bench or info" in capsys.readouterr().err
 
 
 def test_ctrl_c_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:

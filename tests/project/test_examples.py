@@ -17,11 +17,8 @@ import mhfast as mh
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-PAGES += sorted((ROOT / "docs").glob("*.md"))
+PAGES += sorted((ROOT / "docs").glob("**/*.md"))
 SMALL = {
-    "benign_overfitting.py": "--dim 30 --signals 5 2 --steps 5 --output figure.png",
-    "implicit_bias.py": "--instances 3 --steps 30 --output figure.png",
-    "in_context_regression.py": "--heads 1 2 --samples 30 --starts 2 --steps 5 --output figure.png",
     "learner_degenerate.py": "--quick",
     "learner_examples.py": "--quick --output figure.png",
     "learner_hard.py": "--quick --output figure.png",
@@ -44,9 +41,6 @@ SMALL = {
     "train_digits.py": "--heads 2 --splits 1 --steps 20 --save run.npz --plot figure.png",
 }
 WRITTEN = {
-    "benign_overfitting.py": ["figure.png"],
-    "implicit_bias.py": ["figure.png"],
-    "in_context_regression.py": ["figure.png"],
     "learner_examples.py": ["figure.png"],
     "learner_hard.py": ["figure.png"],
     "learner_phases.py": ["figure.png"],

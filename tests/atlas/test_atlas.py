@@ -1,0 +1,129 @@
+"""The atlas: what is found in quick form, and how it is told."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("cvxpy")
+
+from matplotlib.figure import Figure
+
+from mhfast import cli
+from mhfast._atlas import catalogue, command, report
+from mhfast._atlas.experiment import Claim, Experiment, Outcome
+
+PAGES = Path(__file__).parents[2] / "docs" / "atlas"
+
+
+def outcome(value: float) -> Outcome:
+    claims = [Claim("a cosine", value, 0.99), Claim("an error", 1e-3, 1e-2, at_least=False)]
+    return Outcome(("steps", "loss"), [("ten", 0.25), ("a hundred", 1 / 3)], claims, Figure())
+
+
+@pytest.fixture
+def experiment(monkeypatch):
+    """An experiment of the name rank_growth that only returns what it is told to."""
+    made = Experiment(
+        "A title", "Authors, Paper, 2024", "It says so.", "Our choice.", lambda _: outcome(1.0)
+    )
+    monkeypatch.setattr(command, "load", lambda _: made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "at_least", "holds"),
+    [
+        (0.99, 0.99, True, True),
+        (0.98, 0.99, True, False),
+        (0.99, 0.99, False, True),
+        (1.0, 0.99, False, False),
+        (math.nan, 0.99, True, False),
+        (math.nan, 0.99, False, False),
+    ],
+)
+def test_a_claim(value, limit, at_least, holds):
+    claim = Claim("what", value, limit, at_least)
+    assert claim.holds is holds
+    assert str(claim).startswith("holds: what" if holds else "DOES NOT HOLD: what")
+
+
+@pytest.mark.usefixtures("experiment")
+def test_files_and_what_is_printed(tmp_path, capsys):
+    assert cli.main(["reproduce", "rank_growth", "--quick", "--output", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"rank_growth.{end}" for end in ("png", "csv", "md")
+    }
+    with (tmp_path / "rank_growth.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows == [["steps", "loss"], ["ten", "0.25"], ["a hundred", repr(1 / 3)]]
+    page = (tmp_path / "rank_growth.md").read_text("utf-8")
+    assert page.startswith("# A title\n\nAuthors, Paper, 2024\n\n**The claim.** It says so.")
+    assert "| a hundred | 0.33333 |" in page
+    assert "`mhfast reproduce rank_growth --quick`" in page
+    out = capsys.readouterr().out
+    assert "a hundred  0.33333" in out
+    assert "holds: an error: 0.001 (at most 0.01)" in out
+
+
+def test_a_claim_that_does_not_hold_is_the_exit_status(experiment, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "load", lambda _: replace(experiment, run=lambda _: outcome(0.5)))
+    assert cli.main(["reproduce", "rank_growth", "token_selection", "--output", str(tmp_path)]) == 1
+    assert "DOES NOT HOLD: a cosine: 0.5 (at least 0.99)" in capsys.readouterr().out
+    assert len(list(tmp_path.iterdir())) == 6  # all are run all the same
+
+
+def test_the_list_names_every_experiment(capsys):
+    assert cli.main(["reproduce"]) == 0
+    out = capsys.readouterr().out
+    for name in catalogue.NAMES:
+        assert f"{catalogue.load(name).title}\n" in out.partition(name)[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["induction"], "NAME: expected one of multi_head_classifier, .*, got induction"),
+        (
+            ["rank_growth", "--output", "nowhere"],
+            "--output: expected an existing directory, got nowhere",
+        ),
+    ],
+)
+def test_wrong_arguments(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["reproduce", *arguments])
+    assert stopped.value.code == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_an_unknown_name_is_not_loaded():
+    with pytest.raises(ValueError, match=r"expected one of .*rank_growth, got 'os'"):
+        catalogue.load("os")
+
+
+@pytest.mark.parametrize("name", catalogue.NAMES)
+def test_the_page_is_that_of_the_experiment(name):
+    experiment = catalogue.load(name)
+    page = (PAGES / f"{name}.md").read_text("utf-8")
+    head = report.page(name, experiment, outcome(1.0), quick=False).partition("![")[0]
+    assert page.startswith(head)
+    assert page.rstrip().endswith(f"`mhfast reproduce {name}`")
+    assert "DOES NOT HOLD" not in page
+    assert (PAGES / f"{name}.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", catalogue.NAMES)
+def test_an_experiment(name):
+    found = catalogue.load(name).run(quick=True)
+    wrong = [str(claim) for claim in found.claims if not claim.holds]
+    assert not wrong
+    assert found.figure.get_size_inches()[0] * found.figure.dpi == 1600
+    assert all(len(row) == len(found.columns) for row in found.rows)
