@@ -157,7 +157,7 @@ def test_help_can_be_followed(capsys: pytest.CaptureFixture[str]) -> None:
     assert left.value.code == 0
     text = capsys.readouterr().out
     for command in ("demo", "reproduce", "bench", "info"):
-        assert re.search(rf"^    {command} +\w", text, re.M)  # a line of the list of commands
+        assert re.search(rf"^    {command}\s+\w", text, re.M)  # a line of the list of commands
     assert "exit status: 0" in text
     for line in re.findall(r"^  (mhfast .*?)  ", text, re.M):  # the examples are calls that exist
         parsed, rest = cli._parser().parse_known_args(line.split()[1:])
