@@ -48,6 +48,7 @@ SECTIONS = {
 def relinked(text: str) -> str:
     """Return a page of the repository with its links as they are on the site."""
     text = re.sub(r"\]\((?:\.\./)?docs/", "](", text)
+    text = re.sub(r"\]\((?:docs/)?atlas/README\.md", "](atlas/index.md", text)
     text = re.sub(r"\]\((?:\.\./)?README\.md", "](index.md", text)
     text = re.sub(r"\]\((?:\.\./)?(CONTRIBUTING|CHANGELOG)\.md", _lowered, text)
     text = re.sub(r"\]\((?:\.\./)?examples/(\w+)\.py\)", r"](gallery/\1.md)", text)

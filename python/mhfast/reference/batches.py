@@ -19,11 +19,10 @@ def batches(
     With b_0, b_1, ... the 64-bit numbers of Philox4x64-10 for the key (seed, 0), from the counter
     (1, c, 0, 0) on, sample i of a batch is
 
-        replace   floor(b_i n / 2^64) with c = k, the step.
-        shuffle   entry (k mod floor(n / size)) size + i of a permutation of the epoch
-                  c = floor(k / floor(n / size)). It is the identity after entry j has changed
-                  places with entry j + floor(b_j (n - j) / 2^64), j = 0, 1, ..., n - 1
-                  (Fisher and Yates).
+    - ``replace``: floor(b_i n / 2^64) with c = k, the step.
+    - ``shuffle``: entry (k mod floor(n / size)) size + i of a permutation of the epoch
+      c = floor(k / floor(n / size)). It is the identity after entry j has changed places with
+      entry j + floor(b_j (n - j) / 2^64), j = 0, 1, ..., n - 1 (Fisher and Yates).
 
     Every sample has the probability 1/n up to 2^-64.
 
