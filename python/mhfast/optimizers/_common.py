@@ -72,9 +72,12 @@ class StepRule:
     name: ClassVar[str]
     slots: ClassVar[int]
     """The number of arrays of state per parameter, of its shape."""
+    kinds: ClassVar[list[type[StepRule]]] = []
+    """Every optimizer, those that specialize another among them."""
 
     def __init_subclass__(cls) -> None:
         cls.slots = SLOTS[cls.name]
+        StepRule.kinds.append(cls)
 
     schedule: Schedule | None = None
     l2: Sizes = 0.0

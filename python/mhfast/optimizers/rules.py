@@ -286,7 +286,7 @@ class SignDescent(StepRule):
 
 
 @dataclass(frozen=True, repr=False)
-class AdamW(StepRule):
+class AdamW(Adam):
     """AdamW: Adam with decoupled weight decay, the step of `Adam` and the defaults of torch.
 
     Parameters
@@ -305,19 +305,7 @@ class AdamW(StepRule):
 
     name: ClassVar[str] = "adamw"
 
-    lr: Rates
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
     weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._set_field("lr", rates(self.lr))
-        self._set_field("beta1", fraction("beta1", self.beta1))
-        self._set_field("beta2", fraction("beta2", self.beta2))
-        self._set_field("eps", at_least_zero("eps", self.eps))
-        self._set_field("weight_decay", at_least_zero("weight_decay", self.weight_decay))
 
 
 @dataclass(frozen=True, repr=False)
@@ -505,5 +493,5 @@ class SteepestDescent(StepRule):
 
 Optimizer: TypeAlias = StepRule
 
-OPTIMIZERS = tuple(StepRule.__subclasses__())
+OPTIMIZERS = tuple(StepRule.kinds)
 """All of them."""
