@@ -142,7 +142,9 @@ class Model:
         ValueError
             If a shape or a value does not fit the model.
         """
-        seen = arguments.problem(self, X, query=query, lengths=lengths)
+        return self._outputs(arguments.problem(self, X, query=query, lengths=lengths), num_threads)
+
+    def _outputs(self, seen: arguments.CoreProblem, num_threads: int | None) -> Array:
         return _core.outputs(
             seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
             causal=seen.causal, threads=config.threads(num_threads),
@@ -306,10 +308,7 @@ class Model:
         loss = arguments.loss(self, loss, X.y if isinstance(X, Dataset) else y)
         kind = losses.name_of(loss)
         seen = arguments.problem(self, X, y, loss=kind, query=query, weight=weight, lengths=lengths)
-        outputs = _core.outputs(
-            seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
-            causal=seen.causal, threads=config.threads(num_threads),
-        )  # fmt: skip
+        outputs = self._outputs(seen, num_threads)
         _, Z, targets, weights, visible = seen.data
         assert targets is not None
         itself = Z is None and self.prompt is None  # whose rows end with the tokens
