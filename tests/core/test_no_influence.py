@@ -62,6 +62,17 @@ def results(model, data, loss):
     ]  # fmt: skip
 
 
+def filled(data, filling):
+    """The data with something else in the samples 4, 11 and n - 1."""
+    X = data.X.copy()
+    X[4] = X[11, 3, 2] = X[n - 1, 0] = filling
+    if data.query is None:
+        return replace(data, X=X)
+    Z = data.query.copy()
+    Z[4, 1] = filling
+    return replace(data, X=X, query=Z)
+
+
 def same(got, want):
     assert len(got) == len(want)
     for a, b in zip(got, want, strict=True):
@@ -90,13 +101,7 @@ def test_samples_of_weight_zero(kind, loss, query, factored, plan, dtype, use_pl
     data = replace(data, weight=weight)
     want = results(model, data, loss)
     for filling in FILLINGS[dtype]:
-        X = data.X.copy()
-        X[4] = X[11, 3, 2] = X[n - 1, 0] = filling
-        spoilt = replace(data, X=X)
-        if query == "external":
-            Z = data.query.copy()
-            Z[4, 1] = filling
-            spoilt = replace(spoilt, query=Z)
+        spoilt = filled(data, filling)
         same(results(model, spoilt, loss), want)
         if not np.isfinite(filling):  # outputs know no weights
             outputs = model(spoilt) if runs is None else model(spoilt)[1]
@@ -149,13 +154,7 @@ def test_samples_of_cotangent_zero(kind, query, plan, dtype, use_plan):
     cotangent[[4, 11, n - 1]] = 0
     want = pulled_back(model, data, cotangent)
     for filling in FILLINGS[dtype]:
-        X = data.X.copy()
-        X[4] = X[11, 3, 2] = X[n - 1, 0] = filling
-        spoilt = replace(data, X=X)
-        if query == "external":
-            Z = data.query.copy()
-            Z[4, 1] = filling
-            spoilt = replace(spoilt, query=Z)
+        spoilt = filled(data, filling)
         same(pulled_back(model, spoilt, cotangent), want)
         if not np.isfinite(filling):
             some = cotangent.copy()
