@@ -11,8 +11,7 @@
 //             on batches and it is due, up to norms of heads)
 //   | pass    partial gradients, totals, scales of a chunk      chunk       what was loaded
 //   | scales  scales of heads (normalized steps only)           first
-//   | reduce  a head's gradients, with l2, and their norms      head        chunks' partials,
-//   prompt
+//   | reduce  a head's gradients, with l2, and their norms      head        partials, the prompt
 //   (| reduce gradient of the prompt, from all heads            first       heads' products)
 //   | decide  rates, what stops and what is due, the numbers    first       totals, norms
 //             of the next batch's samples
@@ -20,8 +19,8 @@
 //   | record  rows of the records                               first       all parameters
 //   (| make   a head's direction in place of its gradient,      head        what clipping leaves
 //             momentum, dual norm)
-//   (| choose factors of the directions                         first       dual norms of all
-//   heads) | update  a head's parameters and optimizer state           head        rates
+//   (| choose factors of the directions                         first       all dual norms)
+//   | update  a head's parameters and optimizer state           head        rates
 //   (| norms  a head's norm, or its projection                  head        its parameters)
 //   (| factors of the projection, or projections of tensors     first       norms of all heads)
 //   (| project  a head's parameters                             head        the factors)
