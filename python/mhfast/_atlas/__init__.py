@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-NEEDED = ("matplotlib", "cvxpy", "clarabel")
-"""Packages of what only the experiments need."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """List the experiments, or run those named: see `mhfast reproduce --help`.
@@ -24,13 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises
     ------
     ImportError
-        A package that experiments need is not installed.
+        A package is not installed: matplotlib, or what an experiment needs beside it.
     """
-    missing = [package for package in NEEDED if find_spec(package) is None]
-    if missing:
-        raise ImportError(
-            f"experiments need {' and '.join(missing)}: pip install {' '.join(missing)}"
-        )
+    if find_spec("matplotlib") is None:
+        raise ImportError("experiments need matplotlib: pip install matplotlib")
     from .command import main as command
 
     return command(arguments)
