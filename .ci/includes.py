@@ -17,7 +17,10 @@ LAYERS = (
     ("lists",),
     ("kernels",),
     ("dispatch",),
-    ("ops",),
+    ("runtime",),
+    ("problem",),
+    ("passes",),
+    ("training", "learner"),
     ("bindings",),
 )
 ROW = {folder: row for row, folders in enumerate(LAYERS) for folder in folders}

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "../ops/train.hpp"
+#include "../training/train.hpp"
 
 namespace mhfast {
 

@@ -1,6 +1,6 @@
-#include "../ops/evaluate.hpp"
+#include "../passes/evaluate.hpp"
 
-#include "../ops/curvature.hpp"
+#include "../passes/curvature.hpp"
 
 #include "problem.hpp"
 #include "register.hpp"

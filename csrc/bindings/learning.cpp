@@ -1,4 +1,4 @@
-#include "../ops/learning.hpp"
+#include "../learner/learning.hpp"
 
 #include "arrays.hpp"
 #include "register.hpp"

@@ -7,7 +7,7 @@
 namespace mhfast {
 namespace {
 
-constexpr py::ssize_t kMost = 1 << 30;  // axes other than samples are counted in int
+constexpr py::ssize_t kMax = 1 << 30;  // axes other than samples are counted in int
 
 /// Length of an axis counted from the last one.
 py::ssize_t length_of(const py::handle& object, const char* name, int from_last) {
@@ -18,7 +18,7 @@ py::ssize_t length_of(const py::handle& object, const char* name, int from_last)
     throw py::value_error(std::string(name) + ": expected more axes, got shape " +
                           shape_text({array.shape(), array.shape() + array.ndim()}));
   const py::ssize_t length = array.shape(array.ndim() - 1 - from_last);
-  if (length < 1 || length > kMost)
+  if (length < 1 || length > kMax)
     throw py::value_error(std::string(name) + ": expected no axis of length 0, got shape " +
                           shape_text({array.shape(), array.shape() + array.ndim()}));
   return length;

@@ -1,4 +1,4 @@
-#include "../ops/train.hpp"
+#include "../training/train.hpp"
 
 #include <pybind11/stl.h>
 
@@ -25,17 +25,18 @@ struct TrainingResult {
 /// The caller's Python code as hooks: errors are kept until the threads are done.
 class PythonHooks {
  public:
-  PythonHooks(const py::object& hook, const py::object& tick) : hook_(hook), tick_(tick) {}
+  PythonHooks(const py::object& hook, const py::object& on_progress)
+      : hook_(hook), on_progress_(on_progress) {}
 
-  HookAnswer hook(std::int64_t step) {
+  CallbackResult hook(std::int64_t step) {
     return guarded([&] { return hook_(step).cast<bool>(); });
   }
 
   /// Lets signals in, so that Ctrl-C works while the loop runs.
-  HookAnswer tick(std::int64_t step) {
+  CallbackResult on_progress(std::int64_t step) {
     return guarded([&] {
       if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-      if (!tick_.is_none()) tick_(step);
+      if (!on_progress_.is_none()) on_progress_(step);
       return false;
     });
   }
@@ -44,20 +45,20 @@ class PythonHooks {
 
  private:
   template <class Body>
-  HookAnswer guarded(const Body& body) {
+  CallbackResult guarded(const Body& body) {
     const py::gil_scoped_acquire held;
     try {
-      return body() ? HookAnswer::kStop : HookAnswer::kGoOn;
+      return body() ? CallbackResult::kStop : CallbackResult::kGoOn;
     } catch (py::error_already_set& error) {
       error_ = error.value();
       if (error.trace()) PyException_SetTraceback(error_.ptr(), error.trace().ptr());
     } catch (const std::exception& error) {
       error_ = py::module_::import("builtins").attr("RuntimeError")(error.what());
     }
-    return HookAnswer::kAbort;
+    return CallbackResult::kAbort;
   }
 
-  const py::object hook_, tick_;
+  const py::object hook_, on_progress_;
   py::object error_ = py::none();
 };
 
@@ -129,10 +130,10 @@ Batches checked_batches(const Batches& batches, std::ptrdiff_t n, std::ptrdiff_t
 
 template <class real>
 TrainingResult run_training(TrainingTask<real>& task, const py::object& hook,
-                            const py::object& tick) {
-  PythonHooks hooks(hook, tick);
+                            const py::object& on_progress) {
+  PythonHooks hooks(hook, on_progress);
   if (!hook.is_none()) task.hook = [&](std::int64_t step) { return hooks.hook(step); };
-  task.tick = [&](std::int64_t step) { return hooks.tick(step); };
+  task.on_progress = [&](std::int64_t step) { return hooks.on_progress(step); };
   TrainingEnd end;
   {
     const py::gil_scoped_release released;
@@ -157,8 +158,8 @@ TrainingResult call_train(const py::tuple& samples, const py::tuple& parameters,
                           const std::vector<py::tuple>& tests,
                           const std::vector<py::tuple>& directions, const py::dict& thresholds,
                           const py::object& stopped, const py::object& reasons,
-                          std::int64_t hook_every, const py::object& hook, const py::object& tick,
-                          int threads) {
+                          std::int64_t hook_every, const py::object& hook,
+                          const py::object& on_progress, int threads) {
   return with_type_of(samples[0], [&](auto zero) -> TrainingResult {
     using real = decltype(zero);
     if (first < 0 || last < first) throw py::value_error("steps: expected 0 <= first <= last");
@@ -193,7 +194,7 @@ TrainingResult call_train(const py::tuple& samples, const py::tuple& parameters,
         reinterpret_cast<StopReason*>(write_array<std::int64_t>(reasons, "reasons", {task.runs}));
     task.hook_every = hook_every;
     task.threads = threads;
-    return run_training(task, hook, tick);
+    return run_training(task, hook, on_progress);
   });
 }
 
@@ -213,7 +214,7 @@ void register_training(py::module_& m) {
         py::arg("starts"), py::arg("optimizer"), py::arg("state"), py::arg("batch"),
         py::arg("order"), py::arg("seeds"), py::arg("first"), py::arg("last"), py::arg("records"),
         py::arg("tests"), py::arg("directions"), py::arg("thresholds"), py::arg("stopped"),
-        py::arg("reasons"), py::arg("hook_every"), py::arg("hook"), py::arg("tick"),
+        py::arg("reasons"), py::arg("hook_every"), py::arg("hook"), py::arg("on_progress"),
         py::arg("threads"));
 }
 

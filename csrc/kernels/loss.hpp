@@ -1,5 +1,5 @@
 // From the readouts of a classifier's heads to its loss, a vector of samples or runs at a time:
-// outputs, losses and slopes, and how large the gradients' factors are. Arithmetic is double
+// outputs, losses and derivatives, and how large the gradients' factors are. Arithmetic is double
 // whatever the type of the model.
 //
 // Entry e, a sample or a sample of a run, is in lane e mod kLanes<real>; lanes are summed apart.
@@ -60,11 +60,11 @@ void classifier_loss(const LossArguments<real>& in) {
       const Vec<double> m = y * f;
       correct += (counts & (m > zero)) ? w : zero;
       margin = (counts & (m < margin)) ? m : margin;
-      store_narrow<real>(in.slope + e, counts ? term.slope * (w * shares) : zero);
-      if (!in.log_slope) continue;
-      const Vec<double> log_slope =
-          in.log_w ? term.log_slope + load<double>(in.log_w + e) : term.log_slope;
-      store<double>(in.log_slope + e, counts ? log_slope : none);
+      store_narrow<real>(in.derivative + e, counts ? term.derivative * (w * shares) : zero);
+      if (!in.log_derivative) continue;
+      const Vec<double> log_derivative =
+          in.log_w ? term.log_derivative + load<double>(in.log_w + e) : term.log_derivative;
+      store<double>(in.log_derivative + e, counts ? log_derivative : none);
     }
     store<double>(in.loss + lane, loss);
     store<double>(in.correct + lane, correct);
@@ -80,7 +80,7 @@ void gather_scales(const ScaleArguments<real>& in) {
       double* to = in.scales + h * L + lane;
       Vec<double> scale = load<double>(to);
       for (Index e = lane; e < in.count; e += L) {
-        Vec<double> x = load<double>(in.log_slope + e);
+        Vec<double> x = load<double>(in.log_derivative + e);
         if (h < in.heads) x += load_wide<real>(in.gaps + h * in.stride + e);
         scale = scale < x ? x : scale;
       }
@@ -99,10 +99,10 @@ void scaled_factors(const FactorArguments<real>& in) {
     const Vec<double> scale = load<double>(in.log_scale + lane);
     for (Index e = lane; e < in.count; e += L) {
       const Vec<double> gap = in.gaps ? load_wide<real>(in.gaps + e) : Vec<double>{};
-      const Vec<double> log_slope = load<double>(in.log_slope + e);
+      const Vec<double> log_derivative = load<double>(in.log_derivative + e);
       const Int is_zero =
-          (absolute<double>(gap) == kInfinite) | (absolute<double>(log_slope) == kInfinite);
-      Vec<double> factor = is_zero ? Vec<double>{} : exp<double>((gap - scale) + log_slope);
+          (absolute<double>(gap) == kInfinite) | (absolute<double>(log_derivative) == kInfinite);
+      Vec<double> factor = is_zero ? Vec<double>{} : exp<double>((gap - scale) + log_derivative);
       if (in.signs)
         factor = (Vec<double>)((Int)factor | ((Int)load_wide<real>(in.signs + e) & sign_bit));
       store_narrow<real>(in.factors + e, factor);

@@ -98,13 +98,13 @@ template <class real>
 void measure(const MeasureArguments<real>& in) {
   using Wide = typename DoubleRegister<real>::Type;
   constexpr int L = kLanes<real>;
-  constexpr int kChains = 4;                          // sums that do not wait for each other
-  Vec<real> largests[kChains]{}, spoilts[kChains]{};  // NaN and infinite entries make these NaN
+  constexpr int kChains = 4;                       // sums that do not wait for each other
+  Vec<real> largests[kChains]{}, nans[kChains]{};  // NaN and infinite entries make these NaN
   Wide sums[kChains]{};
   const bool euclidean = in.power == 2;
   const auto take = [&](int chain, Vec<real> x) {
     largests[chain] = maximum<real>(absolute<real>(x), largests[chain]);
-    spoilts[chain] += x * real(0);
+    nans[chain] += x * real(0);
     if (euclidean) {
       const Wide wide = __builtin_convertvector(x, Wide);
       sums[chain] += wide * wide;
@@ -117,14 +117,14 @@ void measure(const MeasureArguments<real>& in) {
     for (int chain = 0; chain < kChains; ++chain) take(chain, load<real>(from + i + chain * L));
   for_vectors<real>(in.size - together,
                     [&](Index i, int count) { take(0, load_part(from + together + i, count)); });
-  Vec<real> largest{}, spoilt{};
+  Vec<real> largest{}, nan{};
   Wide squares{};
   for (int chain = 0; chain < kChains; ++chain) {
     largest = maximum<real>(largests[chain], largest);
-    spoilt += spoilts[chain];
+    nan += nans[chain];
     squares += sums[chain];
   }
-  for (int l = 0; l < L; ++l) in.largest[l] = double(largest[l]) + double(spoilt[l]);
+  for (int l = 0; l < L; ++l) in.largest[l] = double(largest[l]) + double(nan[l]);
   if (in.power == 0) {
     for (int l = 0; l < L; ++l) in.sum[l] = 1;
     return;
@@ -154,7 +154,7 @@ void measure(const MeasureArguments<real>& in) {
 
 /// Rows of B are gathered a block at a time, so that all rows of A meet a block in a row of memory.
 template <class real>
-void small_product(const SmallProduct<real>& p) {
+void batched_gemm(const BatchedGemm<real>& p) {
   constexpr int kBlock = 512;
   const int width = p.width, columns = kBlock / width;
   real block[kBlock];

@@ -17,7 +17,7 @@
 
 namespace mhfast {
 
-inline constexpr int kMostLanes = 16;  // of any instruction set
+inline constexpr int kMaxLanes = 16;  // of any instruction set
 
 /// A product or a batch of products of the same sizes. N counts vectors, all strides count numbers.
 template <class real>
@@ -109,30 +109,31 @@ struct LossArguments {
   std::ptrdiff_t count;
   const double *f, *y;      // outputs and labels
   const double *w, *log_w;  // weights; their logarithms or, where all are 0 or 1, null
-  const double* shares;     // (L): of a slope in the derivative of the run's loss
-  real* slope;              // that derivative, 0 where w is
-  double* log_slope;        // log |weighted slope| without the share, -inf where w is 0; or null
+  const double* shares;     // (L): of a derivative in the derivative of the run's loss
+  real* derivative;         // that derivative, 0 where w is
+  double*
+      log_derivative;  // log |weighted derivative| without the share, -inf where w is 0; or null
   double *loss, *correct, *margin;  // (L): sums, and the least m
 };
 
-/// The largest log_slope, and that plus the head's gap: (heads + 1, L), the former last.
+/// The largest log_derivative, and that plus the head's gap: (heads + 1, L), the former last.
 template <class real>
 struct ScaleArguments {
   std::ptrdiff_t count;  // whole vectors
   int heads;
-  const double* log_slope;
+  const double* log_derivative;
   const real* gaps;       // (heads, count)
   std::ptrdiff_t stride;  // from head to head
   double* scales;
 };
 
-/// exp(gap - log_scale + log_slope), 0 where the first or the last is infinite, with a sign.
+/// exp(gap - log_scale + log_derivative), 0 where the first or the last is infinite, with a sign.
 template <class real>
 struct FactorArguments {
   std::ptrdiff_t count;     // whole vectors
   const real* gaps;         // null: 0
   const double* log_scale;  // (L)
-  const double* log_slope;
+  const double* log_derivative;
   const real* signs;  // null: positive
   real* factors;
 };
@@ -215,7 +216,7 @@ struct TangentArguments {
 /// C[m][n] (+)= factor * sum over k of A[m][k] B[k][n]; an entry is `width` numbers, one for each
 /// run, and strides count entries.
 template <class real>
-struct SmallProduct {
+struct BatchedGemm {
   int M, N, K, width;
   const real* a;
   std::ptrdiff_t a_row, a_column;

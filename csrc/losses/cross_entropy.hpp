@@ -46,8 +46,8 @@ struct CrossEntropy {
 
   /// Calls emit(o, change of the derivative by f_o as the outputs move by df).
   template <class real, class Emit>
-  static void move_slopes(const real* f, const real* df, const real*, std::ptrdiff_t stride, int p,
-                          const Emit& emit) {
+  static void derivative_tangents(const real* f, const real* df, const real*, std::ptrdiff_t stride,
+                                  int p, const Emit& emit) {
     move_softmax(f, df, stride, p, 1.0, emit);
   }
 };

@@ -1,5 +1,5 @@
-// Hinge loss max(0, 1 - m), m = y f. At the kink m = 1 the slope is 0, one of its subgradients; the
-// curvature is 0 everywhere.
+// Hinge loss max(0, 1 - m), m = y f. At the kink m = 1 the derivative is 0, one of its
+// subgradients; the curvature is 0 everywhere.
 #pragma once
 
 #include "loss.hpp"
@@ -12,8 +12,8 @@ struct Hinge {
   template <class Math, class Number = typename Math::Number>
   static LossTerm<Number> term(Number f, Number y, bool) {
     const Number m = y * f, zero{};
-    const Number slope = Math::select(m < 1.0, -y, m);  // of NaN, NaN
-    return {Math::select(m >= 1.0, zero, 1.0 - m), Math::select(m >= 1.0, zero, slope),
+    const Number derivative = Math::select(m < 1.0, -y, m);  // of NaN, NaN
+    return {Math::select(m >= 1.0, zero, 1.0 - m), Math::select(m >= 1.0, zero, derivative),
             Math::select(m >= 1.0, zero - __builtin_huge_val(), zero)};
   }
 

@@ -1,5 +1,5 @@
 // Huber's loss of r = f - y: r^2 / 2 up to |r| = delta and delta (|r| - delta / 2) beyond. The
-// slope is continuous, the curvature 1 up to delta, included, and 0 beyond.
+// derivative is continuous, the curvature 1 up to delta, included, and 0 beyond.
 #pragma once
 
 #include "loss.hpp"
@@ -14,9 +14,9 @@ struct Huber {
   template <class Math, class Number = typename Math::Number>
   LossTerm<Number> term(Number f, Number y, bool) const {
     const Number r = f - y, size = Math::absolute(r), most = Number{} + delta;
-    const Number slope = Math::select(r > delta, most, Math::select(r < -delta, -most, r));
-    return {Math::select(size <= delta, 0.5 * r * r, delta * (size - 0.5 * delta)), slope,
-            Math::log(Math::absolute(slope))};
+    const Number derivative = Math::select(r > delta, most, Math::select(r < -delta, -most, r));
+    return {Math::select(size <= delta, 0.5 * r * r, delta * (size - 0.5 * delta)), derivative,
+            Math::log(Math::absolute(derivative))};
   }
 
   template <class Math, class Number = typename Math::Number>

@@ -1,5 +1,5 @@
 // Logistic loss log(1 + exp(-m)), m = y f. With t = exp(-|m|): value = max(-m, 0) + log1p(t),
-// |slope| = 1 / (1 + exp(m)).
+// |derivative| = 1 / (1 + exp(m)).
 #pragma once
 
 #include "loss.hpp"

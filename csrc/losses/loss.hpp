@@ -15,8 +15,8 @@
 //
 // Math computes on one number or on one for each lane: Number, exp, log1p (of 0 to 1), log,
 // power(base, exponent), absolute, select(mask, yes, no). A loss of a row's outputs together, whose
-// target is a class or a row of probabilities, has `row` and `move_slopes` in the place of `term`
-// and `curvature`, see cross_entropy.hpp.
+// target is a class or a row of probabilities, has `row` and `derivative_tangents` in the place of
+// `term` and `curvature`, see cross_entropy.hpp.
 //
 // Included by kernels: nothing here may have external linkage once Math is a kernel's.
 #pragma once
@@ -34,10 +34,10 @@ constexpr bool are_of_rows(Targets targets) {
 
 template <class Number>
 struct LossTerm {
-  Number value;      // without `values` it only tells by being finite or not whether the loss is
-  Number slope;      // d value / d f
-  Number log_slope;  // log |slope|, finite where slope underflows; without `values` it may be too
-                     // large by log 2
+  Number value;       // without `values` it only tells by being finite or not whether the loss is
+  Number derivative;  // d value / d f
+  Number log_derivative;  // log |derivative|, finite where derivative underflows; without `values`
+                          // it may be too large by log 2
 };
 
 /// Loss of one row of outputs f[0], f[stride], ..., and what its targets say of it.

@@ -1,5 +1,5 @@
 // Loss with a polynomial tail, (1 + m)^-a for margins m = y f of at least 0 and its tangent 1 - a m
-// below. The slope is continuous; the curvature at m = 0 is that from above.
+// below. The derivative is continuous; the curvature at m = 0 is that from above.
 #pragma once
 
 #include "loss.hpp"

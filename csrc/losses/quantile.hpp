@@ -1,5 +1,5 @@
 // Quantile loss of r = f - y: (1 - level) r where the output is too large and -level r where it is
-// too small. At the kink r = 0 the slope is 0, one of its subgradients; the curvature is 0
+// too small. At the kink r = 0 the derivative is 0, one of its subgradients; the curvature is 0
 // everywhere.
 #pragma once
 
@@ -15,8 +15,9 @@ struct Quantile {
   template <class Math, class Number = typename Math::Number>
   LossTerm<Number> term(Number f, Number y, bool) const {
     const Number r = f - y, above = Number{} + (1.0 - level), below = Number{} - level;
-    const Number slope = Math::select(r > 0.0, above, Math::select(r < 0.0, below, r));
-    return {Math::select(r < 0.0, below, above) * r, slope, Math::log(Math::absolute(slope))};
+    const Number derivative = Math::select(r > 0.0, above, Math::select(r < 0.0, below, r));
+    return {Math::select(r < 0.0, below, above) * r, derivative,
+            Math::log(Math::absolute(derivative))};
   }
 
   template <class Math, class Number = typename Math::Number>

@@ -18,8 +18,8 @@ struct SoftCrossEntropy {
   }
 
   template <class real, class Emit>
-  static void move_slopes(const real* f, const real* df, const real* y, std::ptrdiff_t stride,
-                          int p, const Emit& emit) {
+  static void derivative_tangents(const real* f, const real* df, const real* y,
+                                  std::ptrdiff_t stride, int p, const Emit& emit) {
     double total = 0;
     for (int o = 0; o < p; ++o) total += double(y[o * stride]);
     move_softmax(f, df, stride, p, total, emit);

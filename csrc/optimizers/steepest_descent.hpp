@@ -11,7 +11,7 @@
 //
 // or D times the dual norm where `scaled`. Norms are those of a tensor, with the largest of its
 // heads in "spectral", or of a head. D is made of whole heads, between the decision on a step and
-// the step itself (ops/directions.hpp), and replaces the gradient.
+// the step itself (training/directions.hpp), and replaces the gradient.
 #pragma once
 
 #include "step_rule.hpp"

@@ -216,7 +216,7 @@ def train(
     reasons: npt.NDArray[np.int64],
     hook_every: int,
     hook: Callable[[int], bool] | None,
-    tick: Callable[[int], None] | None,
+    on_progress: Callable[[int], None] | None,
     threads: int,
 ) -> TrainingResult: ...
 

@@ -1,7 +1,7 @@
 """Mutants of the C++ core: one small change at a time, a rebuild, and the tests that concern it.
 
     python tests/mutation/core.py [--count 100] [--seed 0] [FILE ...]
-    python tests/mutation/core.py --only csrc/ops/loop.cpp:310:12
+    python tests/mutation/core.py --only csrc/training/loop.cpp:310:12
 
 In a copy of the tree, with one instruction set and cheap optimization. Prints every mutant that the
 tests let live, with its line. A mutant that does not compile is replaced by another one.
@@ -39,19 +39,19 @@ RECORDS = (
     "tests/training/test_training_runs.py"
 )
 TESTS = {
-    "csrc/ops/descent.cpp": TRAINING,
-    "csrc/ops/loop.cpp": f"{TRAINING} tests/gradients/test_losses.py",
-    "csrc/ops/records.cpp": RECORDS,
+    "csrc/training/descent.cpp": TRAINING,
+    "csrc/training/loop.cpp": f"{TRAINING} tests/gradients/test_losses.py",
+    "csrc/training/records.cpp": RECORDS,
     "csrc/kernels/step.hpp": TRAINING,
-    "csrc/ops/loss.hpp": f"{GRADIENTS} tests/training/test_training_layer.py",
-    "csrc/ops/norms.hpp": TRAINING,
-    "csrc/ops/clean.hpp": "tests/core/test_no_influence.py",
-    "csrc/ops/rescale.hpp": "tests/core/test_scales.py tests/core/test_no_influence.py",
-    "csrc/ops/inputs.cpp": (
+    "csrc/problem/loss.hpp": f"{GRADIENTS} tests/training/test_training_layer.py",
+    "csrc/training/norms.hpp": TRAINING,
+    "csrc/problem/clean.hpp": "tests/core/test_no_influence.py",
+    "csrc/problem/rescale.hpp": "tests/core/test_scales.py tests/core/test_no_influence.py",
+    "csrc/passes/inputs.cpp": (
         "tests/gradients/test_backward.py tests/gradients/test_gradients.py "
         "tests/core/test_scales.py tests/core/test_no_influence.py"
     ),
-    "csrc/ops/layer_rows.cpp": (
+    "csrc/passes/layer_rows.cpp": (
         "tests/models/test_layer.py tests/training/test_training_layer.py "
         "tests/core/test_no_influence.py tests/core/test_kernels_family.py"
     ),

@@ -134,7 +134,7 @@ class Loop:
             tests=[test.data for test in tests],
             directions=directions, thresholds=thresholds, stopped=self.stopped,
             reasons=self.reasons, hook_every=every or 1,
-            hook=self.at if every else None, tick=tick, threads=threads,
+            hook=self.at if every else None, on_progress=tick, threads=threads,
         )  # fmt: skip
 
     def at(self, k: int) -> bool:

@@ -1,0 +1,129 @@
+#include "classifier_slabs.hpp"
+
+namespace mhfast {
+
+template <class real>
+ClassifierSlabs<real>::ClassifierSlabs(PassState<real>& state)
+    : SlabPass<real>(state, {state.data.shape.q, 0,
+                             state.options.gradient && state.plan.keep ? state.data.shape.H : 1,
+                             state.data.shape.H}),
+      outputs_(state.threads),
+      loss_(state.kernels, state.data, state.loss, state.width, state.options.gaps) {}
+
+template <class real>
+void ClassifierSlabs<real>::lay_out_readout(Arena& layout, int thread, std::size_t units) {
+  const std::size_t held =
+      round_up(units * (state_.lanes.laned ? state_.lanes.lanes : 1), state_.lanes.lanes);
+  outputs_[thread].value = layout.take<double>(held);
+  outputs_[thread].derivative = layout.take<real>(held);
+}
+
+/// The part of the memory that one head's scores are written to.
+template <class real>
+ScoreMemory<real> ClassifierSlabs<real>::of_head(const HeadMemory<real>& memory, int head,
+                                                 const Slab<real>& slab, bool kept) const {
+  const std::ptrdiff_t at = kept ? head * (slab.units * steps_.weights_size()) : 0;
+  ScoreMemory<real> to = memory.scores;
+  to.s += at;
+  to.c += at;
+  to.readout += head * state_.entries_held(slab);
+  return to;
+}
+
+template <class real>
+void ClassifierSlabs<real>::run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) {
+  const int H = state_.data.shape.H;
+  const HeadMemory<real>& memory = this->workspaces_[thread].heads;
+  const Outputs& outputs = outputs_[thread];
+  const bool gaps = state_.options.finds_gaps(pass), keep = state_.plan.keep;
+  // Weights that are not kept are computed again later; here they matter only for their gaps.
+  const RowMode mode = !gaps && !(is_gradient(pass) && keep) ? RowMode::kReadout
+                       : pass == Pass::kScaledGradient       ? RowMode::kScaled
+                                                             : RowMode::kDerivative;
+  const int held = state_.entries_held(slab), count = state_.entries(slab);
+  for (int h = 0; h < H; ++h)
+    steps_.run_scores(steps_.scores(mode, h, slab, memory,
+                                    of_head(memory, h, slab, keep && mode != RowMode::kReadout),
+                                    gaps ? memory.gap + h * held : nullptr));
+  state_.kernels.sum_readouts({count, H, memory.scores.readout, held,
+                               1.0 / readout_of(state_.data.shape).divisor, outputs.value});
+  if (state_.outputs)
+    for (int i = 0; i < count; ++i) state_.outputs[slab.first_sample + i] = real(outputs.value[i]);
+  if (pass == Pass::kOutputs) return;
+  loss_.measure(state_.totals_wanted || pass == Pass::kScaledGradient, state_.shares,
+                slab.first_sample, count, outputs.value, state_.totals[chunk], outputs.derivative,
+                memory.log_derivative);
+  if (state_.options.gathers_scales(pass)) steps_.gather_scales(chunk, slab, memory);
+  if (is_gradient(pass)) differentiate(pass, chunk, slab, memory, outputs.derivative);
+}
+
+/// One head's A or D of the slab times a factor for each entry, in place: of few rows less work
+/// than the keys.
+template <class real>
+void ClassifierSlabs<real>::scale_weights(const Slab<real>& slab, const real* factors,
+                                          real* weights) const {
+  const int L = state_.lanes.lanes;
+  for (int u = 0; u < slab.units; ++u) {
+    real* of_unit = weights + u * steps_.weights_size();
+    state_.kernels.scale_samples(of_unit, factors + u * L, steps_.weights_size() / L, of_unit);
+  }
+}
+
+/// Gradients of a slab whose loss is known.
+template <class real>
+void ClassifierSlabs<real>::differentiate(Pass pass, int chunk, const Slab<real>& slab,
+                                          const HeadMemory<real>& memory,
+                                          const real* derivative) const {
+  const PassOptions& options = state_.options;
+  const int held = state_.entries_held(slab);
+  const bool scaled = pass == Pass::kScaledGradient, by_weights = scales_weights(scaled);
+  const real* keys = by_weights ? slab.x
+                     : scaled   ? nullptr
+                                : steps_.scale_keys(slab, derivative, memory);
+  for (int h = 0; h < state_.data.shape.H; ++h) {
+    const ScoreMemory<real> to = of_head(memory, h, slab, state_.plan.keep);
+    real *a = options.wrt_readout ? to.s : nullptr, *dd = options.wrt_W ? to.c : nullptr;
+    real* gap = options.gaps ? memory.gap + h * held : nullptr;
+    if (!state_.plan.keep)
+      steps_.run_scores(steps_.scores(scaled ? RowMode::kScaled : RowMode::kDerivative, h, slab,
+                                      memory, to, gap));
+    // The keys, or else the weights, times factors.
+    const auto scale = [&](const real* factors, real* weights) {
+      if (!by_weights) return steps_.scale_keys(slab, factors, memory);
+      scale_weights(slab, factors, weights);
+      return slab.x;
+    };
+    if (!scaled) {
+      if (by_weights && a) scale(derivative, a);
+      if (by_weights && dd) scale(derivative, dd);
+      steps_.accumulate(chunk, h, slab, a, dd, keys, memory);
+      continue;
+    }
+    if (dd) {
+      const real* factors =
+          steps_.scaled_factors(slab, gap, state_.scales.log_of_W(h), derivative, memory);
+      steps_.accumulate(chunk, h, slab, nullptr, dd, scale(factors, dd), memory);
+    }
+    if (a) {
+      const real* factors =
+          steps_.scaled_factors(slab, nullptr, state_.scales.log_of_readout(), derivative, memory);
+      steps_.accumulate(chunk, h, slab, a, nullptr, scale(factors, a), memory);
+    }
+  }
+}
+
+/// Whether a slab's gradients take the derivatives of the loss with A and D of every head, not with
+/// the keys.
+template <class real>
+bool ClassifierSlabs<real>::scales_weights(bool scaled) const {
+  const Shape& s = state_.data.shape;
+  const PassOptions& options = state_.options;
+  // Scaled, factors are of a head and of A or D, so that the keys are scaled as often as these.
+  const int arrays = scaled ? 1 : s.H * (options.wrt_W + options.wrt_readout);
+  return !state_.plan.features_are_lanes() && arrays * s.q < s.d;
+}
+
+template class ClassifierSlabs<float>;
+template class ClassifierSlabs<double>;
+
+}  // namespace mhfast

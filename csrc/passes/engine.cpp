@@ -1,0 +1,91 @@
+#include "engine.hpp"
+
+#include "../runtime/tuning.hpp"
+
+namespace mhfast {
+namespace {
+
+/// Of all runs. Multiply-adds count two; an exponential about twenty.
+double flops(const Shape& s, int runs) {
+  const double layer = s.is_layer() ? 2.0 * s.T * s.d + 6.0 * s.d * s.p : 0.0;
+  return double(s.n) * runs * s.H * s.q * (4.0 * s.d * s.d + 8.0 * s.T * s.d + 20.0 * s.T + layer);
+}
+
+/// Pieces of work that threads share.
+std::int64_t pieces(const Plan& plan, const Shape& s) {
+  if (plan.kind != PlanKind::kTiles) return plan.chunks;
+  return std::int64_t(plan.slab) * s.H * plan.parts;
+}
+
+template <class real>
+Plan plan_of(const Data<real>& data, const PassOptions& options) {
+  return make_plan(data.shape, registers_of(active_kernels<real>()), options.runs_are_lanes);
+}
+
+}  // namespace
+
+template <class real>
+Engine<real>::Engine(const Data<real>& data, std::optional<Loss> loss, const Options& options,
+                     int threads)
+    : Engine(data, loss, options, plan_of(data, options), threads) {}
+
+template <class real>
+Engine<real>::Engine(const Data<real>& data, std::optional<Loss> loss, const Options& options,
+                     const Plan& plan, int threads)
+    : threads_(useful_threads(threads, pieces(plan, data.shape), flops(data.shape, data.runs))),
+      expected_seconds_(flops(data.shape, data.runs) / (kSlowFlops * active_kernels<real>().lanes)),
+      state_(data, loss, options, plan, std::max(threads_, options.members)),
+      strategy_(make_strategy(state_)) {}
+
+template <class real>
+void Engine<real>::bind(AlignedBuffer& block) {
+  Arena measure;
+  lay_out(measure);
+  Arena layout(block.reserve(measure.size()));
+  lay_out(layout);
+}
+
+template <class real>
+void Engine<real>::lay_out(Arena& layout) {
+  state_.model.lay_out(layout);
+  state_.gradients.lay_out(layout);
+  strategy_->lay_out(layout);
+}
+
+template <class real>
+void Engine<real>::load_parameters(const Parameters<real>& parameters, const Member& member) {
+  state_.model.load(parameters, member);
+  strategy_->load(parameters, member);
+}
+
+template <class real>
+Totals Engine<real>::totals(int lane) const {
+  Totals sum{0, 0, kInfinity};
+  const auto add = [&sum](const LaneTotals& chunk, int l) {
+    sum.loss += chunk.loss[l];
+    sum.correct += chunk.correct[l];
+    sum.margin = std::min(sum.margin, chunk.margin[l]);
+  };
+  for (const LaneTotals& chunk : state_.totals) {
+    if (state_.width > 1)
+      add(chunk, lane);
+    else
+      for (int l = 0; l < state_.lanes.lanes; ++l) add(chunk, l);
+  }
+  sum.loss /= state_.shares.weights[lane];
+  sum.correct /= state_.shares.labels[lane];
+  return sum;
+}
+
+template <class real>
+bool Engine<real>::needs_scaling(bool together) {
+  // Above this, entries 1e-8 (float) or 1e-16 (double) times the largest still are normal numbers.
+  constexpr double kUnderflow = sizeof(real) == 4 ? -50.0 : -600.0;
+  const int runs = state_.width > 1 ? state_.data.runs : 0;
+  return state_.scales.needs_scaling(state_.options, runs, together, kUnderflow);
+}
+
+template class Engine<float>;
+template class Engine<double>;
+
+}  // namespace mhfast

@@ -1,0 +1,329 @@
+#include "evaluate.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <memory>
+
+#include "../problem/clean.hpp"
+#include "../problem/factors.hpp"
+#include "../problem/rescale.hpp"
+#include "../runtime/float_mode.hpp"
+#include "../runtime/tuning.hpp"
+#include "inputs.hpp"
+#include "scores.hpp"
+
+namespace mhfast {
+namespace {
+
+/// The calling thread's workspaces, for the duration of one call.
+class CallScratch {
+ public:
+  CallScratch() = default;
+  ~CallScratch() {
+    for (AlignedBuffer& block : kept())
+      if (block.size() > kKeptScratch) block.release();
+  }
+  CallScratch(const CallScratch&) = delete;
+  CallScratch& operator=(const CallScratch&) = delete;
+  AlignedBuffer& engine() const { return kept()[0]; }
+  AlignedBuffer& model() const { return kept()[1]; }
+
+ private:
+  /// On the heap: of the storage that a thread has from its start there is little to go round.
+  static std::array<AlignedBuffer, 2>& kept() {
+    thread_local std::unique_ptr<std::array<AlignedBuffer, 2>> blocks;
+    if (!blocks) blocks = std::make_unique<std::array<AlignedBuffer, 2>>();
+    return *blocks;
+  }
+};
+
+/// A model's parameters in the form that an engine expects: a factored W is multiplied out, in
+/// `block`, with memory for the gradient by it.
+template <class real>
+class DenseModel {
+ public:
+  DenseModel(const Shape& s, const Model<const real*>& model, real scale, bool gradient,
+             AlignedBuffer& block)
+      : parameters{model.at[kW], model.at[kU], model.at[kV], model.at[kPrompt], scale} {
+    if (!model.is_factored()) return;
+    const std::ptrdiff_t size = extent(kW, s, 0).all();
+    const auto lay_out = [&](Arena layout) {
+      w_ = layout.take<real>(size);
+      gradient_ = layout.take<real>(gradient ? size : 0);
+      return layout.size();
+    };
+    lay_out(Arena(block.reserve(lay_out(Arena()))));
+    for (int h = 0; h < s.H; ++h)
+      compose(active_kernels<real>(), s, model.rank, model.at[kQ], model.at[kK], h, 1, w_);
+    parameters.W = w_;
+  }
+
+  Parameters<real> parameters;
+  real* gradient() const { return gradient_; }
+
+ private:
+  real *w_ = nullptr, *gradient_ = nullptr;
+};
+
+/// A problem as it is computed, see rescale.hpp.
+template <class real>
+struct Rescaled {
+  const Exponents exponents;
+  const RescaledData<real> data;
+  const RescaledTensors<real> tensors;
+  const Model<const real*> model;
+
+  Rescaled(const Data<real>& given, const Model<const real*>& of, bool by_query)
+      : exponents(exponents_of_call(given, of, by_query)),
+        data(given, 1, exponents),
+        tensors(of.at, given.shape, of.rank, of.is_tied(), exponents),
+        model{*tensors, of.rank} {}
+
+  /// From the gradients of the copies to those of what was given.
+  void restore(const Gradients<real>& gradients) const {
+    if (!exponents.any()) return;
+    const Shape& s = (*data).shape;
+    const auto scale = [](real* x, std::ptrdiff_t size, int exponent) {
+      if (x) scale_by_power(x, size, exponent, x);
+    };
+    for (int name = 0; name < kTensors; ++name)
+      scale(gradients.of[name], extent(TensorName(name), s, model.rank).all(),
+            exponents.of(TensorName(name), model.is_tied()));
+    scale(gradients.x, s.n * s.T * s.d, exponents.x);
+    scale(gradients.z, s.n * s.q * s.d, exponents.z);
+  }
+};
+
+/// x *= factor exp(log_factor), also if these factors alone would underflow.
+template <class real>
+void multiply(real* x, std::ptrdiff_t size, double factor, double log_factor) {
+  if (std::isinf(log_factor)) return;  // x is zero
+  const double half = std::exp(log_factor / 2);
+  for (std::ptrdiff_t i = 0; i < size; ++i) x[i] = real(double(x[i]) * half * factor * half);
+}
+
+/// Whether some head's gradient is so small that parts of it may have been flushed to zero.
+template <class real>
+bool is_near_underflow(const real* gradient, const Extent& e) {
+  constexpr real kNearUnderflow = sizeof(real) == 4 ? real(1e-18) : real(1e-240);
+  for (int h = 0; gradient && h < e.heads; ++h, gradient += e.size()) {
+    const real* const end = gradient + e.size();
+    // Usually the first entry decides.
+    const auto is_large = [](real x) { return !(std::fabs(x) < kNearUnderflow); };
+    if (std::any_of(gradient, end, is_large)) continue;
+    if (std::any_of(gradient, end, [](real x) { return x != 0; })) return true;
+  }
+  return false;
+}
+
+/// Loss and gradient, and the outputs unless that is null; `careful`: also accurate if their
+/// factors underflow, at twice the cost then.
+template <class real>
+double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss loss, int threads,
+                const typename Engine<real>::Gradient& gradient, bool careful, real* outputs,
+                AlignedBuffer& block) {
+  const bool differentiates = gradient.W || gradient.readout || gradient.prompt;
+  typename Engine<real>::Options options;
+  options.gradient = differentiates;
+  options.wrt_W = gradient.W || gradient.prompt;
+  options.wrt_readout = gradient.readout != nullptr;
+  options.gaps = careful;
+  Engine<real> engine(data, loss, options, threads);
+  engine.bind(block);
+  engine.write_outputs(outputs);
+  const Shape& s = data.shape;
+  bool scaled = false;
+  run_short_team(engine.threads(), engine.expected_seconds(), [&](const Member& member) {
+    const FlushToZero flush;
+    engine.load_parameters(parameters, member);
+    member.wait();
+    engine.run_chunks(differentiates ? Pass::kGradient : Pass::kLoss, member);
+    if (!differentiates) return;
+    member.wait();
+    if (careful) {
+      if (member.index == 0) {
+        scaled = engine.needs_scaling(gradient.prompt != nullptr);
+        if (scaled) engine.restart();
+      }
+      member.wait();
+      if (scaled) {
+        engine.run_chunks(Pass::kScaledGradient, member);
+        member.wait();
+      }
+    }
+    engine.reduce_gradient(gradient, member);
+    if (!scaled) return;
+    member.wait();
+    const Extent of_readout = extent(readout_of(s).name, s, 0);
+    const std::ptrdiff_t size_W = extent(kW, s, 0).size(), size_readout = of_readout.size();
+    flush.suspended([&] {
+      for (int h = member.index; h < s.H; h += member.count) {
+        if (gradient.W)
+          multiply(gradient.W + h * size_W, size_W, engine.share(), engine.log_scale_W(h));
+        if (gradient.readout)
+          multiply(gradient.readout + h * size_readout, size_readout, engine.share(),
+                   engine.log_scale_readout());
+      }
+      if (gradient.prompt && member.index == 0)
+        multiply(gradient.prompt, extent(kPrompt, s, 0).size(), engine.share(),
+                 engine.log_scale_W(0));
+    });
+  });
+  return engine.totals().loss;
+}
+
+}  // namespace
+
+template <class real>
+void outputs(const Data<real>& given, const Model<const real*>& model, real scale, int threads,
+             real* out) {
+  if (given.shape.n == 0) return;
+  const CleanData<real> clean(given, 1);
+  const Rescaled<real> problem(*clean, model, false);
+  const Data<real>& data = *problem.data;
+  CallScratch scratch;
+  const DenseModel<real> dense(data.shape, problem.model, scale, false, scratch.model());
+  Engine<real> engine(data, std::nullopt, {}, threads);
+  engine.bind(scratch.engine());
+  engine.write_outputs(out);
+  run_short_team(engine.threads(), engine.expected_seconds(), [&](const Member& member) {
+    engine.load_parameters(dense.parameters, member);
+    member.wait();
+    engine.run_chunks(Pass::kOutputs, member);
+  });
+}
+
+template <class real>
+double value_and_grad(const Data<real>& given, const Model<const real*>& given_model, real scale,
+                      Loss loss, int threads, const Gradients<real>& gradients) {
+  const bool derivatives = targets_of(loss) == Targets::kDerivatives;
+  const CleanData<real> clean(given, 1, derivatives);
+  const bool of_inputs = gradients.x || gradients.z;
+  const Rescaled<real> problem(*clean, given_model, of_inputs || gradients.of[kPrompt]);
+  const Data<real>& data = *problem.data;
+  const Model<const real*>& model = problem.model;
+  const Shape& s = data.shape;
+  CallScratch scratch;
+  const DenseModel<real> dense(s, model, scale, true, scratch.model());
+  const bool of_factors = gradients.of[kQ] || gradients.of[kK];
+  const TensorName readout = readout_of(s).name;
+  const typename Engine<real>::Gradient gradient{of_factors ? dense.gradient() : gradients.of[kW],
+                                                 gradients.of[readout], gradients.of[kPrompt]};
+  std::vector<real> f(of_inputs ? s.n * readout_of(s).outputs : 0);
+  double value = 0;
+  if (gradients.of_parameters() || !of_inputs) {
+    value = evaluate(data, dense.parameters, loss, threads, gradient, false,
+                     of_inputs ? f.data() : nullptr, scratch.engine());
+    if (is_near_underflow(gradient.W, extent(kW, s, 0)) ||
+        is_near_underflow(gradient.readout, extent(readout, s, 0)) ||
+        is_near_underflow(gradient.prompt, extent(kPrompt, s, 0)))
+      evaluate<real>(data, dense.parameters, loss, threads, gradient, true, nullptr,
+                     scratch.engine());
+  } else {
+    outputs(data, model, scale, threads, f.data());
+  }
+  for (int h = 0; of_factors && h < s.H; ++h)
+    differentiate_factors(active_kernels<real>(), s, model.rank, model.at[kQ], model.at[kK],
+                          gradient.W, h, 1, gradients.of[kQ], gradients.of[kK]);
+  if (of_inputs)
+    value =
+        input_gradients(data, dense.parameters, loss, f.data(), threads, gradients.x, gradients.z);
+  problem.restore(gradients);
+  return value;
+}
+
+template <class real>
+void attention(const Data<real>& data, const Model<const real*>& model, real scale,
+               std::ptrdiff_t first, std::ptrdiff_t last, int threads, real* out) {
+  const Shape& s = data.shape;
+  const Kernels<real>& kernels = active_kernels<real>();
+  const int qL = int(round_up(s.q, kernels.lanes)), TL = int(round_up(s.T, kernels.lanes));
+  const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, n = last - first;
+  const double flops = double(n) * s.H * s.q * (2.0 * dd + 2.0 * s.T * s.d + 40.0 * s.T);
+  const int members = useful_threads(threads, n, flops);
+
+  struct Workspace {
+    real *x, *z, *p, *s, *limits;
+  };
+  std::vector<Workspace> workspaces(members);
+  real *w = nullptr, *prompt = nullptr;
+  const auto lay_out = [&](Arena layout) {
+    w = layout.take<real>(s.H * dd);
+    prompt = layout.template take<real>(s.shared_query ? std::ptrdiff_t(s.d) * qL : 0);
+    for (Workspace& workspace : workspaces) {
+      workspace.x = layout.template take<real>(std::ptrdiff_t(s.d) * TL);
+      workspace.z = s.shared_query ? prompt
+                    : data.self    ? workspace.x
+                                   : layout.template take<real>(std::ptrdiff_t(s.d) * qL);
+      workspace.p = layout.template take<real>(std::ptrdiff_t(s.d) * qL);
+      workspace.s = layout.template take<real>(std::ptrdiff_t(s.T) * qL);
+      workspace.limits = layout.template take<real>(qL);
+    }
+    return layout.size();
+  };
+  CallScratch scratch;
+  const Exponents exponents = exponents_of_call(data, model, false);
+  const RescaledTensors<real> tensors(model.at, s, model.rank, model.is_tied(), exponents);
+  const DenseModel<real> dense(s, {*tensors, model.rank}, scale, false, scratch.model());
+  lay_out(Arena(scratch.engine().reserve(lay_out(Arena()))));
+  std::transform(dense.parameters.W, dense.parameters.W + s.H * dd, w,
+                 [scale](real x) { return scale * x; });
+  if (s.shared_query) kernels.pack_rows(dense.parameters.prompt, s.q, s.d, qL, prompt);
+
+  std::atomic<std::ptrdiff_t> next{first};
+  run_short_team(members, flops / 1e9, [&](const Member& member) {
+    const Workspace& workspace = workspaces[member.index];
+    ScoreOperands<real> operands{w, workspace.x, workspace.z,
+                                 data.is_limited() ? workspace.limits : nullptr};
+    const ScoreMemory<real> memory{workspace.p, workspace.s, nullptr, nullptr, nullptr, nullptr};
+    for (std::ptrdiff_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < last;) {
+      kernels.pack_rows(data.x + i * s.T * s.d, s.T, s.d, TL, workspace.x);
+      scale_by_power(workspace.x, std::ptrdiff_t(s.d) * TL, exponents.x, workspace.x);
+      if (workspace.z != workspace.x && !s.shared_query) {
+        kernels.pack_rows(data.z + i * s.q * s.d, s.q, s.d, qL, workspace.z);
+        scale_by_power(workspace.z, std::ptrdiff_t(s.d) * qL, exponents.z, workspace.z);
+      }
+      if (operands.limits) data.write_limits(i, 0, s.q, qL, workspace.limits);
+      for (int h = 0; h < s.H; ++h) {
+        operands.w = w + h * dd;
+        kernels.scores_rows(
+            score_arguments(RowMode::kAttention, s.d, {s.T, s.q, 1}, operands, memory, 0));
+        real* to = out + ((i - first) * s.H + h) * s.q * s.T;
+        for (int t = 0; t < s.q; ++t)
+          for (int k = 0; k < s.T; ++k) *to++ = workspace.s[std::ptrdiff_t(k) * qL + t];
+      }
+    }
+  });
+}
+
+void for_runs(std::ptrdiff_t runs, int threads, double flops_of_one,
+              const std::function<void(std::ptrdiff_t, int)>& body) {
+  const int members = useful_threads(threads, runs, flops_of_one * double(runs));
+  if (members == 1 || useful_threads(threads, runs, flops_of_one) > 1) {
+    for (std::ptrdiff_t r = 0; r < runs; ++r) body(r, threads);
+    return;
+  }
+  std::atomic<std::ptrdiff_t> next{0};
+  std::vector<std::exception_ptr> errors(members);
+  run_short_team(members, flops_of_one * double(runs) / 1e9, [&](const Member& member) {
+    try {
+      for (std::ptrdiff_t r; (r = next.fetch_add(1, std::memory_order_relaxed)) < runs;) body(r, 1);
+    } catch (...) {
+      errors[member.index] = std::current_exception();
+    }
+  });
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+#define MHFAST_INSTANTIATE(real)                                                                 \
+  template void outputs<real>(const Data<real>&, const Model<const real*>&, real, int, real*);   \
+  template double value_and_grad<real>(const Data<real>&, const Model<const real*>&, real, Loss, \
+                                       int, const Gradients<real>&);                             \
+  template void attention<real>(const Data<real>&, const Model<const real*>&, real,              \
+                                std::ptrdiff_t, std::ptrdiff_t, int, real*);
+MHFAST_INSTANTIATE(float)
+MHFAST_INSTANTIATE(double)
+
+}  // namespace mhfast

@@ -1,0 +1,14 @@
+// Gradients of the loss by the inputs of a model: its tokens and its query rows.
+#pragma once
+
+#include "../problem/data.hpp"
+
+namespace mhfast {
+
+/// Returns the loss, from the `outputs` of the model: (n,) or (n, q, p). gx (n, T, d) and gz (n, q,
+/// d) may be null; gx includes the query side of self-attention, of which gz is not asked.
+template <class real>
+double input_gradients(const Data<real>& data, const Parameters<real>& parameters, Loss loss,
+                       const real* outputs, int threads, real* gx, real* gz);
+
+}  // namespace mhfast

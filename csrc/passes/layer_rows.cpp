@@ -1,0 +1,248 @@
+#include "layer_rows.hpp"
+
+#include <cmath>
+
+namespace mhfast {
+
+template <class real>
+LayerRowPass<real>::LayerRowPass(PassState<real>& state)
+    : ChunkPass<real>(state),
+      steps_(state, state.plan.tile),
+      dL_(int(round_up(state.data.shape.d, state.lanes.lanes))),
+      pL_(int(round_up(state.data.shape.p, state.lanes.lanes))),
+      workspaces_(state.threads) {}
+
+template <class real>
+void LayerRowPass<real>::lay_out(Arena& layout) {
+  const Shape& s = state_.data.shape;
+  const PassOptions& options = state_.options;
+  const std::size_t L = state_.lanes.lanes, H = s.H, d = s.d, T = s.T, rows = steps_.rows_size();
+  const bool gradient = options.gradient;
+  v_rows_ = layout.take<real>(H * d * pL_);
+  for (Workspace& workspace : workspaces_) {
+    HeadMemory<real>& heads = workspace.heads;
+    workspace.x = layout.take<real>(d * round_up(s.T, L));
+    workspace.z = layout.take<real>(d * rows);
+    heads.limits = layout.take<real>(rows);
+    heads.scores.p = layout.take<real>(d * rows);
+    heads.scores.s = layout.take<real>((gradient && state_.plan.keep ? H : 1) * T * rows);
+    heads.scores.c = layout.take<real>(gradient ? T * rows : 0);
+    heads.scores.readout = layout.take<real>(L);
+    heads.scores.row_readouts = layout.take<real>(rows);
+    heads.scores.row_gaps = layout.take<real>(rows);
+    heads.gap = layout.take<real>(options.gaps ? H * L : 0);
+    heads.log_derivative = layout.take<double>(L);
+    heads.factors = layout.take<real>(L);
+    workspace.largest = layout.take<double>(L);
+    workspace.ax = layout.take<real>((gradient ? H : 1) * d * rows);
+    workspace.f = layout.take<real>(rows * pL_);
+    if (!gradient) continue;
+    workspace.g = layout.take<real>(rows * pL_);
+    workspace.scaled_g = layout.take<real>(options.gaps ? rows * pL_ : 0);
+    workspace.g_transposed = layout.take<real>(rows * pL_);
+    workspace.ax_rows = layout.take<real>(rows * dL_);
+    workspace.ut = layout.take<real>(d * rows);
+    heads.keys = layout.take<real>(T * dL_);
+    heads.e = layout.take<real>(rows * dL_);
+  }
+}
+
+template <class real>
+void LayerRowPass<real>::load(const Parameters<real>& parameters, const Member& member) {
+  const Shape& s = state_.data.shape;
+  for (int h = member.index; h < s.H; h += member.count)
+    state_.kernels.scale_rows(parameters.V + std::ptrdiff_t(h) * s.d * s.p, real(1), s.d, s.p, pL_,
+                              v_rows_ + std::ptrdiff_t(h) * s.d * pL_);
+}
+
+template <class real>
+void LayerRowPass<real>::run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
+                                   int thread) {
+  const Workspace& workspace = workspaces_[thread];
+  for (std::ptrdiff_t unit = first; unit < last; ++unit) {
+    Slab<real> tile = open_tile(unit, workspace);
+    tile.first = unit == first;
+    run_tile(pass, chunk, tile, workspace);
+  }
+}
+
+/// The tile of query rows that is unit `unit`, its keys and queries packed.
+template <class real>
+Slab<real> LayerRowPass<real>::open_tile(std::ptrdiff_t unit, const Workspace& workspace) const {
+  const Data<real>& data = state_.data;
+  const Plan& plan = state_.plan;
+  const Shape& s = data.shape;
+  Slab<real> slab{};
+  slab.first_sample = unit / plan.parts;
+  slab.units = slab.samples = 1;
+  slab.x = workspace.x;
+  slab.z = workspace.z;
+  slab.first_row = int(unit % plan.parts) * plan.tile;
+  slab.rows = std::min(plan.tile, s.q - slab.first_row);
+  slab.keys = s.T;
+  const std::ptrdiff_t sample = slab.first_sample;
+  if (data.y) slab.y = data.y + sample * data.targets + slab.first_row * (data.targets / s.q);
+  const int qL = int(round_up(slab.rows, state_.lanes.lanes));
+  real* limits = workspace.heads.limits;
+  if (data.is_limited()) {
+    data.write_limits(sample, slab.first_row, slab.rows, qL, limits);
+    slab.keys = std::max(1, int(*std::max_element(limits, limits + slab.rows)));
+  }
+  state_.kernels.pack_rows(data.x + sample * s.T * s.d, slab.keys, s.d,
+                           int(round_up(slab.keys, state_.lanes.lanes)), workspace.x);
+  if (!s.shared_query)
+    state_.kernels.pack_rows(data.z + (sample * s.q + slab.first_row) * s.d, slab.rows, s.d, qL,
+                             workspace.z);
+  return slab;
+}
+
+/// The part of the memory that one head's scores are written to.
+template <class real>
+ScoreMemory<real> LayerRowPass<real>::of_head(int head, const Workspace& workspace) const {
+  ScoreMemory<real> to = workspace.heads.scores;
+  if (state_.options.gradient && state_.plan.keep) to.s += head * steps_.weights_size();
+  return to;
+}
+
+/// Outputs of the tile, into room.f; (A X)^T of every head stays for the gradient.
+template <class real>
+void LayerRowPass<real>::run_outputs(bool gaps, const Slab<real>& slab,
+                                     const Workspace& workspace) const {
+  const Shape& s = state_.data.shape;
+  const int L = state_.lanes.lanes, qL = int(round_up(slab.rows, L));
+  const real* x = state_.data.x + slab.first_sample * s.T * s.d;
+  for (int h = 0; h < s.H; ++h) {
+    real* gap = gaps ? workspace.heads.gap + h * L : nullptr;
+    if (gap) std::fill_n(gap, L, real(0));
+    const ScoreArguments<real> in =
+        steps_.scores(RowMode::kWeights, h, slab, workspace.heads, of_head(h, workspace), gap);
+    steps_.run_scores(in);
+    real* ax = workspace.ax + (state_.options.gradient ? h * of_head_size() : 0);
+    state_.kernels.product({{s.d, qL / L, slab.keys}, {x, s.d}, {in.s, qL, L}, {ax, qL, L}, false});
+    state_.kernels.product({{slab.rows, pL_ / L, s.d},
+                            {ax, qL},
+                            {padded_readout(h), pL_, L},
+                            {workspace.f, pL_, L},
+                            h > 0});
+  }
+}
+
+/// Calls emit(index among the outputs, derivative) for every output of the tile, that of the
+/// sample's weighted loss by it.
+template <class real>
+template <class Emit>
+void LayerRowPass<real>::measure(LaneTotals& totals, const Slab<real>& slab, const real* f,
+                                 const Emit& emit) const {
+  const Shape& s = state_.data.shape;
+  const std::ptrdiff_t targets = state_.data.targets / s.q;
+  for (int t = 0; t < slab.rows; ++t) {
+    const double w = state_.data.weight_of(0, slab.first_sample, slab.first_row + t);
+    const std::ptrdiff_t at = std::ptrdiff_t(t) * pL_;
+    if (w == 0) {  // whatever the outputs are
+      for (int o = 0; o < s.p; ++o) emit(at + o, 0.0);
+      continue;
+    }
+    const RowLoss row =
+        row_loss(*state_.loss, f + at, slab.y + t * targets, 1, s.p, state_.totals_wanted,
+                 [&](int o, double derivative) { emit(at + o, w * derivative); });
+    totals.loss[0] += w * row.value;
+    totals.correct[0] += w * row.correct;
+    totals.margin[0] = std::min(totals.margin[0], row.margin);
+  }
+}
+
+template <class real>
+void LayerRowPass<real>::run_tile(Pass pass, int chunk, const Slab<real>& slab,
+                                  const Workspace& workspace) const {
+  const Shape& s = state_.data.shape;
+  const int L = state_.lanes.lanes;
+  const bool gaps = state_.options.gathers_scales(pass);
+  run_outputs(gaps, slab, workspace);
+  if (state_.outputs)
+    for (int t = 0; t < slab.rows; ++t)
+      std::copy_n(workspace.f + std::ptrdiff_t(t) * pL_, s.p,
+                  state_.outputs + (slab.first_sample * s.q + slab.first_row + t) * s.p);
+  if (pass == Pass::kOutputs) return;
+  LaneTotals& totals = state_.totals[chunk];
+  if (pass == Pass::kLoss) return measure(totals, slab, workspace.f, [](std::ptrdiff_t, double) {});
+  std::fill_n(workspace.largest, L, 0.0);
+  double& largest = workspace.largest[0];
+  std::fill_n(workspace.g, round_up(slab.rows, L) * pL_, real(0));
+  const auto find_largest = [&](std::ptrdiff_t, double derivative) {
+    largest = std::max(largest, std::fabs(derivative));
+  };
+  if (pass == Pass::kScaledGradient) {  // derivatives relative to the tile's largest
+    LaneTotals unused;
+    measure(unused, slab, workspace.f, find_largest);
+    measure(totals, slab, workspace.f, [&](std::ptrdiff_t at, double derivative) {
+      workspace.g[at] = largest > 0 ? real(derivative / largest) : real(0);
+    });
+  } else {
+    measure(totals, slab, workspace.f, [&](std::ptrdiff_t at, double derivative) {
+      workspace.g[at] = real(derivative * state_.shares.of_lane[0]);
+      if (gaps) find_largest(at, derivative);
+    });
+  }
+  for (int l = 0; l < L; ++l) workspace.heads.log_derivative[l] = std::log(workspace.largest[l]);
+  if (gaps) steps_.gather_scales(chunk, slab, workspace.heads);
+  if (pass != Pass::kScales) differentiate(pass, chunk, slab, workspace);
+}
+
+template <class real>
+void LayerRowPass<real>::differentiate(Pass pass, int chunk, const Slab<real>& slab,
+                                       const Workspace& workspace) const {
+  const Shape& s = state_.data.shape;
+  const Kernels<real>& kernels = state_.kernels;
+  const PassOptions& options = state_.options;
+  const int L = state_.lanes.lanes, qL = int(round_up(slab.rows, L));
+  const bool scaled = pass == Pass::kScaledGradient;
+  kernels.pack_rows(workspace.g, slab.rows, pL_, qL, workspace.g_transposed);
+  const real* keys = workspace.heads.keys;
+  if (!scaled && options.wrt_W)
+    kernels.scale_rows(state_.data.x + slab.first_sample * s.T * s.d, real(1), slab.keys, s.d, dL_,
+                       workspace.heads.keys);
+  const real* g = workspace.g;
+  if (scaled && options.wrt_readout) {
+    const real factor = steps_.scaled_factors(slab, nullptr, state_.scales.log_of_readout(),
+                                              nullptr, workspace.heads)[0];
+    std::transform(g, g + std::ptrdiff_t(qL) * pL_, workspace.scaled_g,
+                   [factor](real x) { return factor * x; });
+    g = workspace.scaled_g;
+  }
+  for (int h = 0; h < s.H; ++h) {
+    if (options.wrt_readout) {
+      kernels.pack_rows(workspace.ax + h * of_head_size(), s.d, qL, dL_, workspace.ax_rows);
+      kernels.product({{s.d, pL_ / L, slab.rows},
+                       {workspace.ax_rows, dL_},
+                       {g, pL_, L},
+                       {state_.gradients.readout(chunk, h), pL_, L},
+                       !slab.first});
+    }
+    if (!options.wrt_W) continue;
+    kernels.product({{s.d, qL / L, s.p},
+                     {state_.model.transposed(h), dL_},
+                     {workspace.g_transposed, qL, L},
+                     {workspace.ut, qL, L},
+                     false});
+    real* gap = scaled ? workspace.heads.gap + h * L : nullptr;
+    ScoreArguments<real> again = steps_.scores(scaled ? RowMode::kScaled : RowMode::kDerivative, h,
+                                               slab, workspace.heads, of_head(h, workspace), gap);
+    again.ut = workspace.ut;
+    again.ut_k = qL;
+    if (scaled || !state_.plan.keep)
+      steps_.run_scores(again);
+    else
+      kernels.derivative_rows(again);
+    if (scaled)
+      keys = steps_.scale_keys(
+          slab,
+          steps_.scaled_factors(slab, gap, state_.scales.log_of_W(h), nullptr, workspace.heads),
+          workspace.heads);
+    steps_.accumulate(chunk, h, slab, nullptr, workspace.heads.scores.c, keys, workspace.heads);
+  }
+}
+
+template class LayerRowPass<float>;
+template class LayerRowPass<double>;
+
+}  // namespace mhfast

@@ -1,0 +1,59 @@
+// The strategy of a layer whose query rows are the lanes of scores and softmax and whose
+// features are those of outputs and gradients: few samples, or long ones. A unit of work is a tile
+// of the query rows of one sample; threads share the tiles. Every head of a tile goes through
+//
+//   A = softmax,  (A X)^T,  F += A X V      then, with G = dL/dF of the tile,
+//   U^T = (G V^T)^T,  D,  gV += (A X)^T G,  gW += Z^T D X
+//
+// Keys that no row of the tile sees are left out. Of all heads A is kept if that is little
+// (Plan::keep), else it is computed again for D.
+#pragma once
+
+#include "head_steps.hpp"
+
+namespace mhfast {
+
+template <class real>
+class LayerRowPass final : public ChunkPass<real> {
+ public:
+  explicit LayerRowPass(PassState<real>& state);
+
+  void lay_out(Arena& layout) override;
+  void load(const Parameters<real>& parameters, const Member& member) override;
+
+ private:
+  /// One thread's scratch for one tile; pL, dL: p and d in whole vectors.
+  struct Workspace {
+    real *x, *z;  // packed keys and queries
+    HeadMemory<real> heads;
+    double* largest;          // the largest derivative
+    real *ax, *f;             // (A X)^T (heads, d, rows); outputs (rows, pL)
+    real *g, *scaled_g;       // their derivatives (rows, pL), and with a factor
+    real *g_transposed, *ut;  // (pL, rows), (d, rows)
+    real* ax_rows;            // (rows, dL)
+  };
+
+  void run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
+                 int thread) override;
+  Slab<real> open_tile(std::ptrdiff_t unit, const Workspace& workspace) const;
+  void run_tile(Pass pass, int chunk, const Slab<real>& slab, const Workspace& workspace) const;
+  ScoreMemory<real> of_head(int head, const Workspace& workspace) const;
+  void run_outputs(bool gaps, const Slab<real>& slab, const Workspace& workspace) const;
+  template <class Emit>
+  void measure(LaneTotals& totals, const Slab<real>& slab, const real* f, const Emit& emit) const;
+  void differentiate(Pass pass, int chunk, const Slab<real>& slab,
+                     const Workspace& workspace) const;
+
+  const real* padded_readout(int head) const {
+    return v_rows_ + std::ptrdiff_t(head) * state_.data.shape.d * pL_;
+  }
+  std::ptrdiff_t of_head_size() const { return state_.data.shape.d * steps_.rows_size(); }
+
+  using ChunkPass<real>::state_;
+  const HeadSteps<real> steps_;
+  const int dL_, pL_;
+  std::vector<Workspace> workspaces_;
+  real* v_rows_ = nullptr;  // V, its rows padded to whole vectors
+};
+
+}  // namespace mhfast

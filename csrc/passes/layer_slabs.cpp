@@ -1,0 +1,302 @@
+#include "layer_slabs.hpp"
+
+#include <cmath>
+
+namespace mhfast {
+
+template <class real>
+LayerSlabs<real>::LayerSlabs(PassState<real>& state)
+    : SlabPass<real>(state, {state.plan.tile, state.data.targets * state.lanes.lanes, 1, 1}),
+      outputs_(state.threads),
+      layer_outputs_(state.plan.runs_are_lanes() ? state.kernels.layer_outputs_runs
+                                                 : state.kernels.layer_outputs_samples),
+      layer_upstream_(state.plan.runs_are_lanes() ? state.kernels.layer_upstream_runs
+                                                  : state.kernels.layer_upstream_samples) {}
+
+template <class real>
+void LayerSlabs<real>::lay_out_readout(Arena& layout, int thread, std::size_t units) {
+  const Shape& s = state_.data.shape;
+  const PassOptions& options = state_.options;
+  const std::size_t rows = units * steps_.rows_size();  // vectors of rows, in numbers
+  Outputs& of = outputs_[thread];
+  of.largest = layout.take<double>(units * state_.lanes.lanes);
+  of.ax = layout.take<real>((options.gradient ? s.H : 1) * rows * s.d);
+  of.f = layout.take<real>(rows * s.p);
+  of.g = layout.take<real>(options.gradient ? rows * s.p : 0);
+  of.scaled_g = layout.take<real>(options.gaps ? rows * s.p : 0);
+  of.ut = layout.take<real>(options.gradient ? rows * s.d : 0);
+}
+
+/// The part of the memory that one head's scores are written to: A of all heads is kept for the
+/// gradient, D of one at a time.
+template <class real>
+ScoreMemory<real> LayerSlabs<real>::of_head(int head, const Slab<real>& slab, int thread) const {
+  ScoreMemory<real> to = this->workspaces_[thread].heads.scores;
+  if (state_.options.gradient) to.s += head * (slab.units * steps_.weights_size());
+  return to;
+}
+
+template <class real>
+LayerArguments<real> LayerSlabs<real>::layer(int head, const Slab<real>& slab, int thread) const {
+  const Shape& s = state_.data.shape;
+  const Outputs& of = outputs_[thread];
+  const ScoreMemory<real> scores = of_head(head, slab, thread);
+  const std::ptrdiff_t rows = std::ptrdiff_t(slab.units) * slab.rows * state_.lanes.lanes;
+  LayerArguments<real> in{};
+  in.T = s.T;
+  in.q = slab.rows;
+  in.d = s.d;
+  in.p = s.p;
+  in.units = slab.units;
+  in.v = state_.model.readout(head);
+  in.vt = state_.model.transposed(head);
+  in.x = slab.x;
+  in.a = scores.s;
+  in.unit_stride = steps_.weights_size();
+  in.y = of.ax + (state_.options.gradient ? head : 0) * rows * s.d;
+  in.f = of.f;
+  in.g = of.g;
+  in.ut = of.ut;
+  in.c = scores.c;
+  return in;
+}
+
+/// The weights (L) of the samples' row `row` of unit `unit`, 0 for lanes without a sample.
+template <class real>
+void LayerSlabs<real>::load_row_weights(const Slab<real>& slab, int unit, int row,
+                                        double* w) const {
+  const Data<real>& data = state_.data;
+  const int L = state_.lanes.lanes, count = state_.entries(slab);
+  for (int l = 0; l < L; ++l) {
+    const int e = unit * L + l;
+    w[l] = e < count
+               ? data.weight_of(state_.run_of(e), state_.sample_of(slab, e), slab.first_row + row)
+               : 0.0;
+  }
+}
+
+/// Calls body(unit, row, index in the outputs, targets, weights) for every row of the slab.
+template <class real>
+template <class Body>
+void LayerSlabs<real>::for_rows(const Slab<real>& slab, const Body& body) const {
+  const Shape& s = state_.data.shape;
+  const std::ptrdiff_t outputs = std::ptrdiff_t(s.p) * state_.lanes.lanes;
+  const std::ptrdiff_t row_targets = state_.data.targets / s.q * state_.lanes.lanes;
+  double w[kMaxLanes];
+  for (int u = 0; u < slab.units; ++u)
+    for (int t = 0; t < slab.rows; ++t) {
+      load_row_weights(slab, u, t, w);
+      body(u, t, (std::ptrdiff_t(u) * slab.rows + t) * outputs,
+           slab.y + u * this->sizes_.unit_targets + (slab.first_row + t) * row_targets, w);
+    }
+}
+
+template <class real>
+void LayerSlabs<real>::add_totals(LaneTotals& totals, const double* w, const RowLoss* rows) const {
+  for (int l = 0; l < state_.lanes.lanes; ++l) {
+    if (w[l] == 0) continue;
+    totals.loss[l] += w[l] * rows[l].value;
+    totals.correct[l] += w[l] * rows[l].correct;
+    totals.margin[l] = std::min(totals.margin[l], rows[l].margin);
+  }
+}
+
+/// Calls emit(index, entry, derivative) for every output of the slab, derivative being the
+/// derivative of the sample's weighted loss by it (0 for lanes without a sample) and index its
+/// place among the outputs.
+template <class real>
+template <class Emit>
+void LayerSlabs<real>::measure(LaneTotals& totals, const Slab<real>& slab, const real* f,
+                               const Emit& emit) const {
+  const int L = state_.lanes.lanes, p = state_.data.shape.p;
+  for_rows(slab, [&](int u, int, std::ptrdiff_t at, const real* y, const double* w) {
+    RowLoss rows[kMaxLanes];
+    for (int l = 0; l < L; ++l) {
+      const auto emit_weighted = [&](int o, double derivative) {
+        emit(at + o * L + l, u * L + l, w[l] * derivative);
+      };
+      if (w[l] != 0)
+        rows[l] =
+            row_loss(*state_.loss, f + at + l, y + l, L, p, state_.totals_wanted, emit_weighted);
+      else  // whatever the outputs are
+        for (int o = 0; o < p; ++o) emit(at + o * L + l, u * L + l, 0.0);
+    }
+    add_totals(totals, w, rows);
+  });
+}
+
+/// The same for squared losses, all lanes at a time: derivatives go to the derivatives g, times the
+/// run's `shares` or, without, divided by the weight; the largest of each entry's derivatives, not
+/// so changed, to `largest`, unless that is null.
+template <class real>
+void LayerSlabs<real>::measure_squares(LaneTotals& totals, const Slab<real>& slab,
+                                       const Outputs& of, const double* shares,
+                                       double* largest) const {
+  const int L = state_.lanes.lanes;
+  real counts[kMaxLanes], factor[kMaxLanes], most[kMaxLanes];
+  double squares[kMaxLanes], correct[kMaxLanes] = {}, margin[kMaxLanes];
+  std::fill_n(margin, kMaxLanes, kInfinity);
+  for_rows(slab, [&](int u, int, std::ptrdiff_t at, const real* y, const double* w) {
+    for (int l = 0; l < L; ++l) {
+      counts[l] = real(w[l] != 0);
+      factor[l] = shares ? real(2 * w[l] * shares[l]) : real(2);
+    }
+    state_.kernels.layer_residuals({state_.data.shape.p, of.f + at, y, counts, factor,
+                                    state_.options.gradient ? of.g + at : nullptr, squares, most,
+                                    state_.totals_wanted ? correct : nullptr,
+                                    state_.totals_wanted ? margin : nullptr});
+    RowLoss rows[kMaxLanes];
+    for (int l = 0; l < L; ++l) {
+      rows[l] = {squares[l], correct[l], margin[l]};
+      if (largest) largest[u * L + l] = std::max(largest[u * L + l], 2 * w[l] * double(most[l]));
+    }
+    add_totals(totals, w, rows);
+  });
+}
+
+/// Derivatives in g relative to the largest of their entry, which is written to `largest`.
+template <class real>
+void LayerSlabs<real>::measure_relative(LaneTotals& totals, const Slab<real>& slab,
+                                        const Outputs& of) const {
+  const int L = state_.lanes.lanes;
+  double* largest = of.largest;
+  const auto relative_derivative = [&](double derivative, int entry) {
+    return largest[entry] > 0 ? real(derivative / largest[entry]) : real(0);
+  };
+  if (state_.loss->name == LossName::kSquared) {
+    measure_squares(totals, slab, of, nullptr, largest);
+    for_rows(slab, [&](int u, int, std::ptrdiff_t at, const real*, const double* w) {
+      for (int k = 0; k < state_.data.shape.p * L; ++k)
+        of.g[at + k] = relative_derivative(w[k % L] * double(of.g[at + k]), u * L + k % L);
+    });
+    return;
+  }
+  LaneTotals unused;
+  measure(unused, slab, of.f, [&](std::ptrdiff_t, int entry, double derivative) {
+    largest[entry] = std::max(largest[entry], std::fabs(derivative));
+  });
+  measure(totals, slab, of.f, [&](std::ptrdiff_t at, int entry, double derivative) {
+    of.g[at] = relative_derivative(derivative, entry);
+  });
+}
+
+template <class real>
+void LayerSlabs<real>::write_outputs(const Slab<real>& slab, const real* f) const {
+  const Shape& s = state_.data.shape;
+  const int L = state_.lanes.lanes;
+  const std::ptrdiff_t size = std::ptrdiff_t(slab.rows) * s.p;
+  for (int i = 0; i < slab.samples; ++i) {
+    const real* from = f + (i / L) * size * L + i % L;
+    real* to = state_.outputs + ((slab.first_sample + i) * s.q + slab.first_row) * s.p;
+    for (std::ptrdiff_t k = 0; k < size; ++k) to[k] = from[k * L];
+  }
+}
+
+template <class real>
+void LayerSlabs<real>::run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) {
+  const HeadMemory<real>& memory = this->workspaces_[thread].heads;
+  const Outputs& of = outputs_[thread];
+  const bool gaps = state_.options.gathers_scales(pass);
+  const int held = state_.entries_held(slab);
+  for (int h = 0; h < state_.data.shape.H; ++h) {
+    steps_.run_scores(steps_.scores(RowMode::kWeights, h, slab, memory, of_head(h, slab, thread),
+                                    gaps ? memory.gap + h * held : nullptr));
+    LayerArguments<real> in = layer(h, slab, thread);
+    in.add = h > 0;
+    layer_outputs_(in);
+  }
+  if (state_.outputs) write_outputs(slab, of.f);
+  if (pass == Pass::kOutputs) return;
+  LaneTotals& totals = state_.totals[chunk];
+  const bool squares = state_.loss->name == LossName::kSquared;
+  if (pass == Pass::kLoss) {
+    if (squares)
+      measure_squares(totals, slab, of, nullptr, nullptr);
+    else
+      measure(totals, slab, of.f, [](std::ptrdiff_t, int, double) {});
+    return;
+  }
+  std::fill_n(of.largest, held, 0.0);
+  if (pass == Pass::kScaledGradient) {
+    measure_relative(totals, slab, of);
+    for (int e = 0; e < held; ++e) memory.log_derivative[e] = std::log(of.largest[e]);
+    differentiate_scaled(chunk, slab, thread);
+    return;
+  }
+  const double* shares = state_.shares.of_lane.data();
+  if (squares)
+    measure_squares(totals, slab, of, shares, gaps ? of.largest : nullptr);
+  else
+    measure(totals, slab, of.f, [&](std::ptrdiff_t at, int entry, double derivative) {
+      of.g[at] = real(derivative * shares[entry % state_.lanes.lanes]);
+      if (gaps) of.largest[entry] = std::max(of.largest[entry], std::fabs(derivative));
+    });
+  for (int e = 0; gaps && e < held; ++e) memory.log_derivative[e] = std::log(of.largest[e]);
+  if (gaps) steps_.gather_scales(chunk, slab, memory);
+  if (pass != Pass::kScales) differentiate(chunk, slab, thread);
+}
+
+/// Adds one head's gradient by V, from the derivatives g of the outputs.
+template <class real>
+void LayerSlabs<real>::add_readout_gradient(int chunk, int head, const Slab<real>& slab, int thread,
+                                            const real* g) const {
+  LayerArguments<real> in = layer(head, slab, thread);
+  in.g = g;
+  in.gv = state_.gradients.readout(chunk, head);
+  in.add = !slab.first || slab.follows;
+  state_.kernels.layer_gradient(in);
+}
+
+template <class real>
+void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thread) const {
+  const HeadMemory<real>& memory = this->workspaces_[thread].heads;
+  for (int h = 0; h < state_.data.shape.H; ++h) {
+    if (state_.options.wrt_W) {
+      const LayerArguments<real> in = layer(h, slab, thread);
+      layer_upstream_(in);
+      state_.kernels.layer_derivative(in);
+      steps_.accumulate(chunk, h, slab, nullptr, memory.scores.c, slab.x, memory);
+    }
+    if (state_.options.wrt_readout)
+      add_readout_gradient(chunk, h, slab, thread, outputs_[thread].g);
+  }
+}
+
+/// The same with the largest factors of each entry taken out, see GradientScales.
+template <class real>
+void LayerSlabs<real>::differentiate_scaled(int chunk, const Slab<real>& slab, int thread) const {
+  const Shape& s = state_.data.shape;
+  const HeadMemory<real>& memory = this->workspaces_[thread].heads;
+  const Outputs& of = outputs_[thread];
+  const int L = state_.lanes.lanes, held = state_.entries_held(slab);
+  const std::ptrdiff_t rows = std::ptrdiff_t(slab.rows) * L;
+  for (int h = 0; h < s.H; ++h) {
+    if (state_.options.wrt_readout) {
+      const real* factors =
+          steps_.scaled_factors(slab, nullptr, state_.scales.log_of_readout(), nullptr, memory);
+      for (int u = 0; u < slab.units; ++u)
+        state_.kernels.scale_samples(of.g + u * rows * s.p, factors + u * L,
+                                     std::ptrdiff_t(slab.rows) * s.p, of.scaled_g + u * rows * s.p);
+      add_readout_gradient(chunk, h, slab, thread, of.scaled_g);
+    }
+    if (!state_.options.wrt_W) continue;
+    layer_upstream_(layer(h, slab, thread));
+    real* gap = memory.gap + h * held;
+    ScoreArguments<real> again =
+        steps_.scores(RowMode::kScaled, h, slab, memory, of_head(h, slab, thread), gap);
+    again.ut = of.ut;
+    again.ut_k = slab.units * rows;
+    again.ut_unit = rows;
+    again.ut_laned = true;
+    steps_.run_scores(again);
+    const real* factors =
+        steps_.scaled_factors(slab, gap, state_.scales.log_of_W(h), nullptr, memory);
+    steps_.accumulate(chunk, h, slab, nullptr, memory.scores.c,
+                      steps_.scale_keys(slab, factors, memory), memory);
+  }
+}
+
+template class LayerSlabs<float>;
+template class LayerSlabs<double>;
+
+}  // namespace mhfast

@@ -1,0 +1,54 @@
+// A layer's readout where samples or runs are lanes: a slab of them and all heads at a time.
+//
+//   F = sum over heads of A X V  ->  loss and G = dL/dF  ->  by head: U = G V^T, D, gradients
+//
+// The loss is a sum over query rows, so that rows of a long sequence are worked on a few at a time,
+// and nothing of the size of rows times keys is held.
+#pragma once
+
+#include "slabs.hpp"
+
+namespace mhfast {
+
+template <class real>
+class LayerSlabs final : public SlabPass<real> {
+ public:
+  explicit LayerSlabs(PassState<real>& state);
+
+ private:
+  using typename SlabPass<real>::Workspace;
+  using SlabPass<real>::state_;
+  using SlabPass<real>::steps_;
+
+  /// What a thread holds beside Room.
+  struct Outputs {
+    double* largest;      // the largest derivative of each entry
+    real *ax, *f, *g;     // A X (heads), outputs, derivatives of the loss by them
+    real *scaled_g, *ut;  // g with factors; G V^T
+  };
+
+  void lay_out_readout(Arena& layout, int thread, std::size_t units) override;
+  void run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) override;
+  LayerArguments<real> layer(int head, const Slab<real>& slab, int thread) const;
+  ScoreMemory<real> of_head(int head, const Slab<real>& slab, int thread) const;
+  void write_outputs(const Slab<real>& slab, const real* f) const;
+  void load_row_weights(const Slab<real>& slab, int unit, int row, double* w) const;
+  template <class Body>
+  void for_rows(const Slab<real>& slab, const Body& body) const;
+  void add_totals(LaneTotals& totals, const double* w, const RowLoss* rows) const;
+  template <class Emit>
+  void measure(LaneTotals& totals, const Slab<real>& slab, const real* f, const Emit& emit) const;
+  void measure_squares(LaneTotals& totals, const Slab<real>& slab, const Outputs& of,
+                       const double* shares, double* largest) const;
+  void measure_relative(LaneTotals& totals, const Slab<real>& slab, const Outputs& of) const;
+  void differentiate(int chunk, const Slab<real>& slab, int thread) const;
+  void differentiate_scaled(int chunk, const Slab<real>& slab, int thread) const;
+  void add_readout_gradient(int chunk, int head, const Slab<real>& slab, int thread,
+                            const real* g) const;
+
+  std::vector<Outputs> outputs_;  // by thread
+  void (*const layer_outputs_)(const LayerArguments<real>&);
+  void (*const layer_upstream_)(const LayerArguments<real>&);
+};
+
+}  // namespace mhfast

@@ -1,0 +1,52 @@
+// The gradients that chunks leave, and their sum.
+//
+// A chunk's gradient is written by the member that works on the chunk, and read when the pass is
+// complete: head by head, each by the member that sums it.
+#pragma once
+
+#include "loaded_model.hpp"
+
+namespace mhfast {
+
+/// Where gradients go, in the layout of the parameters; each may be null.
+template <class real>
+struct GradientOut {
+  real *W, *readout, *prompt;
+};
+
+template <class real>
+class PartialGradients {
+ public:
+  PartialGradients(const Kernels<real>& kernels, const Shape& shape, const Plan& plan,
+                   const PassOptions& options, int width);
+
+  void lay_out(Arena& layout);
+
+  /// A row of the part by W has `weight_row` numbers; where the query is shared it is one of D X.
+  std::ptrdiff_t weight_row() const { return part_.weight_row; }
+  real* weight(int chunk, int head) const {
+    return partial_ + chunk * part_.size + head * part_.weight_head;
+  }
+  real* readout(int chunk, int head) const {
+    return partial_ + chunk * part_.size + part_.readout_at + head * part_.readout_head;
+  }
+
+  /// A member's heads of the sums; of a prompt all heads, by the first member.
+  void reduce(const LoadedModel<real>& model, const GradientOut<real>& to,
+              const Member& member) const;
+
+ private:
+  void sum_chunks(const real* partial, int rows, int columns, real* out) const;
+
+  const Kernels<real>& kernels_;
+  const Shape shape_;
+  const Readout of_;
+  const PassOptions options_;
+  const int chunks_, width_;
+  const bool features_are_lanes_;
+  const PartialGradient part_;
+  real* partial_ = nullptr;
+  real* shared_ = nullptr;  // D X summed over samples, where the query is shared: (H, q, d)
+};
+
+}  // namespace mhfast

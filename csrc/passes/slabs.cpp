@@ -1,0 +1,169 @@
+#include "slabs.hpp"
+
+namespace mhfast {
+
+template <class real>
+SlabPass<real>::SlabPass(PassState<real>& state, const Sizes& sizes)
+    : ChunkPass<real>(state),
+      sizes_(sizes),
+      steps_(state, sizes.rows),
+      workspaces_(state.threads),
+      key_size_(state.data.shape.d * state.lanes.rows(state.data.shape.T)),
+      query_size_(state.data.shape.d * state.lanes.rows(state.data.shape.q)) {}
+
+template <class real>
+void SlabPass<real>::lay_out(Arena& layout) {
+  const Shape& s = state_.data.shape;
+  const Data<real>& data = state_.data;
+  const std::ptrdiff_t L = state_.lanes.lanes;
+  const std::size_t units = std::min<std::ptrdiff_t>(state_.plan.slab, state_.plan.units);
+  const std::size_t held = round_up(units * (state_.lanes.laned ? L : 1), L);  // entries
+  const std::size_t weights = units * steps_.weights_size(), H = s.H;
+  for (int thread = 0; thread < state_.threads; ++thread) {
+    Workspace& workspace = workspaces_[thread];
+    HeadMemory<real>& heads = workspace.heads;
+    workspace.x = packed_ ? nullptr : layout.take<real>(units * key_size_);
+    workspace.z = packed_ || data.self || s.shared_query ? workspace.x
+                                                         : layout.take<real>(units * query_size_);
+    workspace.y = packed_ ? nullptr : layout.take<real>(units * sizes_.unit_targets);
+    heads.limits = layout.take<real>(data.is_limited() ? units * steps_.rows_size() : 0);
+    heads.scores.p = layout.take<real>(units * query_size_);
+    heads.scores.s = layout.take<real>(heads_kept() * weights);
+    heads.scores.c = layout.take<real>(sizes_.derivatives * weights);
+    heads.scores.readout = layout.take<real>(sizes_.readouts * held);
+    heads.scores.row_readouts = layout.take<real>(steps_.rows_size());
+    heads.scores.row_gaps = layout.take<real>(steps_.rows_size());
+    heads.gap = layout.take<real>(state_.options.gaps ? H * held : 0);
+    heads.log_derivative = layout.take<double>(held);
+    heads.factors = layout.take<real>(held);
+    lay_out_readout(layout, thread, units);
+    if (!state_.options.gradient) continue;
+    heads.keys = layout.take<real>(steps_.row_size(units) * s.T);
+    heads.e = layout.take<real>(steps_.row_size(units) * s.q);
+  }
+}
+
+template <class real>
+std::shared_ptr<Packed<real>> SlabPass<real>::make_packed() const {
+  const Data<real>& data = state_.data;
+  const std::ptrdiff_t units = state_.plan.units;
+  const bool external = !data.self && !data.shape.shared_query;
+  auto packed = std::make_shared<Packed<real>>();
+  const auto lay_out = [&](Arena layout) {
+    packed->x = layout.template take<real>(units * key_size_);
+    packed->z = external ? layout.template take<real>(units * query_size_) : packed->x;
+    packed->y = layout.template take<real>(data.y ? units * sizes_.unit_targets : 0);
+    return layout.size();
+  };
+  lay_out(Arena(packed->block.reserve(lay_out(Arena()))));
+  return packed;
+}
+
+/// Packs units `first` to `last` of arrays (n, rows, columns).
+template <class real>
+void SlabPass<real>::pack(const real* from, std::ptrdiff_t run, int rows, int columns,
+                          std::ptrdiff_t first, std::ptrdiff_t last, real* to) const {
+  const Kernels<real>& kernels = state_.kernels;
+  const int L = kernels.lanes, padded = int(round_up(rows, L));
+  const std::ptrdiff_t size = std::ptrdiff_t(rows) * columns;
+  for (std::ptrdiff_t u = first; u < last; ++u) {
+    if (state_.plan.samples_are_lanes()) {
+      const int valid = int(std::min<std::ptrdiff_t>(L, state_.data.shape.n - u * L));
+      kernels.pack_lanes(from + u * L * size, size, valid, size, to);
+      to += size * L;
+    } else if (state_.plan.runs_are_lanes()) {
+      // What all share, the lanes without a run have as well: others may use the result.
+      kernels.pack_lanes(from + u * size, run, run == 0 ? L : state_.data.runs, size, to);
+      to += size * L;
+    } else {
+      kernels.pack_rows(from + u * size, rows, columns, padded, to);
+      to += std::ptrdiff_t(columns) * padded;
+    }
+  }
+}
+
+template <class real>
+void SlabPass<real>::pack_all(const Member& member) {
+  if (!packed_) return;
+  const Data<real>& data = state_.data;
+  const Shape& s = data.shape;
+  const std::ptrdiff_t units = state_.plan.units, targets = sizes_.unit_targets;
+  const std::ptrdiff_t first = units * member.index / member.count,
+                       last = units * (member.index + 1) / member.count;
+  pack(data.x, data.run.x, s.T, s.d, first, last, packed_->x + first * key_size_);
+  if (packed_->z != packed_->x)
+    pack(data.z, data.run.z, s.q, s.d, first, last, packed_->z + first * query_size_);
+  if (targets && data.y)
+    pack(data.y, data.run.y, int(data.targets), 1, first, last, packed_->y + first * targets);
+}
+
+template <class real>
+void SlabPass<real>::run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
+                               int thread) {
+  const Shape& s = state_.data.shape;
+  const Workspace& workspace = workspaces_[thread];
+  for (std::ptrdiff_t unit = first; unit < last; unit += state_.plan.slab) {
+    Slab<real> slab = open_slab(unit, std::min(unit + state_.plan.slab, last), workspace);
+    slab.first = unit == first;
+    for (int row = 0; row < s.q; row += sizes_.rows) {
+      slab.first_row = row;
+      slab.rows = std::min(sizes_.rows, s.q - row);
+      slab.follows = row > 0;
+      if (state_.data.is_limited()) find_limits(slab, workspace.heads.limits);
+      run_slab(pass, chunk, slab, thread);
+    }
+  }
+}
+
+template <class real>
+Slab<real> SlabPass<real>::open_slab(std::ptrdiff_t first, std::ptrdiff_t last,
+                                     const Workspace& workspace) const {
+  const Data<real>& data = state_.data;
+  const Shape& s = data.shape;
+  const std::ptrdiff_t samples_in_unit = state_.lanes.samples_in_unit;
+  Slab<real> slab{};
+  slab.first_sample = first * samples_in_unit;
+  slab.units = int(last - first);
+  slab.samples = int(std::min(last * samples_in_unit, s.n) - slab.first_sample);
+  slab.keys = s.T;
+  if (packed_) {
+    slab.x = packed_->x + first * key_size_;
+    slab.z = data.self ? slab.x : packed_->z + first * query_size_;
+    slab.y = packed_->y + first * sizes_.unit_targets;
+  } else {
+    pack(data.x, data.run.x, s.T, s.d, first, last, workspace.x);
+    if (workspace.z != workspace.x) pack(data.z, data.run.z, s.q, s.d, first, last, workspace.z);
+    if (sizes_.unit_targets && data.y)
+      pack(data.y, data.run.y, int(data.targets), 1, first, last, workspace.y);
+    slab.x = workspace.x;
+    slab.z = workspace.z;
+    slab.y = workspace.y;
+  }
+  return slab;
+}
+
+/// Keys that each row of the slab sees, in the layout of a row of scores.
+template <class real>
+void SlabPass<real>::find_limits(const Slab<real>& slab, real* to) const {
+  const Data<real>& data = state_.data;
+  const int L = state_.lanes.lanes, rows_size = int(steps_.rows_size());
+  if (state_.lanes.laned) {
+    for (int u = 0; u < slab.units; ++u)
+      for (int t = 0; t < slab.rows; ++t)
+        for (int l = 0; l < L; ++l) {
+          const int entry = u * L + l;
+          const bool is_sample = entry < state_.entries(slab);
+          *to++ = real(is_sample ? data.limit(state_.sample_of(slab, entry), state_.run_of(entry),
+                                              slab.first_row + t)
+                                 : data.shape.T);
+        }
+    return;
+  }
+  for (int i = 0; i < slab.samples; ++i, to += rows_size)
+    data.write_limits(slab.first_sample + i, 0, data.shape.q, rows_size, to);
+}
+
+template class SlabPass<float>;
+template class SlabPass<double>;
+
+}  // namespace mhfast

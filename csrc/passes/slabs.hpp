@@ -1,0 +1,57 @@
+// The strategy of samples, hybrid, rows and runs: a chunk is worked on a slab of samples at a time,
+// all heads of a slab before the next slab. What a slab's readouts become is the subclass's.
+#pragma once
+
+#include "head_steps.hpp"
+
+namespace mhfast {
+
+template <class real>
+class SlabPass : public ChunkPass<real> {
+ public:
+  void lay_out(Arena& layout) final;
+  std::shared_ptr<Packed<real>> make_packed() const final;
+  void use_packed(std::shared_ptr<Packed<real>> packed) final { packed_ = std::move(packed); }
+  void pack_all(const Member& member) final;
+
+ protected:
+  /// How much of a slab the readout needs at a time.
+  struct Sizes {
+    int rows;                     // query rows
+    std::ptrdiff_t unit_targets;  // numbers of a unit's packed targets, 0: not packed
+    int derivatives, readouts;    // heads whose D, and whose readouts, are held
+  };
+  /// One thread's scratch: the packed slab, where the data are not kept packed, and its heads.
+  struct Workspace {
+    real *x, *z, *y;
+    HeadMemory<real> heads;
+  };
+
+  SlabPass(PassState<real>& state, const Sizes& sizes);
+
+  /// Takes what the readout needs of each thread, for slabs of `units` units.
+  virtual void lay_out_readout(Arena& layout, int thread, std::size_t units) = 0;
+  virtual void run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) = 0;
+
+  /// Heads whose A is kept from the loss to the gradient; 1: none is.
+  int heads_kept() const {
+    return state_.options.gradient && state_.plan.keep ? state_.data.shape.H : 1;
+  }
+
+  using ChunkPass<real>::state_;
+  const Sizes sizes_;
+  const HeadSteps<real> steps_;
+  std::vector<Workspace> workspaces_;
+
+ private:
+  void run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last, int thread) final;
+  Slab<real> open_slab(std::ptrdiff_t first, std::ptrdiff_t last, const Workspace& workspace) const;
+  void pack(const real* from, std::ptrdiff_t run, int rows, int columns, std::ptrdiff_t first,
+            std::ptrdiff_t last, real* to) const;
+  void find_limits(const Slab<real>& slab, real* to) const;
+
+  const std::ptrdiff_t key_size_, query_size_;  // a unit's packed keys and queries
+  std::shared_ptr<Packed<real>> packed_;
+};
+
+}  // namespace mhfast

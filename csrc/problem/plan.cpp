@@ -1,0 +1,344 @@
+#include "plan.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <tuple>
+
+#include "../runtime/tuning.hpp"
+#include "readout.hpp"
+
+namespace mhfast {
+namespace {
+
+std::atomic<int> forced{-1};
+
+/// Softmax, readout and derivative of `columns` vectors over T keys; slower if they exceed the
+/// caches.
+double softmax_cycles(double columns, double T, int bytes, int lanes) {
+  const double size = 2 * columns * T * bytes * lanes;
+  const double a_vector = bytes == 4 ? kSoftmaxCycles32 : kSoftmaxCycles64;
+  return columns * T *
+         (a_vector + (size > kFirstLevelBytes ? kFirstLevelCycles : 0) +
+          (size > kSecondLevelBytes ? kSecondLevelCycles : 0));
+}
+
+/// Query rows of a tile: as many as keep its weights in the second-level cache.
+int tile_rows(const Shape& s, int bytes, int lanes) {
+  const int fitting = int(kTileBytes / (2.0 * s.T * bytes)) / lanes * lanes;
+  return int(std::min<std::ptrdiff_t>(std::max(fitting, lanes), round_up(s.q, lanes)));
+}
+
+/// Query rows of a layer's sample that go together where rows are the lanes. A prompt's product
+/// with W has all of its rows.
+int layer_tile(const Shape& s, int bytes, int lanes) {
+  return s.shared_query ? s.q : std::min(tile_rows(s, bytes, lanes), s.q);
+}
+
+/// Whether A of all heads of such a tile is kept until the loss is known.
+bool keeps_layer_weights(const Shape& s, int bytes, int lanes) {
+  const double rows = double(round_up(layer_tile(s, bytes, lanes), lanes));
+  return s.H * rows * s.T * bytes <= kSlabBytes;
+}
+
+/// Bytes of A and D of all heads, for a block of samples or for a sample.
+double weights_bytes(const Shape& s, bool samples_are_lanes, int bytes, int lanes) {
+  const double rows = samples_are_lanes ? double(s.q) * lanes : double(round_up(s.q, lanes));
+  return 2.0 * s.H * s.T * rows * bytes;
+}
+
+/// Predicted cycles of one head.
+struct Cost {
+  const Shape& s;
+  const Registers& registers;
+  const int bytes = registers.bytes, L = registers.lanes;
+
+  double scores_samples() const {  // for a block
+    return kept(true, product_cycles(s.d, s.q, s.d) + product_cycles(s.q, s.T, s.d, true) +
+                          product_cycles(s.q, s.T, s.d) + softmax_cycles(s.q, s.T, bytes, L));
+  }
+  double scores_rows() const {  // for a sample
+    const double N = round_up(s.q, L) / L;
+    return kept(false, product_cycles(s.d, N, s.d) + 2 * product_cycles(s.T, N, s.d) +
+                           softmax_cycles(N, s.T, bytes, L));
+  }
+  double gradients_samples() const {  // for a block
+    const double gradient = double(s.d + s.q) * s.d * L * bytes;
+    return 2 * product_cycles(s.q, s.d, s.T, true) + product_cycles(s.d, s.d, s.q, true) +
+           (gradient * s.H > kSecondLevelBytes ? 2 * gradient / kStreamBytes : 0);
+  }
+  double gradients_features() const {  // for a sample
+    const double N = round_up(s.d, L) / L;
+    return 2 * product_cycles(s.q, N, s.T) + product_cycles(s.d, N, s.q);
+  }
+  double layer() const {  // for a block of samples, or a sample of `lanes` runs
+    const double rows = s.q, p = s.p;
+    return product_cycles(s.d, rows, s.d) + 2 * product_cycles(rows, s.T, s.d, true) +
+           softmax_cycles(rows, s.T, bytes, L) + 2 * product_cycles(rows, s.d, s.T, true) +
+           product_cycles(p, rows, s.d) + product_cycles(s.d, rows, p) +
+           product_cycles(s.d, s.d, rows, true) + product_cycles(s.d, p, rows, true);
+  }
+  double layer_rows() const {  // for a sample
+    const int rows = layer_tile(s, bytes, L);
+    const double N = round_up(rows, L) / L, F = round_up(s.d, L) / L, P = round_up(s.p, L) / L;
+    const double scores = product_cycles(s.d, N, s.d) + product_cycles(s.T, N, s.d) +
+                          softmax_cycles(N, s.T, bytes, L);
+    const double a_tile = (keeps_layer_weights(s, bytes, L) ? 1 : 2) * scores +
+                          product_cycles(s.d, N, s.T) + product_cycles(rows, P, s.d) +
+                          product_cycles(s.d, N, s.p) + product_cycles(s.T, N, s.d) +
+                          product_cycles(rows, F, s.T) + product_cycles(s.d, F, rows) +
+                          product_cycles(s.d, P, rows) + 2 * N * s.d;
+    return std::ceil(double(s.q) / rows) * (a_tile + 3.0 * s.T * s.d / s.H);
+  }
+  double runs() const {  // for a sample of `lanes` runs
+    return product_cycles(s.d, s.q, s.d, true) + 2 * product_cycles(s.q, s.T, s.d, true) +
+           softmax_cycles(s.q, s.T, bytes, L) + gradients_samples();
+  }
+  double tiles() const {  // for a sample
+    const int rows = tile_rows(s, bytes, L);
+    const double N = round_up(rows, L) / L, F = round_up(s.d, L) / L;
+    const double a_tile = product_cycles(s.d, N, s.d) + product_cycles(s.T, 2 * N, s.d) +
+                          softmax_cycles(N, s.T, bytes, L) + product_cycles(2 * N * L, F, s.T) +
+                          product_cycles(s.d, F, rows) + s.d * (N + F);
+    const double packing = 2.0 * s.T * s.d;
+    return packing + std::ceil(double(s.q) / rows) * a_tile + 2 * double(s.d + s.q) * F;
+  }
+
+ private:
+  /// A product of M rows, N vectors and depth K, in the tiles of kernels/product.hpp.
+  double product_cycles(double M, double N, double K, bool laned = false) const {
+    const TileSizes& tile = registers.tiles;
+    const double columns = std::ceil(N / tile.columns), width = std::ceil(N / columns);
+    const double height = std::min(std::floor(tile.accumulators / width), double(tile.rows));
+    const double rows = std::ceil(M / height);
+    return M * N * K * (laned ? kLanedProductCycles : kSharedProductCycles) +
+           kTileCycles * rows * columns + kStoreCycles * M * N;
+  }
+  /// Scores whose weights are kept until the loss is known, perhaps beyond the second-level cache,
+  /// or else are computed twice.
+  double kept(bool samples_are_lanes, double cycles) const {
+    const double size = weights_bytes(s, samples_are_lanes, bytes, L);
+    if (size > kKeepBytes) return 2 * cycles;
+    return cycles + (size > kSecondLevelBytes ? 2 * size / s.H / kStreamBytes : 0);
+  }
+};
+
+/// Chunks of a plan whose units, `units` of them, take so many cycles.
+int count_chunks(double units, double cycles, double partial_bytes) {
+  const double affordable = kReductionShare * cycles / (2 * partial_bytes / kCopyBytes);
+  const double wanted =
+      std::clamp(affordable, std::min(kFewChunks, cycles / kChunkCycles), kManyChunks);
+  return int(std::max(1.0, std::min({units, wanted, kPartialBytes / partial_bytes})));
+}
+
+/// Cycles of a loss and gradient by each kind of plan, infinite where it does not apply, and the
+/// chunks that it has.
+struct Prediction {
+  double cycles[kPlanKinds];
+  int chunks[kPlanKinds];
+
+  Prediction() {
+    std::fill_n(cycles, kPlanKinds, std::numeric_limits<double>::infinity());
+    std::fill_n(chunks, kPlanKinds, 1);
+  }
+
+  /// With so many units of so many cycles in all; adds what chunks cost.
+  void set(PlanKind kind, const Cost& cost, double units, double of_units) {
+    const PartialGradient part = partial_gradient(cost.s, kind, cost.L);
+    const double size = double(part.size), summed = features_are_lanes(kind) ? 0 : 4.0 / cost.L;
+    const int count = count_chunks(units, of_units, size * cost.bytes);
+    chunks[int(kind)] = count;
+    cycles[int(kind)] =
+        of_units + count * (kBeginCycles + size * cost.bytes / kCopyBytes) + summed * size;
+  }
+};
+
+Prediction predict_layer(const Shape& s, const Cost& cost) {
+  const double n = double(s.n), H = s.H, blocks = double(round_up(s.n, cost.L) / cost.L);
+  const double parts = std::ceil(double(s.q) / layer_tile(s, cost.bytes, cost.L));
+  Prediction result;
+  result.cycles[int(PlanKind::kRuns)] = H * n * cost.layer() / cost.L;
+  result.set(PlanKind::kSamples, cost, blocks, H * blocks * cost.layer());
+  result.set(PlanKind::kRows, cost, n * parts, H * n * cost.layer_rows());
+  return result;
+}
+
+Prediction predict_classifier(const Shape& s, const Cost& cost) {
+  const double n = double(s.n), H = s.H, blocks = double(round_up(s.n, cost.L) / cost.L);
+  Prediction result;
+  result.cycles[int(PlanKind::kRuns)] = H * n * cost.runs() / cost.L;
+  const auto fits = [&](PlanKind kind) {
+    const bool samples_are_lanes = kind != PlanKind::kRows;
+    return s.shared_query ||
+           weights_bytes(s, samples_are_lanes, cost.bytes, cost.L) / H <= kUnitBytes;
+  };
+  if (fits(PlanKind::kSamples)) {
+    const double scores = blocks * cost.scores_samples();
+    result.set(PlanKind::kSamples, cost, blocks, H * (scores + blocks * cost.gradients_samples()));
+    result.set(PlanKind::kHybrid, cost, blocks, H * (scores + n * cost.gradients_features()));
+  }
+  if (fits(PlanKind::kRows))
+    result.set(PlanKind::kRows, cost, n, H * n * (cost.scores_rows() + cost.gradients_features()));
+  if (!s.shared_query) result.cycles[int(PlanKind::kTiles)] = H * n * (kBeginCycles + cost.tiles());
+  return result;
+}
+
+Prediction predict(const Shape& s, const Registers& registers) {
+  const Cost cost{s, registers};
+  return s.is_layer() ? predict_layer(s, cost) : predict_classifier(s, cost);
+}
+
+/// The prediction, cached for the next call and the next loop of the same shape.
+const Prediction& prediction(const Shape& s, const Registers& registers) {
+  struct Kept {
+    Shape shape{};
+    Registers registers{};
+    Prediction prediction;
+
+    auto key() const {
+      return std::tie(shape.n, shape.T, shape.q, shape.d, shape.H, shape.p, shape.shared_query,
+                      registers.bytes, registers.lanes, registers.tiles.accumulators);
+    }
+  };
+  thread_local std::unique_ptr<Kept>
+      last;  // on the heap, as threads have little storage of their own
+  if (!last) last = std::make_unique<Kept>();
+  Kept& kept = *last;
+  Kept asked;
+  asked.shape = s;
+  asked.registers = registers;
+  if (asked.key() != kept.key()) {
+    asked.prediction = predict(s, registers);
+    kept = asked;
+  }
+  return kept.prediction;
+}
+
+/// The kind for one run that is predicted to be fastest, or the forced one.
+PlanKind choose(const double (&cycles)[kPlanKinds]) {
+  constexpr int kKinds = int(PlanKind::kRuns);
+  const int choice = forced.load(std::memory_order_relaxed);
+  if (choice >= 0 && choice < kKinds && std::isfinite(cycles[choice])) return PlanKind(choice);
+  return PlanKind(std::min_element(cycles, cycles + kKinds) - cycles);
+}
+
+}  // namespace
+
+const char* plan_name(PlanKind kind) {
+  switch (kind) {
+    case PlanKind::kSamples:
+      return "samples";
+    case PlanKind::kHybrid:
+      return "hybrid";
+    case PlanKind::kRows:
+      return "rows";
+    case PlanKind::kTiles:
+      return "tiles";
+    case PlanKind::kRuns:
+      break;
+  }
+  return "runs";
+}
+
+void force_plan(const std::string& name) {
+  for (int kind = 0; kind < kPlanKinds; ++kind)
+    if (name == plan_name(PlanKind(kind))) return forced.store(kind);
+  if (name != "auto")
+    throw std::invalid_argument("plan: expected samples, hybrid, rows, tiles, runs or auto, got '" +
+                                name + "'");
+  forced.store(-1);
+}
+
+PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
+  const auto row = [&](int size) {
+    return features_are_lanes(kind) ? round_up(size, lanes) : std::ptrdiff_t(size) * lanes;
+  };
+  const Readout readout = readout_of(s);
+  PartialGradient part{};
+  part.weight_row = row(s.d);
+  part.readout_row = row(readout.columns);
+  part.weight_head = (s.shared_query ? s.q : s.d) * part.weight_row;
+  part.readout_head = readout.rows * part.readout_row;
+  part.readout_at = s.H * part.weight_head;
+  part.size = part.readout_at + s.H * part.readout_head;
+  return part;
+}
+
+namespace {
+
+/// Units whose weights are held at a time: as many as fit into the cache for all heads, but no more
+/// than needed to amortise the accumulators of a gradient.
+int slab_units(double weights, double rows) {
+  return int(
+      std::max(1.0, std::min(std::floor(kSlabBytes / weights), std::ceil(kSlabRows / rows))));
+}
+
+/// Query rows of a layer at a time: all, unless the weights of one unit would exceed the cache.
+int layer_rows(const Shape& s, int bytes, int lanes) {
+  const double a_row = double(s.H) * s.T * lanes * bytes;
+  return int(std::clamp(kSlabBytes / a_row, 1.0, double(s.q)));
+}
+
+}  // namespace
+
+bool prefers_runs(const Shape& s, const Registers& registers, std::ptrdiff_t runs) {
+  if (runs < 2) return false;
+  const int choice = forced.load(std::memory_order_relaxed);
+  if (choice >= 0) return PlanKind(choice) == PlanKind::kRuns;
+  const Prediction& predicted = prediction(s, registers);
+  const int lanes = registers.lanes;
+  // Lanes without a run are idle.
+  const double idle = double(round_up(runs, lanes)) / double(runs);
+  const double together = predicted.cycles[int(PlanKind::kRuns)] + kLanesStepCycles / lanes;
+  return together * idle < predicted.cycles[int(choose(predicted.cycles))] + kStepCycles;
+}
+
+namespace {
+
+void size_tiles(const Shape& s, int bytes, int lanes, Plan& plan) {
+  plan.tile = tile_rows(s, bytes, lanes);
+  plan.parts = (s.q + kPartRows - 1) / kPartRows;
+  const double gradients =
+      double(s.H) * plan.parts * bytes * round_up(s.d, lanes) * (s.d + double(s.q) / plan.parts);
+  plan.slab = int(std::max(1.0, std::min(double(s.n), kTileGradientBytes / gradients)));
+}
+
+void size_layer_rows(const Shape& s, int bytes, int lanes, Plan& plan) {
+  plan.tile = layer_tile(s, bytes, lanes);
+  plan.parts = (s.q + plan.tile - 1) / plan.tile;
+  plan.units = s.n * plan.parts;
+  plan.keep = keeps_layer_weights(s, bytes, lanes);
+  plan.slab = 1;
+}
+
+void size_slabs(const Shape& s, int bytes, int lanes, Plan& plan) {
+  const double weights = weights_bytes(s, plan.problems_are_lanes(), bytes, lanes);
+  plan.keep = weights <= kKeepBytes || s.is_layer();
+  plan.tile = s.is_layer() ? layer_rows(s, bytes, lanes) : s.q;
+  const double rows = plan.problems_are_lanes() ? double(s.q) * lanes : s.q;
+  plan.slab = plan.tile < s.q ? 1 : slab_units(weights, rows);
+}
+
+}  // namespace
+
+Plan make_plan(const Shape& s, const Registers& registers, bool runs_are_lanes) {
+  const int bytes = registers.bytes, lanes = registers.lanes;
+  const Prediction& predicted = prediction(s, registers);
+  Plan plan{};
+  std::copy_n(predicted.cycles, kPlanKinds, plan.cycles);
+  plan.kind = runs_are_lanes ? PlanKind::kRuns : choose(plan.cycles);
+  plan.chunks = predicted.chunks[int(plan.kind)];  // runs: each block belongs to one thread
+  plan.units = plan.samples_are_lanes() ? round_up(s.n, lanes) / lanes : s.n;
+  if (plan.kind == PlanKind::kTiles)
+    size_tiles(s, bytes, lanes, plan);
+  else if (s.is_layer() && plan.kind == PlanKind::kRows)
+    size_layer_rows(s, bytes, lanes, plan);
+  else
+    size_slabs(s, bytes, lanes, plan);
+  return plan;
+}
+
+}  // namespace mhfast

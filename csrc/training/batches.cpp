@@ -1,0 +1,113 @@
+#include "batches.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace mhfast {
+
+SampleOrder::SampleOrder(std::int64_t samples, std::int64_t size, Order order, std::uint64_t seed)
+    : samples_(samples), size_(size), steps_(samples / size), order_(order), seed_(seed) {
+  if (order == Order::kShuffle) permutation_.resize(samples);
+}
+
+/// Number `at` of the stream of a counter; numbers are asked for one after the other.
+std::uint64_t SampleOrder::bits(std::int64_t at, std::int64_t counter) {
+  if (at % 4 == 0)
+    block_ = Philox::block({std::uint64_t(at / 4 + 1), std::uint64_t(counter), 0, 0}, {seed_, 0});
+  return block_[at % 4];
+}
+
+void SampleOrder::draw(std::int64_t step, std::uint32_t* to) {
+  if (order_ == Order::kReplace) {
+    for (std::int64_t i = 0; i < size_; ++i)
+      to[i] = std::uint32_t(below(std::uint64_t(samples_), bits(i, step)));
+    return;
+  }
+  const std::int64_t epoch = step / steps_, begin = step % steps_ * size_;
+  if (epoch != epoch_) {
+    std::iota(permutation_.begin(), permutation_.end(), 0u);
+    epoch_ = epoch;
+    drawn_ = 0;
+  }
+  for (; drawn_ < begin + size_; ++drawn_) {
+    const std::uint64_t left = std::uint64_t(samples_ - drawn_);
+    std::swap(permutation_[drawn_], permutation_[drawn_ + below(left, bits(drawn_, epoch))]);
+  }
+  std::copy_n(permutation_.begin() + begin, size_, to);
+}
+
+template <class real>
+BatchData<real>::BatchData(const Data<real>& whole, const Batches& batches, std::ptrdiff_t run,
+                           int count)
+    : whole_(whole), data_(whole) {
+  const bool own = batches.seeds.size() > 1;
+  for (int l = 0; l < (own ? count : 1); ++l)
+    orders_.emplace_back(whole.shape.n, batches.size, batches.order,
+                         batches.seeds[own ? run + l : 0]);
+  samples_.resize(orders_.size() * batches.size);
+  data_.shape.n = batches.size;
+  const Shape& s = data_.shape;
+  // Room for `size` numbers of each sample, for each run where runs differ.
+  const auto make = [&](auto& workspace, const auto* from, std::ptrdiff_t& stride,
+                        std::ptrdiff_t size) {
+    const bool apart = own || stride != 0;
+    stride = from && apart ? s.n * size : 0;
+    if (from) workspace.resize((apart ? count : 1) * s.n * size);
+    return from ? workspace.data() : nullptr;
+  };
+  const std::ptrdiff_t qd = std::ptrdiff_t(s.q) * s.d;
+  const bool has_z = !whole.self && whole.z && !s.shared_query;
+  data_.x = make(x_, whole.x, data_.run.x, std::ptrdiff_t(s.T) * s.d);
+  data_.z = make(z_, has_z ? whole.z : nullptr, data_.run.z, qd);
+  data_.y = make(y_, whole.y, data_.run.y, whole.targets);
+  data_.weight = make(weight_, whole.weight, data_.run.weight, whole.weighs_rows ? s.q : 1);
+  data_.lengths = make(lengths_, whole.lengths, data_.run.lengths, 1);
+  data_.limits = make(limits_, whole.limits, data_.run.limits, s.q);
+  if (whole.self) {
+    data_.z = data_.x;
+    data_.run.z = data_.run.x;
+  }
+}
+
+template <class real>
+void BatchData<real>::draw(std::int64_t step) {
+  const std::ptrdiff_t size = data_.shape.n;
+  for (std::size_t o = 0; o < orders_.size(); ++o) orders_[o].draw(step, &samples_[o * size]);
+}
+
+template <class real>
+template <class number>
+void BatchData<real>::copy_rows(const number* from, std::ptrdiff_t run, std::ptrdiff_t size,
+                                const number* to, std::ptrdiff_t to_run, std::ptrdiff_t first,
+                                std::ptrdiff_t last) {
+  if (!to) return;
+  number* out = const_cast<number*>(to);  // into a room of ours
+  for (int r = 0; r < (to_run ? data_.runs : 1); ++r) {
+    const std::uint32_t* samples = &samples_[orders_.size() > 1 ? r * data_.shape.n : 0];
+    for (std::ptrdiff_t i = first; i < last; ++i)
+      std::copy_n(from + r * run + std::ptrdiff_t(samples[i]) * size, size,
+                  out + r * to_run + i * size);
+  }
+}
+
+template <class real>
+void BatchData<real>::copy(const Member& member) {
+  const Shape& s = data_.shape;
+  const std::ptrdiff_t begin = first(member.index, member), end = first(member.index + 1, member);
+  const auto copy = [&](const auto* from, std::ptrdiff_t run, std::ptrdiff_t size, const auto* to,
+                        std::ptrdiff_t to_run) {
+    copy_rows(from, run, size, to, to_run, begin, end);
+  };
+  copy(whole_.x, whole_.run.x, std::ptrdiff_t(s.T) * s.d, data_.x, data_.run.x);
+  if (!whole_.self) copy(whole_.z, whole_.run.z, std::ptrdiff_t(s.q) * s.d, data_.z, data_.run.z);
+  copy(whole_.y, whole_.run.y, whole_.targets, data_.y, data_.run.y);
+  copy(whole_.weight, whole_.run.weight, whole_.weighs_rows ? s.q : 1, data_.weight,
+       data_.run.weight);
+  copy(whole_.lengths, whole_.run.lengths, 1, data_.lengths, data_.run.lengths);
+  copy(whole_.limits, whole_.run.limits, s.q, data_.limits, data_.run.limits);
+}
+
+template class BatchData<float>;
+template class BatchData<double>;
+
+}  // namespace mhfast

@@ -1,0 +1,162 @@
+// The steps of one training run, or of a block of runs that are lanes of one engine.
+//
+// Members of a team go through the phases of a step together. In each phase every shared number is
+// written by one member at most, its owner there, and no other reads it in the same phase; `|` is
+// a barrier.
+//
+//   phase     written                                           by          reads besides
+//   load      W of factors, copies of a head's parameters       head        the prompt
+//             copies of the samples of a batch                  share       their numbers
+//   (| whole  a pass over all samples, where steps are taken    as below
+//             on batches and it is due, up to norms of heads)
+//   | pass    partial gradients, totals, scales of a chunk      chunk       what was loaded
+//   | scales  scales of heads (normalized steps only)           first
+//   | reduce  a head's gradients, with l2, and their norms      head        partials, the prompt
+//   (| reduce gradient of the prompt, from all heads            first       heads' products)
+//   | decide  rates, what stops and what is due, the numbers    first       totals, norms
+//             of the next batch's samples
+//   | tests   load and pass over each test set that is due      as above
+//   | record  rows of the records                               first       all parameters
+//   (| make   a head's direction in place of its gradient,      head        what clipping leaves
+//             momentum, dual norm)
+//   (| choose factors of the directions                         first       all dual norms)
+//   | update  a head's parameters and optimizer state           head        rates
+//   (| norms  a head's norm, or its projection                  head        its parameters)
+//   (| factors of the projection, or projections of tensors     first       norms of all heads)
+//   (| project  a head's parameters                             head        the factors)
+//   next load
+//
+// "head": head h is the member's whose index is h mod count, in every phase, and the prompt counts
+// as a head 0. "share": an equal part of the batch, by index. So update and load need no barrier
+// between them as long as a member loads what it has stepped; a prompt that is trained is loaded by
+// all, and takes one. "chunk": whoever takes it (a unit of tiles likewise, with barriers of its own
+// inside the pass). The first member's flags (what ends, is due or was interrupted) change only in
+// phases that are its own, and `interrupted_` in a pass, after which all read it behind the
+// barrier.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "../passes/engine.hpp"
+#include "../runtime/float_mode.hpp"
+#include "train.hpp"
+
+namespace mhfast {
+
+/// Scratch of one thread for whichever loop it works on.
+struct Workspace {
+  AlignedBuffer engine, tests;
+};
+
+/// Packed data that loops share where their runs share the arrays.
+template <class real>
+struct SharedPacked {
+  std::shared_ptr<Packed<real>> data;
+  std::vector<std::shared_ptr<Packed<real>>> tests;
+};
+
+/// What the threads of a loop share. Members of a team call `advance` together; whatever only the
+/// first member writes is read by the others after a barrier.
+template <class real>
+class Loop {
+ public:
+  /// The runs from `run` on, as many as the plan puts side by side.
+  Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads, SharedPacked<real>& shared);
+
+  /// Lanes of a block of runs, 1 where runs go one by one.
+  static int width(const TrainingTask<real>& task);
+
+  int threads() const { return steps_alone_ ? whole_->threads() : engine_->threads(); }
+  bool ended() const { return ended_; }
+  std::int64_t step() const { return step_; }
+  StopReason reason(int lane) const { return reasons_[lane]; }
+
+  /// Takes scratch; one member's call before each advance.
+  void bind(Workspace& workspace);
+
+  /// Goes to `until`, or to the end: at the last step of the task theta is evaluated, recorded and
+  /// left. `interrupted` asks for the on_progress between chunks of work; a loop that it stops has
+  /// ended.
+  void advance(std::int64_t until, bool interruptible, const Member& member);
+
+  /// Makes the next advance evaluate and record theta as it is, and end there for this reason.
+  void finish(StopReason reason) { finish_ = reason; }
+
+  /// Copies parameters and the optimizer's state from lanes to the task.
+  void write_back();
+
+  /// Repeats the rows of frozen runs up to those of step `reached`.
+  void repeat_rows(std::int64_t reached);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void take_batches(const Data<real>& data, typename Engine<real>::Options options, int threads);
+  void make_tensors();
+  void take_lanes();
+  Parameters<real> parameters() const;
+  int exponent(TensorName name) const {
+    return task_.exponents.of(name, task_.rank > 0 && !task_.model.at[kK]);
+  }
+  void rescale_heads(const Member& member);
+  void rescale_prompt();
+  void restore_gradients(const Member& member);
+  void load(const Member& member);
+  void prepare_step();
+  void advance_step(const Member& member, const FlushToZero& flush);
+  bool evaluate(Engine<real>& engine, bool loss_only, const Member& member);
+  bool evaluate_whole(const Member& member);
+  void choose_scales(Engine<real>& engine);
+  void decide(const FlushToZero& flush);
+  void end(int lane, StopReason reason);
+  void evaluate_tests(const Member& member);
+  void record();
+  void repeat_row(const Record& r, int lane, std::int64_t from, std::int64_t to);
+  void update(const Member& member);
+  bool wants_totals() const;
+  bool wants_norm() const;
+  double gradient_norm(int lane) const;
+  bool is_frozen() const;
+  bool checks_thresholds() const;
+  bool goes_alone() const;
+  bool finishes() const { return finish_ != StopReason::kNone; }
+  bool is_due(const Record& r) const;
+  bool report_progress(const FlushToZero& flush);
+
+  TrainingTask<real>& task_;
+  const std::ptrdiff_t run_;
+  const int width_, count_;  // lanes and runs
+  AlignedBuffer own_block_;
+  std::unique_ptr<BatchData<real>> batch_;      // null: steps are taken on all samples
+  std::unique_ptr<Engine<real>> engine_;        // of a step
+  std::unique_ptr<Engine<real>> whole_engine_;  // of all samples, where that is another
+  const Engine<real>* whole_ = nullptr;         // the one of all samples
+  std::vector<std::unique_ptr<Engine<real>>> tests_;
+  AlignedBuffer* test_block_ = nullptr;
+  Tensors<real*> theta_{}, gradient_{}, first_{}, second_{};
+  Tensors<real*> scaled_theta_{};  // as the engine takes them: theta_ itself, or copies
+  std::unique_ptr<Descent<real>> descent_;
+  bool records_norm_ = false;  // or stops at one
+  bool scaled_ = false;        // the stored gradient lacks its largest factors
+  std::shared_ptr<Packed<real>> packed_;
+
+  std::int64_t step_;
+  std::vector<double> losses_, norms_;  // norms: of gradients, where recorded
+  std::vector<std::int64_t> since_;
+  std::vector<char> frozen_;
+  std::vector<StopReason> reasons_;
+  StopReason finish_ = StopReason::kNone;
+  bool again_ = false;  // theta_k is evaluated once more, for its loss
+  bool interruptible_ = false, interrupted_ = false, ended_ = false, recording_ = false;
+  bool whole_due_ = false;       // a step on a batch has a pass over all samples before it
+  bool whole_norm_due_ = false;  // with its gradient
+  bool steps_alone_ = false;  // batches are too small for more than one thread, all samples are not
+  bool alone_ = false;        // the first member takes the next steps by itself
+  std::vector<char> test_due_;
+  const FlushToZero* flush_ = nullptr;  // the first member's
+  TeamOrAlone pace_;
+  Clock::time_point last_progress_ = Clock::now(), last_step_ = Clock::now();
+};
+
+}  // namespace mhfast

@@ -1,0 +1,41 @@
+// Philox4x64-10: random bits as a function of a key and a counter, without a state in between.
+//
+// J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3"
+// (SC 2011). Ten rounds; in each, with 128-bit products p = M0 c0 and q = M1 c2,
+//
+//   c <- (high(q) ^ c1 ^ k0, low(q), high(p) ^ c3 ^ k1, low(p)),    k <- k + (W0, W1).
+//
+// Integers only, so the bits are the same everywhere. They are those of numpy.random.Philox, which
+// adds 1 to c0 before each block of four numbers.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace mhfast {
+
+__extension__ typedef unsigned __int128 Wide;
+
+struct Philox {
+  using Key = std::array<std::uint64_t, 2>;
+  using AlignedBuffer = std::array<std::uint64_t, 4>;
+
+  static AlignedBuffer block(AlignedBuffer c, Key k) {
+    constexpr std::uint64_t kM0 = 0xD2E7470EE14C6C93, kM1 = 0xCA5A826395121157;
+    constexpr std::uint64_t kW0 = 0x9E3779B97F4A7C15, kW1 = 0xBB67AE8584CAA73B;
+    for (int round = 0; round < 10; ++round) {
+      const Wide p = Wide(kM0) * c[0], q = Wide(kM1) * c[2];
+      c = {std::uint64_t(q >> 64) ^ c[1] ^ k[0], std::uint64_t(q),
+           std::uint64_t(p >> 64) ^ c[3] ^ k[1], std::uint64_t(p)};
+      k = {k[0] + kW0, k[1] + kW1};
+    }
+    return c;
+  }
+};
+
+/// An integer from 0 to count - 1, the high part of bits times count: uniform up to count / 2^64.
+inline std::uint64_t below(std::uint64_t count, std::uint64_t bits) {
+  return std::uint64_t(Wide(bits) * count >> 64);
+}
+
+}  // namespace mhfast

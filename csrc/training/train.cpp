@@ -1,0 +1,188 @@
+#include "train.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+
+#include "../problem/clean.hpp"
+#include "loop.hpp"
+
+namespace mhfast {
+
+namespace {
+
+// Runs side by side are brought to the same step this often, so that an interrupt finds them there.
+constexpr double kSegmentSeconds = 0.03;
+
+/// All loops of a task, brought from one common step to the next.
+template <class real>
+class Training {
+ public:
+  explicit Training(TrainingTask<real>& task) : task_(task) {
+    const int width = Loop<real>::width(task);
+    const std::ptrdiff_t loops = (task.runs + width - 1) / width;
+    const int threads = task.threads > 0 ? task.threads : default_threads();
+    // Loops share the threads where there are enough of them; else each has all in turn.
+    members_ = int(std::min<std::ptrdiff_t>(threads, loops));
+    side_by_side_ = loops > 1 && members_ == threads;
+    if (!side_by_side_) members_ = 1;
+    for (std::ptrdiff_t i = 0; i < loops; ++i)
+      loops_.push_back(
+          std::make_unique<Loop<real>>(task, i * width, side_by_side_ ? 1 : threads, shared_));
+    workspaces_ = std::vector<Workspace>(members_);
+  }
+
+  TrainingEnd run();
+
+ private:
+  bool all_ended() const {
+    return std::all_of(loops_.begin(), loops_.end(), [](const auto& l) { return l->ended(); });
+  }
+  bool advance(std::int64_t step, std::int64_t until);
+  void advance_once(std::int64_t until);
+  void finish(StopReason reason);
+  std::int64_t reached() const {
+    std::int64_t step = task_.first_step;
+    for (const auto& loop : loops_) step = std::max(step, loop->step());
+    return step;
+  }
+
+  TrainingTask<real>& task_;
+  SharedPacked<real> shared_;
+  std::vector<std::unique_ptr<Loop<real>>> loops_;
+  std::vector<Workspace> workspaces_;
+  int members_;
+  bool side_by_side_;
+  std::int64_t segment_ = 1;  // steps between common stops
+};
+
+/// Brings all loops to `until`, or to their ends.
+template <class real>
+void Training<real>::advance_once(std::int64_t until) {
+  if (!side_by_side_) {
+    for (auto& loop : loops_) {
+      if (loop->ended()) continue;
+      loop->bind(workspaces_[0]);
+      const bool interruptible = loops_.size() == 1;
+      run_team(loop->threads(),
+               [&](const Member& member) { loop->advance(until, interruptible, member); });
+    }
+    return;
+  }
+  std::atomic<std::size_t> next{0};
+  run_team(members_, [&](const Member& member) {
+    for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < loops_.size();) {
+      Loop<real>& loop = *loops_[i];
+      if (loop.ended()) continue;
+      loop.bind(workspaces_[member.index]);
+      loop.advance(until, false, Member{0, 1, nullptr});
+    }
+  });
+}
+
+/// From a common step to another. False when the caller aborts.
+template <class real>
+bool Training<real>::advance(std::int64_t step, std::int64_t until) {
+  if (loops_.size() == 1) {
+    advance_once(until);
+    return loops_[0]->reason(0) != StopReason::kAborted;
+  }
+  using Clock = std::chrono::steady_clock;
+  do {
+    const std::int64_t stop = std::min(until, step + segment_);
+    const auto start = Clock::now();
+    advance_once(stop);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (seconds < kSegmentSeconds / 2) segment_ *= 2;
+    if (seconds > kSegmentSeconds && segment_ > 1) segment_ /= 2;
+    step = stop;
+    if (task_.on_progress && task_.on_progress(step) == CallbackResult::kAbort) return false;
+  } while (step < until && !all_ended());
+  return true;
+}
+
+/// Ends at theta as it is, recorded.
+template <class real>
+void Training<real>::finish(StopReason reason) {
+  for (auto& loop : loops_) loop->finish(reason);
+  advance_once(task_.last_step);
+}
+
+template <class real>
+TrainingEnd Training<real>::run() {
+  const std::int64_t every = task_.hook_every, last = task_.last_step;
+  std::int64_t asked = -1;
+  const auto ask = [&](std::int64_t step) {
+    if (!task_.hook) return CallbackResult::kGoOn;
+    for (auto& loop : loops_) {
+      loop->write_back();
+      if (loop->ended()) loop->repeat_rows(step);
+    }
+    asked = step;
+    return task_.hook(step);
+  };
+  TrainingEnd end{task_.first_step, LastRow::kAll, {}};
+  std::int64_t step = task_.first_step;
+  bool aborted = false;
+  while (!all_ended() && !aborted) {
+    const bool asks = task_.hook && step % every == 0 && step < last;
+    const CallbackResult answer = asks ? ask(step) : CallbackResult::kGoOn;
+    if (answer != CallbackResult::kGoOn) {
+      aborted = answer == CallbackResult::kAbort;
+      finish(aborted ? StopReason::kAborted : StopReason::kHook);
+      end.last_row = aborted ? LastRow::kDue : LastRow::kAll;
+      break;
+    }
+    const std::int64_t until = task_.hook ? std::min(last, (step / every + 1) * every) : last;
+    if (!advance(step, until)) {
+      aborted = true;
+      end.last_row = LastRow::kNone;
+      break;
+    }
+    step = until;
+  }
+  end.reached = reached();
+  for (auto& loop : loops_) {
+    loop->write_back();
+    if (loop->step() < end.reached) loop->repeat_rows(end.reached);
+  }
+  if (!aborted && asked != end.reached) ask(end.reached);
+  for (auto& loop : loops_)
+    for (int l = 0; l < Loop<real>::width(task_) && end.reasons.size() < std::size_t(task_.runs);
+         ++l)
+      end.reasons.push_back(loop->reason(l));
+  return end;
+}
+
+}  // namespace
+
+template <class real>
+TrainingEnd train(TrainingTask<real>& task) {
+  std::vector<std::unique_ptr<CleanData<real>>> clean;
+  std::vector<std::unique_ptr<RescaledData<real>>> scaled;
+  const auto prepare = [&](Data<real>& data) {
+    scaled.push_back(std::make_unique<RescaledData<real>>(data, task.runs, task.exponents));
+    data = **scaled.back();
+  };
+  const auto clear = [&](Data<real>& data) {
+    clean.push_back(std::make_unique<CleanData<real>>(data, task.runs));
+    data = **clean.back();
+  };
+  task.given = task.data;
+  clear(task.data);
+  Tensors<const real*> tensors;
+  std::copy(task.model.at.begin(), task.model.at.end(), tensors.begin());
+  task.exponents = choose_exponents(task.data, tensors, task.model.run, task.rank, task.runs);
+  prepare(task.data);
+  for (Data<real>& test : task.tests) {
+    clear(test);
+    prepare(test);
+  }
+  return Training<real>(task).run();
+}
+
+template TrainingEnd train<float>(TrainingTask<float>&);
+template TrainingEnd train<double>(TrainingTask<double>&);
+
+}  // namespace mhfast

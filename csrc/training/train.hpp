@@ -1,0 +1,161 @@
+// Training: descent on all samples or on batches of them, with its records, wholly outside of the
+// caller's language.
+//
+//   step k:  loss and gradient at theta_k  ->  decide, record  ->  theta_{k+1}
+//
+// Values recorded for k belong to theta_k. Independent runs go side by side: each on its own
+// thread, or as many as there are lanes on one. The caller's code runs only through the hooks.
+#pragma once
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "../problem/data.hpp"
+#include "../problem/rescale.hpp"
+#include "batches.hpp"
+#include "descent.hpp"
+
+namespace mhfast {
+
+enum class Quantity {
+#define MHFAST_QUANTITY(enumerator, ...) enumerator,
+#include "../lists/quantities.inc"
+#undef MHFAST_QUANTITY
+  kParameter  // a snapshot
+};
+
+enum class QuantityOf { kDataSet, kGradient, kParameters, kAttentionWeights };
+
+inline QuantityOf is_of(Quantity quantity) {
+  switch (quantity) {
+#define MHFAST_QUANTITY(enumerator, name, of) \
+  case Quantity::enumerator:                  \
+    return QuantityOf::of;
+#include "../lists/quantities.inc"
+#undef MHFAST_QUANTITY
+    case Quantity::kParameter:
+      break;
+  }
+  return QuantityOf::kParameters;
+}
+
+enum class StopReason : std::int64_t {
+#define MHFAST_STOP(enumerator, name) enumerator,
+#define MHFAST_THRESHOLD(enumerator, name, comparison) enumerator,
+#include "../lists/stops.inc"
+#undef MHFAST_STOP
+#undef MHFAST_THRESHOLD
+};
+
+/// A row of the buffer for each due step: multiples of `every` from the first step on, and the end.
+/// Runs have their rows one after another, `capacity` rows each.
+struct Record {
+  Quantity quantity;
+  TensorName tensor;  // of kParameter
+  int set;            // -1: training data, else index of a test set
+  std::int64_t every;
+  void* buffer;  // double, or the model's type for kParameter and kAttention
+  std::int64_t capacity, row_size;
+  const std::int64_t *sample_groups = nullptr, *token_groups = nullptr;
+  std::ptrdiff_t sample_run = 0, token_run = 0;  // run r's groups are r times this further
+  int sample_group_count = 0, token_group_count = 0;
+
+  /// The row that belongs to step k when recording began at `first`.
+  std::int64_t row(std::int64_t first, std::int64_t k) const {
+    return (k + every - 1) / every - (first + every - 1) / every;
+  }
+};
+
+/// Numbers that end a run, NaN where there is none: then no comparison holds.
+struct Thresholds {
+  static constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+#define MHFAST_STOP(enumerator, name)
+#define MHFAST_THRESHOLD(enumerator, name, comparison) double name = kNone;
+#include "../lists/stops.inc"
+#undef MHFAST_STOP
+#undef MHFAST_THRESHOLD
+
+  bool ask_for_totals() const {
+    return !std::isnan(loss) || !std::isnan(accuracy) || !std::isnan(margin);
+  }
+  bool any() const { return ask_for_totals() || !std::isnan(grad_norm); }
+  /// The first reason for which a run ends that is finite; loss, accuracy, margin and grad_norm by
+  /// name in `now`.
+  template <class Values>
+  StopReason reached(const Values& now) const {
+#define MHFAST_STOP(enumerator, name)
+#define MHFAST_THRESHOLD(enumerator, name, comparison) \
+  if (!std::isnan(name) && now.name() comparison name) return StopReason::enumerator;
+#include "../lists/stops.inc"
+#undef MHFAST_STOP
+#undef MHFAST_THRESHOLD
+    return StopReason::kNone;
+  }
+};
+
+enum class CallbackResult { kGoOn, kStop, kAbort };
+
+/// Tensors of all runs: run r's are `run` numbers further, 0 where all share one.
+template <class Pointer>
+struct OfRuns {
+  Tensors<Pointer> at{};
+  Tensors<std::ptrdiff_t> run{};
+
+  Tensors<Pointer> of(std::ptrdiff_t r) const {
+    Tensors<Pointer> tensors = at;
+    for (int name = 0; name < kTensors; ++name)
+      if (tensors[name]) tensors[name] += r * run[name];
+    return tensors;
+  }
+};
+
+template <class real>
+struct TrainingTask {
+  std::ptrdiff_t runs;  // at least 1
+  Data<real> data;      // of the first run, clean (see CleanData), like the test sets
+  Data<real> given;     // the same as it came: what attention is recorded of
+  std::vector<Data<real>> tests;
+  Exponents exponents;          // of the powers by which data and tests were multiplied
+  OfRuns<real*> model;          // trained tensors are stepped in place
+  OfRuns<const real*> starts;   // where distance is measured from
+  OfRuns<real*> first, second;  // what the optimizer keeps, where it keeps something
+  std::vector<OfRuns<const real*>> directions;
+  int rank;
+  real scale;
+  Loss loss;
+  std::array<bool, kTensors> wrt;
+  Optimizer optimizer;
+  Batches batches;
+  std::int64_t first_step, last_step;
+  std::vector<Record> records;
+  Thresholds thresholds;
+  std::int64_t* stopped;                             // by run: where it was frozen, -1: it was not
+  StopReason* reasons;                               // by run: why it was frozen, kNone: it was not
+  std::int64_t hook_every = 0;                       // 0: no hook
+  std::function<CallbackResult(std::int64_t)> hook;  // at due steps and at the end
+  std::function<CallbackResult(std::int64_t)> on_progress;  // now and then
+  int threads;
+
+  /// The shape that a step is taken on.
+  Shape step_shape() const {
+    Shape shape = data.shape;
+    if (batches.size > 0) shape.n = batches.size;
+    return shape;
+  }
+};
+
+/// Which rows of the last step are written: none, those due by their `every`, all.
+enum class LastRow { kNone, kDue, kAll };
+
+struct TrainingEnd {
+  std::int64_t reached;
+  LastRow last_row;
+  std::vector<StopReason> reasons;  // by run; of those frozen before the first step kNone
+};
+
+template <class real>
+TrainingEnd train(TrainingTask<real>& task);
+
+}  // namespace mhfast
