@@ -1,5 +1,6 @@
 #include "engine.hpp"
 
+#include "../problem/readout.hpp"
 #include "../runtime/tuning.hpp"
 
 namespace mhfast {
@@ -7,8 +8,8 @@ namespace {
 
 /// Of all runs. Multiply-adds count two; an exponential about twenty.
 double flops(const Shape& s, int runs) {
-  const double layer = s.is_layer() ? 2.0 * s.T * s.d + 6.0 * s.d * s.p : 0.0;
-  return double(s.n) * runs * s.H * s.q * (4.0 * s.d * s.d + 8.0 * s.T * s.d + 20.0 * s.T + layer);
+  const double scores = 4.0 * s.d * s.d + 8.0 * s.T * s.d + 20.0 * s.T;
+  return double(s.n) * runs * s.H * s.q * (scores + readout_of(s).flops);
 }
 
 /// Pieces of work that threads share.

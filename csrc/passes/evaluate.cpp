@@ -210,7 +210,7 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
   const TensorName readout = readout_of(s).name;
   const typename Engine<real>::Gradient gradient{of_factors ? dense.gradient() : gradients.of[kW],
                                                  gradients.of[readout], gradients.of[kPrompt]};
-  std::vector<real> f(of_inputs ? s.n * readout_of(s).outputs : 0);
+  std::vector<real> f(of_inputs ? s.n * s.outputs() : 0);
   double value = 0;
   if (gradients.of_parameters() || !of_inputs) {
     value = evaluate(data, dense.parameters, loss, threads, gradient, false,

@@ -54,15 +54,15 @@ class CleanData {
   /// Whether the derivatives of the loss by the outputs of a row are all zero; of a classifier, of
   /// the sample, as all of its rows make one output.
   bool is_idle(std::ptrdiff_t run_index, std::ptrdiff_t sample, int row) const {
-    const int p = data_.shape.is_layer() ? data_.shape.p : 1;
-    const real* y = data_.y + run_index * data_.run.y + sample * data_.targets;
-    if (data_.shape.is_layer()) y += std::ptrdiff_t(row) * p;
+    const int p = data_.shape.row_outputs(), output_row = row % data_.shape.output_rows();
+    const real* y =
+        data_.y + run_index * data_.run.y + sample * data_.targets + std::ptrdiff_t(output_row) * p;
     return std::all_of(y, y + p, [](real derivative) { return derivative == 0; });
   }
 
   bool has_zero_derivatives() const {
     if (!derivatives_) return false;
-    const int rows = data_.shape.is_layer() ? data_.shape.q : 1;
+    const int rows = data_.shape.output_rows();
     for (std::ptrdiff_t r = 0; r < (data_.run.y ? runs_ : 1); ++r)
       for (std::ptrdiff_t i = 0; i < data_.shape.n; ++i)
         for (int t = 0; t < rows; ++t)

@@ -63,9 +63,9 @@ struct Data {
     for (int t = 0; t < padded; ++t) to[t] = real(t < rows ? limit(sample, 0, first + t) : shape.T);
   }
 
-  /// Rows of a self-attention that are beyond the sample's length are of no weight.
+  /// Rows of a self-attention that are beyond the sample's length are of no weight, if rows have.
   double weight_of(int run_index, std::ptrdiff_t sample, int row) const {
-    if (shape.is_layer() && row >= rows_of(run_index, sample)) return 0.0;
+    if (shape.rows_have_outputs() && row >= rows_of(run_index, sample)) return 0.0;
     if (!weight) return 1.0;
     const std::ptrdiff_t at = weighs_rows ? sample * shape.q + row : sample;
     return double(weight[run_index * run.weight + at]);
@@ -84,10 +84,11 @@ struct Data {
   }
   /// Labels that accuracy is the mean over, each with its weight.
   double total_labels(int run_index, Loss loss) const {
-    if (!shape.is_layer() || is_of_rows(loss)) return total_weight(run_index, loss);
+    if (shape.outputs() == 1 || is_of_rows(loss)) return total_weight(run_index, loss);
     double total = 0;
     for (std::ptrdiff_t i = 0; i < shape.n; ++i)
-      for (int t = 0; t < shape.q; ++t) total += weight_of(run_index, i, t) * shape.p;
+      for (int t = 0; t < shape.output_rows(); ++t)
+        total += weight_of(run_index, i, t) * shape.row_outputs();
     return total;
   }
 

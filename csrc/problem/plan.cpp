@@ -186,9 +186,65 @@ Prediction predict_classifier(const Shape& s, const Cost& cost) {
   return result;
 }
 
-Prediction predict(const Shape& s, const Registers& registers) {
-  const Cost cost{s, registers};
-  return s.is_layer() ? predict_layer(s, cost) : predict_classifier(s, cost);
+/// Units whose weights are held at a time: as many as fit into the cache for all heads, but no more
+/// than needed to amortise the accumulators of a gradient.
+int slab_units(double weights, double rows) {
+  return int(
+      std::max(1.0, std::min(std::floor(kSlabBytes / weights), std::ceil(kSlabRows / rows))));
+}
+
+/// Query rows of a layer at a time: all, unless the weights of one unit would exceed the cache.
+int layer_rows(const Shape& s, int bytes, int lanes) {
+  const double a_row = double(s.H) * s.T * lanes * bytes;
+  return int(std::clamp(kSlabBytes / a_row, 1.0, double(s.q)));
+}
+
+void size_tiles(const Shape& s, int bytes, int lanes, Plan& plan) {
+  plan.tile = tile_rows(s, bytes, lanes);
+  plan.parts = (s.q + kPartRows - 1) / kPartRows;
+  const double gradients =
+      double(s.H) * plan.parts * bytes * round_up(s.d, lanes) * (s.d + double(s.q) / plan.parts);
+  plan.slab = int(std::max(1.0, std::min(double(s.n), kTileGradientBytes / gradients)));
+}
+
+void size_layer_rows(const Shape& s, int bytes, int lanes, Plan& plan) {
+  plan.tile = layer_tile(s, bytes, lanes);
+  plan.parts = (s.q + plan.tile - 1) / plan.tile;
+  plan.units = s.n * plan.parts;
+  plan.keep = keeps_layer_weights(s, bytes, lanes);
+  plan.slab = 1;
+}
+
+void size_slabs(const Shape& s, int bytes, int lanes, Plan& plan) {
+  const double weights = weights_bytes(s, plan.problems_are_lanes(), bytes, lanes);
+  plan.keep = weights <= kKeepBytes;
+  plan.tile = s.q;
+  plan.slab = slab_units(weights, plan.problems_are_lanes() ? double(s.q) * lanes : s.q);
+}
+
+void size_classifier(const Shape& s, int bytes, int lanes, Plan& plan) {
+  if (plan.kind == PlanKind::kTiles) return size_tiles(s, bytes, lanes, plan);
+  size_slabs(s, bytes, lanes, plan);
+}
+
+void size_layer(const Shape& s, int bytes, int lanes, Plan& plan) {
+  if (plan.kind == PlanKind::kRows) return size_layer_rows(s, bytes, lanes, plan);
+  size_slabs(s, bytes, lanes, plan);
+  plan.keep = true;
+  plan.tile = layer_rows(s, bytes, lanes);
+  if (plan.tile < s.q) plan.slab = 1;
+}
+
+/// What a plan is made by: predicted cycles of all kinds, and sizes of the chosen one.
+struct Planner {
+  Prediction (*predict)(const Shape&, const Cost&);
+  void (*size)(const Shape&, int bytes, int lanes, Plan&);
+};
+
+const Planner& planner_of(const Shape& s) {
+  static constexpr Planner classifier{predict_classifier, size_classifier};
+  static constexpr Planner layer{predict_layer, size_layer};
+  return s.is_layer() ? layer : classifier;
 }
 
 /// The prediction, cached for the next call and the next loop of the same shape.
@@ -211,7 +267,7 @@ const Prediction& prediction(const Shape& s, const Registers& registers) {
   asked.shape = s;
   asked.registers = registers;
   if (asked.key() != kept.key()) {
-    asked.prediction = predict(s, registers);
+    asked.prediction = planner_of(s).predict(s, Cost{s, registers});
     kept = asked;
   }
   return kept.prediction;
@@ -267,23 +323,6 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
   return part;
 }
 
-namespace {
-
-/// Units whose weights are held at a time: as many as fit into the cache for all heads, but no more
-/// than needed to amortise the accumulators of a gradient.
-int slab_units(double weights, double rows) {
-  return int(
-      std::max(1.0, std::min(std::floor(kSlabBytes / weights), std::ceil(kSlabRows / rows))));
-}
-
-/// Query rows of a layer at a time: all, unless the weights of one unit would exceed the cache.
-int layer_rows(const Shape& s, int bytes, int lanes) {
-  const double a_row = double(s.H) * s.T * lanes * bytes;
-  return int(std::clamp(kSlabBytes / a_row, 1.0, double(s.q)));
-}
-
-}  // namespace
-
 bool prefers_runs(const Shape& s, const Registers& registers, std::ptrdiff_t runs) {
   if (runs < 2) return false;
   const int choice = forced.load(std::memory_order_relaxed);
@@ -296,48 +335,15 @@ bool prefers_runs(const Shape& s, const Registers& registers, std::ptrdiff_t run
   return together * idle < predicted.cycles[int(choose(predicted.cycles))] + kStepCycles;
 }
 
-namespace {
-
-void size_tiles(const Shape& s, int bytes, int lanes, Plan& plan) {
-  plan.tile = tile_rows(s, bytes, lanes);
-  plan.parts = (s.q + kPartRows - 1) / kPartRows;
-  const double gradients =
-      double(s.H) * plan.parts * bytes * round_up(s.d, lanes) * (s.d + double(s.q) / plan.parts);
-  plan.slab = int(std::max(1.0, std::min(double(s.n), kTileGradientBytes / gradients)));
-}
-
-void size_layer_rows(const Shape& s, int bytes, int lanes, Plan& plan) {
-  plan.tile = layer_tile(s, bytes, lanes);
-  plan.parts = (s.q + plan.tile - 1) / plan.tile;
-  plan.units = s.n * plan.parts;
-  plan.keep = keeps_layer_weights(s, bytes, lanes);
-  plan.slab = 1;
-}
-
-void size_slabs(const Shape& s, int bytes, int lanes, Plan& plan) {
-  const double weights = weights_bytes(s, plan.problems_are_lanes(), bytes, lanes);
-  plan.keep = weights <= kKeepBytes || s.is_layer();
-  plan.tile = s.is_layer() ? layer_rows(s, bytes, lanes) : s.q;
-  const double rows = plan.problems_are_lanes() ? double(s.q) * lanes : s.q;
-  plan.slab = plan.tile < s.q ? 1 : slab_units(weights, rows);
-}
-
-}  // namespace
-
 Plan make_plan(const Shape& s, const Registers& registers, bool runs_are_lanes) {
-  const int bytes = registers.bytes, lanes = registers.lanes;
+  const int lanes = registers.lanes;
   const Prediction& predicted = prediction(s, registers);
   Plan plan{};
   std::copy_n(predicted.cycles, kPlanKinds, plan.cycles);
   plan.kind = runs_are_lanes ? PlanKind::kRuns : choose(plan.cycles);
   plan.chunks = predicted.chunks[int(plan.kind)];  // runs: each block belongs to one thread
   plan.units = plan.samples_are_lanes() ? round_up(s.n, lanes) / lanes : s.n;
-  if (plan.kind == PlanKind::kTiles)
-    size_tiles(s, bytes, lanes, plan);
-  else if (s.is_layer() && plan.kind == PlanKind::kRows)
-    size_layer_rows(s, bytes, lanes, plan);
-  else
-    size_slabs(s, bytes, lanes, plan);
+  planner_of(s).size(s, registers.bytes, lanes, plan);
   return plan;
 }
 

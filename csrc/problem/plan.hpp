@@ -19,6 +19,11 @@ struct Shape {
   bool shared_query = false;  // one query side for all samples, a prompt
 
   bool is_layer() const { return p > 0; }
+  bool rows_have_outputs() const { return is_layer(); }
+  /// Rows with outputs of their own, outputs of such a row, and of a sample; a classifier has one.
+  int output_rows() const { return rows_have_outputs() ? q : 1; }
+  int row_outputs() const { return rows_have_outputs() ? p : 1; }
+  std::ptrdiff_t outputs() const { return std::ptrdiff_t(output_rows()) * row_outputs(); }
 };
 
 enum class PlanKind {

@@ -10,14 +10,15 @@ namespace mhfast {
 
 struct Readout {
   TensorName name;
-  int rows, columns;       // of one head's parameter
-  std::ptrdiff_t outputs;  // of a sample
-  double divisor;          // of the sum over heads
+  int rows, columns;    // of one head's parameter
+  double divisor;       // of the sum over heads
+  bool targets_packed;  // targets are packed with the tokens
+  double flops;         // of a query row and head beside scores and softmax
 };
 
 inline Readout readout_of(const Shape& s) {
-  if (s.is_layer()) return {kV, s.d, s.p, std::ptrdiff_t(s.q) * s.p, 1.0};
-  return {kU, s.q, s.d, 1, std::sqrt(double(s.H))};
+  if (s.is_layer()) return {kV, s.d, s.p, 1.0, true, 2.0 * s.T * s.d + 6.0 * s.d * s.p};
+  return {kU, s.q, s.d, std::sqrt(double(s.H)), false, 0.0};
 }
 
 }  // namespace mhfast

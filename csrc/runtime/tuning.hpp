@@ -106,4 +106,9 @@ inline constexpr std::int64_t kFirstBackOff = 50, kLongestBackOff = 1600;  // ms
 inline constexpr double kWindowSeconds = 0.004, kLongStepSeconds = 0.05;
 inline constexpr int kFirstPatience = 8, kLongestPatience = 64;
 
+// Chosen. A person does not notice it: how often training looks for signals and reports progress,
+// in milliseconds, and how often runs side by side are brought to a common step for that.
+inline constexpr int kProgressInterval = 50;
+inline constexpr double kSegmentSeconds = 0.03;
+
 }  // namespace mhfast

@@ -4,12 +4,12 @@
 #include <cmath>
 
 #include "../problem/factors.hpp"
+#include "../problem/readout.hpp"
+#include "../runtime/tuning.hpp"
 #include "records.hpp"
 
 namespace mhfast {
 namespace {
-
-constexpr auto kProgressInterval = std::chrono::milliseconds(50);
 
 /// Numbers of `count` runs, `run` apart, to vectors of `width` and back. Lanes beyond the last run
 /// repeat it.
@@ -32,7 +32,8 @@ void from_lanes(const real* from, std::ptrdiff_t run, int count, int width, std:
 /// Whether all runs have the same numbers in the packed copy of a data set.
 template <class real>
 bool is_shared(const Data<real>& data) {
-  return data.run.x == 0 && data.run.z == 0 && (data.run.y == 0 || !data.shape.is_layer());
+  return data.run.x == 0 && data.run.z == 0 &&
+         (data.run.y == 0 || !readout_of(data.shape).targets_packed);
 }
 
 template <class real>
@@ -634,7 +635,7 @@ template <class real>
 bool Loop<real>::report_progress(const FlushToZero& flush) {
   if (!interruptible_ || !task_.on_progress || interrupted_) return interrupted_;
   const auto now = Clock::now();
-  if (now - last_progress_ < kProgressInterval) return false;
+  if (now - last_progress_ < std::chrono::milliseconds(kProgressInterval)) return false;
   last_progress_ = now;
   flush.suspended([&] { interrupted_ = task_.on_progress(step_) == CallbackResult::kAbort; });
   return interrupted_;

@@ -6,14 +6,12 @@
 #include <memory>
 
 #include "../problem/clean.hpp"
+#include "../runtime/tuning.hpp"
 #include "loop.hpp"
 
 namespace mhfast {
 
 namespace {
-
-// Runs side by side are brought to the same step this often, so that an interrupt finds them there.
-constexpr double kSegmentSeconds = 0.03;
 
 /// All loops of a task, brought from one common step to the next.
 template <class real>

@@ -1,0 +1,296 @@
+#include "hessian_product.hpp"
+
+#include <atomic>
+
+#include "../problem/factors.hpp"
+#include "../problem/readout.hpp"
+#include "../runtime/float_mode.hpp"
+#include "../runtime/team.hpp"
+#include "../runtime/tuning.hpp"
+
+namespace mhfast {
+
+template <class real>
+HessianProduct<real>::HessianProduct(const HessianCall<real>& call, int sum_rows, bool row_by_row)
+    : data_(call.data),
+      model_(call.model),
+      tangent_(call.tangent),
+      scale_(call.scale),
+      loss_(call.loss),
+      out_(call.out),
+      s_(call.data.shape),
+      total_(call.data.total_weight(0, call.loss)),
+      wants_W_(out_[kW] || out_[kQ] || out_[kK] || out_[kPrompt]),
+      wants_readout_(out_[kU] || out_[kV]),
+      wants_plain_(wants_W_ && (model_.is_factored() || s_.shared_query)) {
+  choose_sizes(sum_rows, row_by_row);
+  const double flops = double(s_.n) * s_.H * s_.q * (8.0 * s_.d * s_.d + 16.0 * s_.T * s_.d);
+  members_ = useful_threads(call.threads, chunks_, flops);
+  workspaces_.resize(members_);
+  sums_.resize(chunks_);
+  load_weights();
+  if (s_.shared_query) {
+    const auto pack = [&](const real* from, std::vector<real>& to) -> const real* {
+      if (!from) return nullptr;
+      to.resize(std::size_t(s_.d) * padded(s_.q));
+      kernels_.pack_rows(from, s_.q, s_.d, padded(s_.q), to.data());
+      return to.data();
+    };
+    queries_ = {pack(model_.at[kPrompt], prompt_value_), pack(tangent_[kPrompt], prompt_move_)};
+  }
+  Arena measure;
+  lay_out(measure);
+  Arena layout(block_.reserve(measure.size()));
+  lay_out(layout);
+}
+
+template <class real>
+void HessianProduct<real>::choose_sizes(int sum_rows, bool row_by_row) {
+  const int L = kernels_.lanes, dL = padded(s_.d), qL = padded(s_.q);
+  const double of_row = 4.0 * s_.T * sizeof(real);  // A, D and their moves
+  const auto rows_within = [&](double bytes) {
+    return std::clamp<std::ptrdiff_t>(std::ptrdiff_t(bytes / of_row) / L * L, L, qL);
+  };
+  const bool all_fit = kTangentTileBytes >= of_row * s_.H * qL;
+  heads_kept_ = all_fit || row_by_row ? s_.H : 1;
+  tile_rows_ = rows_within(kTangentTileBytes / heads_kept_);
+  weight_size_ = std::ptrdiff_t(s_.shared_query ? s_.q : s_.d) * dL;
+  readout_size_ = std::ptrdiff_t(sum_rows) * dL;
+  const double sums = double(s_.H) * (2 * weight_size_ + readout_size_) * sizeof(real);
+  chunks_ = int(
+      std::max(1.0, std::min({kTangentPartialBytes / sums, double(kTangentChunks), double(s_.n)})));
+}
+
+template <class real>
+void HessianProduct<real>::lay_out(Arena& layout) {
+  const std::size_t d = s_.d, T = s_.T, p = s_.p, H = s_.H, R = tile_rows_;
+  const std::size_t dL = padded(s_.d), TL = padded(s_.T), qL = padded(s_.q);
+  const auto take = [&](std::size_t size, std::initializer_list<real**> arrays) {
+    for (real** array : arrays) *array = layout.take<real>(size);
+  };
+  for (Sums& sums : sums_) {
+    take(wants_W_ ? H * weight_size_ : 0, {&sums.of_W});
+    take(wants_plain_ ? H * weight_size_ : 0, {&sums.plain});
+    take(wants_readout_ ? H * readout_size_ : 0, {&sums.of_readout});
+  }
+  for (Workspace& workspace : workspaces_) {
+    take(d * TL, {&workspace.xt});
+    take(T * dL, {&workspace.x});
+    take(d * qL, {&workspace.zt});
+    take(d * R, {&workspace.p, &workspace.dp, &workspace.ut, &workspace.dut, &workspace.yt,
+                 &workspace.dyt});
+    take(heads_kept_ * T * R, {&workspace.s, &workspace.ds, &workspace.c, &workspace.dc});
+    take(T * R, {&workspace.m});
+    take(R, {&workspace.limits, &workspace.readouts, &workspace.moves});
+    take(p * R, {&workspace.f, &workspace.df, &workspace.g, &workspace.dg, &workspace.y,
+                 &workspace.g_rows, &workspace.dg_rows});
+    take(R * dL, {&workspace.e});
+  }
+}
+
+/// scale W and its move, from factors where there are.
+template <class real>
+void HessianProduct<real>::load_weights() {
+  const std::ptrdiff_t size = extent(kW, s_, 0).all(), dd = std::ptrdiff_t(s_.d) * s_.d;
+  const Tensors<const real*>&at = model_.at, &move = tangent_;
+  w_value_.resize(size);
+  w_move_.assign(size, real(0));
+  const int r = model_.rank;
+  for (int h = 0; h < s_.H && model_.is_factored(); ++h) {
+    compose(kernels_, s_, r, at[kQ], at[kK], h, 1, w_value_.data());
+    const std::ptrdiff_t of_head = std::ptrdiff_t(h) * s_.d * r;
+    const real* K = (at[kK] ? at[kK] : at[kQ]) + of_head;
+    const real* dK = at[kK] ? move[kK] : move[kQ];
+    real* to = w_move_.data() + h * dd;
+    if (move[kQ])
+      kernels_.batched_gemm(
+          {s_.d, s_.d, r, 1, move[kQ] + of_head, r, 1, K, 1, r, to, s_.d, 1, real(1), true});
+    if (dK)
+      kernels_.batched_gemm({s_.d, s_.d, r, 1, at[kQ] + of_head, r, 1, dK + of_head, 1, r, to, s_.d,
+                             1, real(1), true});
+  }
+  if (!model_.is_factored()) {
+    std::copy_n(at[kW], size, w_value_.begin());
+    if (move[kW]) std::copy_n(move[kW], size, w_move_.begin());
+  }
+  for (std::ptrdiff_t i = 0; i < size; ++i) {
+    w_value_[i] *= scale_;
+    w_move_[i] *= scale_;
+  }
+  w_ = {w_value_.data(), move[kW] || move[kQ] || move[kK] ? w_move_.data() : nullptr};
+}
+
+template <class real>
+void HessianProduct<real>::load_readout(int rows, int columns, int row) {
+  const TensorName name = readout_of(s_).name;
+  const auto pack = [&](const real* from, std::vector<real>& to) -> const real* {
+    if (!from) return nullptr;
+    to.resize(std::size_t(s_.H) * columns * row);
+    for (std::ptrdiff_t h = 0; h < s_.H; ++h)
+      kernels_.pack_rows(from + h * rows * columns, rows, columns, row,
+                         to.data() + h * columns * row);
+    return to.data();
+  };
+  readout_ = {pack(model_.at[name], readout_value_), pack(tangent_[name], readout_move_)};
+}
+
+template <class real>
+void HessianProduct<real>::find_limits(std::ptrdiff_t i, const Tile& tile,
+                                       Workspace& workspace) const {
+  if (data_.is_limited())
+    data_.write_limits(i, tile.first, tile.rows, tile.padded, workspace.limits);
+}
+
+/// P = z W, S = P X^T and their moves, then A and its relative move.
+template <class real>
+void HessianProduct<real>::score(int h, const Tile& tile, Workspace& workspace) const {
+  const int d = s_.d, T = s_.T, TL = padded(T), qL = padded(s_.q);
+  const std::ptrdiff_t R = tile_rows_, dd = std::ptrdiff_t(d) * d;
+  const TangentArguments<real> in = rows_of(h, tile, workspace);
+  const WithTangent<real> w{w_.value + h * dd, w_.tangent ? w_.tangent + h * dd : nullptr};
+  const WithTangent<real> z{(s_.shared_query ? queries_.value : workspace.zt) + tile.first,
+                            queries_.tangent ? queries_.tangent + tile.first : nullptr};
+  multiply(d, tile.padded, d, w.value, d, z.value, qL, workspace.p, R, false);
+  const bool moves = multiply_tangents(d, tile.padded, d, w, d, z, qL, workspace.dp, R, false);
+  multiply(T, tile.padded, d, workspace.xt, TL, workspace.p, R, in.s, R, false);
+  if (moves)
+    multiply(T, tile.padded, d, workspace.xt, TL, workspace.dp, R, in.ds, R, false);
+  else
+    std::fill_n(in.ds, T * R, real(0));
+  kernels_.tangent_weights(in);
+}
+
+/// C = U X^T and its move, then D, its move and the readouts; U (d, rows) by its rows.
+template <class real>
+void HessianProduct<real>::derive(int h, const Tile& tile, const WithTangent<real>& u,
+                                  std::ptrdiff_t row, Workspace& workspace) const {
+  const int d = s_.d, T = s_.T, TL = padded(T);
+  const std::ptrdiff_t R = tile_rows_;
+  const TangentArguments<real> in = rows_of(h, tile, workspace);
+  multiply(T, tile.padded, d, workspace.xt, TL, u.value, row, in.c, R, false);
+  if (u.tangent)
+    multiply(T, tile.padded, d, workspace.xt, TL, u.tangent, row, in.dc, R, false);
+  else
+    std::fill_n(in.dc, T * R, real(0));
+  kernels_.tangent_derivative(in);
+}
+
+/// z^T e. and z.^T e, or for a prompt e. and e by row.
+template <class real>
+void HessianProduct<real>::add_weight_terms(std::ptrdiff_t i, int h, const Tile& tile,
+                                            double derivative, double move, Workspace& workspace,
+                                            const Sums& sums, bool fresh) const {
+  if (!wants_W_) return;
+  const int d = s_.d, T = s_.T;
+  const std::ptrdiff_t R = tile_rows_, dL = padded(d), size = T * R;
+  const TangentArguments<real> in = rows_of(h, tile, workspace);
+  const auto add_term = [&](real* sum) {
+    sum += h * weight_size_;
+    if (s_.shared_query) {  // a tile's rows are its own: only samples add to them
+      multiply(tile.rows, int(dL), T, workspace.m, R, workspace.x, dL, sum + tile.first * dL, dL,
+               !fresh);
+      return;
+    }
+    multiply(tile.rows, int(dL), T, workspace.m, R, workspace.x, dL, workspace.e, dL, false);
+    const real* z = data_.z + (i * s_.q + tile.first) * d;
+    multiply(d, int(dL), tile.rows, z, d, workspace.e, dL, sum, dL, !fresh || tile.first > 0);
+  };
+  const real a = real(move), b = real(derivative);
+  for (std::ptrdiff_t k = 0; k < size; ++k) workspace.m[k] = a * in.c[k] + b * in.dc[k];
+  add_term(sums.of_W);
+  if (!wants_plain_) return;
+  for (std::ptrdiff_t k = 0; k < size; ++k) workspace.m[k] = b * in.c[k];
+  add_term(sums.plain);
+}
+
+template <class real>
+void HessianProduct<real>::run_chunk(int chunk, Workspace& workspace) {
+  const std::ptrdiff_t begin = s_.n * chunk / chunks_, end = s_.n * (chunk + 1) / chunks_;
+  const std::ptrdiff_t keys = std::ptrdiff_t(s_.T) * s_.d, rows = std::ptrdiff_t(s_.q) * s_.d;
+  for (std::ptrdiff_t i = begin; i < end; ++i) {
+    kernels_.pack_rows(data_.x + i * keys, s_.T, s_.d, padded(s_.T), workspace.xt);
+    kernels_.scale_rows(data_.x + i * keys, real(1), s_.T, s_.d, padded(s_.d), workspace.x);
+    if (!s_.shared_query)
+      kernels_.pack_rows(data_.z + i * rows, s_.q, s_.d, padded(s_.q), workspace.zt);
+    run_sample(i, workspace, sums_[chunk], i == begin);
+  }
+}
+
+template <class real>
+void HessianProduct<real>::run() {
+  std::atomic<int> next{0};
+  run_team(members_, [&](const Member& member) {
+    const FlushToZero flush;
+    for (int chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < chunks_;)
+      run_chunk(chunk, workspaces_[member.index]);
+  });
+  reduce();
+}
+
+template <class real>
+void HessianProduct<real>::sum_chunks(real* Sums::* part, std::ptrdiff_t at, int rows,
+                                      real* out) const {
+  const std::ptrdiff_t stride = chunks_ > 1 ? sums_[1].*part - sums_[0].*part : 0;
+  kernels_.reduce_features({sums_[0].*part + at, stride, chunks_, rows, s_.d, out});
+}
+
+template <class real>
+void HessianProduct<real>::reduce() const {
+  const int d = s_.d, q = s_.q, r = model_.rank;
+  const std::ptrdiff_t dd = std::ptrdiff_t(d) * d, qd = std::ptrdiff_t(q) * d;
+  const auto product = [&](int M, int N, int K, const real* a, std::ptrdiff_t a_row,
+                           std::ptrdiff_t a_column, const real* b, std::ptrdiff_t b_row,
+                           std::ptrdiff_t b_column, real* c, real factor, bool add) {
+    kernels_.batched_gemm(
+        {M, N, K, 1, a, a_row, a_column, b, b_row, b_column, c, N, 1, factor, add});
+  };
+  std::vector<real> of_W(dd), plain_W(dd), e(qd), e_plain(qd);
+  const Tensors<const real*>& at = model_.at;
+  if (out_[kPrompt]) std::fill_n(out_[kPrompt], qd, real(0));
+  for (int h = 0; h < s_.H; ++h) {
+    if (wants_readout_) store_readout(h);
+    if (!wants_W_) continue;
+    if (s_.shared_query) {
+      sum_chunks(&Sums::of_W, h * weight_size_, q, e.data());
+      sum_chunks(&Sums::plain, h * weight_size_, q, e_plain.data());
+      product(d, d, q, at[kPrompt], 1, d, e.data(), d, 1, of_W.data(), scale_, false);
+      product(d, d, q, at[kPrompt], 1, d, e_plain.data(), d, 1, plain_W.data(), scale_, false);
+      if (tangent_[kPrompt])
+        product(d, d, q, tangent_[kPrompt], 1, d, e_plain.data(), d, 1, of_W.data(), scale_, true);
+      if (out_[kPrompt]) {
+        product(q, d, d, e.data(), d, 1, w_.value + h * dd, 1, d, out_[kPrompt], real(1), true);
+        if (w_.tangent)
+          product(q, d, d, e_plain.data(), d, 1, w_.tangent + h * dd, 1, d, out_[kPrompt], real(1),
+                  true);
+      }
+    } else {
+      sum_chunks(&Sums::of_W, h * weight_size_, d, of_W.data());
+      for (real& entry : of_W) entry *= scale_;
+      if (wants_plain_) sum_chunks(&Sums::plain, h * weight_size_, d, plain_W.data());
+      for (real& entry : plain_W) entry *= wants_plain_ ? scale_ : real(0);
+    }
+    if (out_[kW]) std::copy_n(of_W.data(), dd, out_[kW] + h * dd);
+    if (!model_.is_factored()) continue;
+    // By Q: W. K + W K., by K: W.^T Q + W^T Q., W standing for the gradient by it; tied: both.
+    const std::ptrdiff_t of_head = std::ptrdiff_t(h) * d * r;
+    const bool tied = model_.is_tied();
+    const real *Q = at[kQ] + of_head, *K = tied ? Q : at[kK] + of_head;
+    const real* dQ = tangent_[kQ] ? tangent_[kQ] + of_head : nullptr;
+    const real* dK = tied ? dQ : tangent_[kK] ? tangent_[kK] + of_head : nullptr;
+    const auto by_factor = [&](bool transposed, const real* other, const real* other_move,
+                               real* out, bool add) {
+      const std::ptrdiff_t row = transposed ? 1 : d, column = transposed ? d : 1;
+      product(d, r, d, of_W.data(), row, column, other, r, 1, out, real(1), add);
+      if (other_move)
+        product(d, r, d, plain_W.data(), row, column, other_move, r, 1, out, real(1), true);
+    };
+    if (out_[kQ]) by_factor(false, K, dK, out_[kQ] + of_head, false);
+    if (out_[kQ] && tied) by_factor(true, Q, dQ, out_[kQ] + of_head, true);
+    if (out_[kK]) by_factor(true, Q, dQ, out_[kK] + of_head, false);
+  }
+}
+
+template class HessianProduct<float>;
+template class HessianProduct<double>;
+
+}  // namespace mhfast

@@ -1,0 +1,156 @@
+// The gradient of one sample and head is, with e = D X (z: queries, G: derivatives of the outputs),
+//
+//   by W  z^T e        by U  derivative A X        by V  (A X)^T G        by the prompt  e W^T
+//
+// and the Hessian's product its derivative along the direction, term by term (a dot stands for it):
+// z^T e. + z.^T e, and so on. Softmax and its derivatives along the direction: kernels/tangent.hpp.
+//
+// Query rows are lanes for scores, features for sums over rows. Works on a sample at a time, and in
+// a long sequence on a few rows at a time; a classifier's loss is known after all its rows, so if
+// there are many, their scores are computed twice.
+//
+// What classifiers and layers share; curvature.cpp adds their readouts.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "../dispatch/dispatch.hpp"
+#include "../problem/data.hpp"
+#include "../runtime/scratch.hpp"
+
+namespace mhfast {
+
+/// Pointers to a tensor and to its tangent, the derivative along the direction; null: zero.
+template <class real>
+struct WithTangent {
+  const real *value = nullptr, *tangent = nullptr;
+};
+
+/// What `hessian_product` is asked for, see there; the data are clean, all are rescaled.
+template <class real>
+struct HessianCall {
+  const Data<real>& data;
+  const Model<const real*>& model;
+  const Tensors<const real*>& tangent;
+  real scale;
+  Loss loss;
+  int threads;
+  const Tensors<real*>& out;
+};
+
+template <class real>
+class HessianProduct {
+ public:
+  virtual ~HessianProduct() = default;
+  void run();
+
+ protected:
+  /// `sum_rows`: rows of a head's sum for the readout, whose features are lanes. `row_by_row`: the
+  /// loss of a row is known from all heads of this row.
+  HessianProduct(const HessianCall<real>& call, int sum_rows, bool row_by_row);
+
+  struct Workspace {                     // a thread's arrays; R: rows of a tile
+    real *xt, *x, *zt;                   // keys (d, TL), (T, dL); queries (d, qL)
+    real *p, *dp, *ut, *dut, *yt, *dyt;  // (d, R): z W, G V^T, A X
+    real *s, *ds, *c, *dc;               // (heads, T, R)
+    real* m;                             // (T, R)
+    real *limits, *readouts, *moves;     // (R)
+    real *f, *df, *g, *dg, *y, *g_rows,
+        *dg_rows;  // outputs: (p, R), their y and derivatives (R, p)
+    real* e;       // (R, dL)
+  };
+  struct Sums {          // of a chunk
+    real *of_W, *plain;  // (H, d, dL), or of a prompt D X (H, q, dL): moved and as it is
+    real* of_readout;    // (H, q, dL), of a layer transposed (H, p, dL)
+  };
+  struct Tile {
+    int first, rows, padded;
+  };
+
+  /// Adds the terms of a sample. `fresh`: it is the first of its chunk, whose sums are not set yet.
+  virtual void run_sample(std::ptrdiff_t i, Workspace& workspace, const Sums& sums,
+                          bool fresh) const = 0;
+  /// The product by a head's readout, from the sums of all chunks.
+  virtual void store_readout(int h) const = 0;
+
+  void find_limits(std::ptrdiff_t i, const Tile& tile, Workspace& workspace) const;
+  void score(int h, const Tile& tile, Workspace& workspace) const;
+  void derive(int h, const Tile& tile, const WithTangent<real>& readout, std::ptrdiff_t row,
+              Workspace& workspace) const;
+  void add_weight_terms(std::ptrdiff_t i, int h, const Tile& tile, double derivative, double move,
+                        Workspace& workspace, const Sums& sums, bool fresh) const;
+  /// U or V of all heads, each (rows, columns) transposed and padded to rows of `row` numbers.
+  void load_readout(int rows, int columns, int row);
+  /// The sums of all chunks for a head, without what pads them.
+  void sum_chunks(real* Sums::* part, std::ptrdiff_t at, int rows, real* out) const;
+
+  int padded(int size) const { return int(round_up(size, kernels_.lanes)); }
+  std::ptrdiff_t slot(int h) const { return heads_kept_ > 1 ? h * s_.T * tile_rows_ : 0; }
+  TangentArguments<real> rows_of(int h, const Tile& tile, Workspace& workspace) const {
+    const std::ptrdiff_t at = slot(h);
+    return {s_.T,
+            tile.padded / kernels_.lanes,
+            tile_rows_,
+            data_.is_limited() ? workspace.limits : nullptr,
+            workspace.s + at,
+            workspace.ds + at,
+            workspace.c + at,
+            workspace.dc + at,
+            workspace.readouts,
+            workspace.moves};
+  }
+  /// out (M, N numbers) (+)= left^T right over K: left (K, M), right (K, N), by their rows.
+  void multiply(int M, int N, int K, const real* left, std::ptrdiff_t left_row, const real* right,
+                std::ptrdiff_t right_row, real* out, std::ptrdiff_t out_row, bool add) const {
+    const int L = kernels_.lanes;
+    Product<real> p{{M, N / L, K}, {left, left_row}, {right, right_row, L}, {out, out_row, L}};
+    p.add = add;
+    kernels_.product(p);
+  }
+  /// The tangent of such a product; constants have none. Returns whether it is not zero.
+  bool multiply_tangents(int M, int N, int K, const WithTangent<real>& left,
+                         std::ptrdiff_t left_row, const WithTangent<real>& right,
+                         std::ptrdiff_t right_row, real* out, std::ptrdiff_t out_row,
+                         bool add) const {
+    if (left.tangent)
+      multiply(M, N, K, left.tangent, left_row, right.value, right_row, out, out_row, add);
+    if (right.tangent)
+      multiply(M, N, K, left.value, left_row, right.tangent, right_row, out, out_row,
+               add || left.tangent);
+    return left.tangent || right.tangent;
+  }
+
+  const Kernels<real>& kernels_ = active_kernels<real>();
+  const Data<real>& data_;
+  const Model<const real*>& model_;
+  const Tensors<const real*>& tangent_;
+  const real scale_;
+  const Loss loss_;
+  const Tensors<real*>& out_;
+  const Shape s_;
+  const double total_;
+  const bool wants_W_, wants_readout_, wants_plain_;
+  int heads_kept_ = 1;
+  std::ptrdiff_t tile_rows_ = 0, readout_size_ = 0;
+  WithTangent<real> readout_;  // U (H, d, qL) or V (H, p, d), transposed
+
+ private:
+  void choose_sizes(int sum_rows, bool row_by_row);
+  void lay_out(Arena& layout);
+  void load_weights();
+  void run_chunk(int chunk, Workspace& workspace);
+  void reduce() const;
+
+  int members_ = 1, chunks_ = 1;
+  std::ptrdiff_t weight_size_ = 0;
+  std::vector<real> w_value_, w_move_;  // (H, d, d), scaled
+  std::vector<real> readout_value_, readout_move_;
+  std::vector<real> prompt_value_, prompt_move_;  // (d, qL)
+  WithTangent<real> w_, queries_;
+  std::vector<Workspace> workspaces_;
+  std::vector<Sums> sums_;
+  AlignedBuffer block_;
+};
+
+}  // namespace mhfast
