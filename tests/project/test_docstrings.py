@@ -53,6 +53,7 @@ def methods(cls: type) -> Iterator[tuple[str, Any]]:
         for name, member in vars(owner).items() if ours(owner) else ():
             if isinstance(member, (classmethod, staticmethod)):
                 member = member.__func__
+            member = getattr(member, "fn", member)  # of scikit-learn's `available_if`
             if not name.startswith("_") and isinstance(member, (types.FunctionType, property)):
                 yield name, member
 

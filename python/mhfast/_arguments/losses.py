@@ -38,6 +38,15 @@ class PolynomialTail:
     Ji, Dudík, Schapire, Telgarsky, "Gradient descent follows the regularization path for general
     losses", COLT 2020, where the limit of gradient descent depends on the tail of the loss. Here
     the tail continues in its tangent at margin 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> X, y = np.ones((1, 5, 9)), [1.0]
+    >>> model = mh.Classifier(np.zeros((1, 9, 9)), np.full((1, 5, 9), 0.2))  # the margin is 9
+    >>> [round(model.loss(X, y, loss=mh.PolynomialTail(a)), 6) for a in (1.0, 2.0)]  # 1/10, 1/100
+    [0.1, 0.01]
     """
 
     name: ClassVar[LossName] = "polynomial_tail"
@@ -67,6 +76,15 @@ class Huber:
     References
     ----------
     Huber, "Robust Estimation of a Location Parameter", Annals of Mathematical Statistics 1964.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> layer = mh.Layer.zeros(heads=1, dim=9, out_dim=1, query=-1)
+    >>> X, Y = np.ones((1, 5, 9)), np.full((1, 1, 1), 10.0)  # off by 10
+    >>> [layer.loss(X, Y, loss=loss) for loss in ("squared", mh.Huber(delta=1.0))]
+    [100.0, 9.5]
     """
 
     name: ClassVar[LossName] = "huber"
@@ -98,6 +116,15 @@ class Quantile:
     References
     ----------
     Koenker, Bassett, "Regression Quantiles", Econometrica 1978.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> layer = mh.Layer.zeros(heads=1, dim=9, out_dim=1, query=-1)
+    >>> X, one = np.ones((1, 5, 9)), np.ones((1, 1, 1))  # all outputs are 0: too small, too large
+    >>> [round(layer.loss(X, Y, loss=mh.Quantile(0.9)), 3) for Y in (one, -one)]
+    [0.9, 0.1]
     """
 
     name: ClassVar[LossName] = "quantile"
@@ -130,6 +157,16 @@ class CrossEntropy:
     ----------
     Szegedy, Vanhoucke, Ioffe, Shlens, Wojna, "Rethinking the Inception Architecture for Computer
     Vision", CVPR 2016.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> layer = mh.Layer.gaussian(2, 9, 3, std=1.0, seed=0, query=-1)
+    >>> X, y = np.random.default_rng(0).standard_normal((20, 5, 9)), np.arange(20)[:, None] % 3
+    >>> plain, smoothed = (layer.loss(X, y, loss=mh.CrossEntropy(s)) for s in (0.0, 0.1))
+    >>> plain == layer.loss(X, y, loss="cross_entropy"), plain == smoothed
+    (True, False)
     """
 
     name: ClassVar[LossName] = "cross_entropy"

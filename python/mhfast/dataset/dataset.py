@@ -65,6 +65,18 @@ class Dataset:
         If an array has the wrong kind of entries.
     ValueError
         If a shape or a value does not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> X = np.random.default_rng(0).standard_normal((20, 5, 9))
+    >>> data = mh.Dataset(X, np.sign(X[:, 0, 0]), lengths=[5] * 19 + [3])
+    >>> data.n, data.tokens, data.dim, data.runs, data.dtype.name
+    (20, 5, 9, None, 'float64')
+    >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+    >>> model.attention(data)[-1, 0, 0].round(3)  # padding is not seen
+    array([0.333, 0.333, 0.333, 0.   , 0.   ])
     """
 
     X: Array

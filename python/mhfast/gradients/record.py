@@ -39,6 +39,17 @@ class Gradients:
     prompt : array (q, d) or None
     X : array (n, T, d) or None
     query : array (n, q, d) or None
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> model = mh.Classifier.gaussian(heads=3, tokens=5, dim=9, std=0.1, seed=0)
+    >>> loss, g = mh.value_and_grad(model, data)
+    >>> g.W.shape, g.U.shape, g.prompt is None, g.runs
+    ((3, 9, 9), (3, 5, 9), True, None)
+    >>> mh.value_and_grad(model - 0.1 * g, data)[0] < loss
+    True
     """
 
     W: Optional = None

@@ -85,6 +85,20 @@ def classifier(
         While tracing, if a dtype, a shape or a static argument does not fit. Lengths that are not
         in [0, T] are detected when the computation runs, and raise an error of JAX with this
         message.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import numpy as np
+    >>> from mhfast.interop.jax import classifier
+    >>> rng = np.random.default_rng(0)
+    >>> shapes = (20, 5, 9), (3, 9, 9), (3, 5, 9)
+    >>> X, W, U = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    >>> classifier(X, W, U).shape
+    (20,)
+    >>> gradient = jax.jit(jax.grad(lambda W: classifier(X, W, U).sum()))
+    >>> gradient(W).shape
+    (3, 9, 9)
     """
     arrays = {"X": X, "W": W, "U": U, "prompt": prompt, "lengths": lengths}
     return _apply(Classifier, arrays, query, scale, causal, num_threads)
@@ -124,6 +138,18 @@ def layer(
         If an argument is of the wrong kind or dtype.
     ValueError
         If a shape or a value does not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mhfast.interop.jax import layer
+    >>> rng = np.random.default_rng(0)
+    >>> shapes = (20, 5, 9), (3, 9, 9), (3, 9, 2)
+    >>> X, W, V = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
+    >>> layer(X, W, V).shape
+    (20, 5, 2)
+    >>> layer(X, W, V, query=-1).shape  # of the last token only
+    (20, 1, 2)
     """
     arrays = {"X": X, "W": W, "V": V, "prompt": prompt, "lengths": lengths}
     return _apply(Layer, arrays, query, scale, causal, num_threads)

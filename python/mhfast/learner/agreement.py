@@ -55,6 +55,17 @@ class Agreement:
         Relative error of W, random in each head, at which `ratio` is expected to reach twice its
         limit: smaller ones the facts cannot tell. Infinite if there are no more facts than
         unknowns.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(3_000, 2, 5, 2, seed=0)
+    >>> examples, truth = mh.learner.as_examples(data.X, data.y), data.truth["layer"]
+    >>> known = mh.learner.SumEstimate(truth.V.sum(axis=0), 0.0, 0.05, 2)  # by phase 3
+    >>> facts = mh.learner.certify(examples, known)
+    >>> result = mh.learner.agreement(facts, truth.W)
+    >>> result.verdict, result.ratio < 20, result.resolution < 0.1
+    ('accepted', True, True)
     """
 
     ratio: float
@@ -91,6 +102,16 @@ def agreement(facts: Facts, W: npt.ArrayLike) -> Agreement:
     Notes
     -----
     Takes 2 K d⁴ operations for K facts.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(3_000, 2, 5, 2, seed=0)
+    >>> examples, truth = mh.learner.as_examples(data.X, data.y), data.truth["layer"]
+    >>> known = mh.learner.SumEstimate(truth.V.sum(axis=0), 0.0, 0.05, 2)  # by phase 3
+    >>> facts = mh.learner.certify(examples, known)
+    >>> mh.learner.agreement(facts, 1.2 * truth.W).verdict
+    'rejected'
     """
     d = facts.X.shape[2]
     heads = np.asarray(checks.real(W, "W"), dtype=np.float64)

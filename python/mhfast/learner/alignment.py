@@ -49,6 +49,17 @@ class Alignment:
         ‖learnt - truth‖ / ‖truth‖ over all W and V together; inf if the numbers of heads differ.
     merged : tuple of int
         The numbers of heads, learnt and true, that are left after merging.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> truth = mh.Layer.gaussian(2, 6, 4, std=0.5, seed=0)
+    >>> swapped = mh.Layer(truth.W[::-1], 1.1 * truth.V[::-1])
+    >>> found = mh.learner.align(swapped, truth)
+    >>> found.permutation.tolist()
+    [1, 0]
+    >>> found.V_error.round(3), found.W_error.round(3)
+    (array([0.1, 0.1]), array([0., 0.]))
     """
 
     permutation: Int64
@@ -85,6 +96,14 @@ def align(learnt: Layer, truth: Layer, *, tolerance: float = 1e-6) -> Alignment:
         An argument is not a Layer.
     ValueError
         A layer has a run axis or holds NaN or inf, d or p differ, or the tolerance is negative.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> truth = mh.Layer.gaussian(2, 6, 4, std=0.5, seed=0)
+    >>> swapped = mh.Layer(truth.W[::-1], truth.V[::-1])  # the same function
+    >>> mh.learner.align(swapped, truth).error < 1e-12
+    True
     """
     if not tolerance >= 0.0:
         raise ValueError(f"tolerance: expected a number of at least 0, got {tolerance}")
@@ -144,6 +163,16 @@ def merge_heads(layer: Layer, *, tolerance: float = 1e-6) -> Layer:
         `layer` is not a Layer.
     ValueError
         It has a run axis or holds NaN or inf.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> one = mh.Layer.gaussian(1, 6, 4, std=0.5, seed=0)
+    >>> two = mh.Layer(one.W.repeat(2, axis=0), np.concatenate([one.V, 2 * one.V]))
+    >>> merged = mh.learner.merge_heads(two)  # heads with the same W act as one
+    >>> merged.heads, bool(np.allclose(merged.V, 3 * one.V))
+    (1, True)
     """
     W, V = dense_parameters(layer, "layer")
     heads, merged = _merged(
@@ -175,6 +204,16 @@ def hull_cosine(directions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
     ------
     ValueError
         A shape does not fit, or `truth` has no head.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> W = np.eye(9).reshape(9, 3, 3)[:3]  # three heads: their hull has two directions
+    >>> round(mh.learner.hull_cosine(W[1:] - W[0], W), 6)
+    1.0
+    >>> mh.learner.hull_cosine([W[0] + W[1]], W) < 0.5
+    True
     """
     W = np.asarray(checks.real(truth, "truth"), dtype=np.float64)
     checks.shape(W, "truth", "H d d", (None, *W.shape[-1:] * 2))

@@ -57,6 +57,20 @@ class Examples:
         The samples of X and Y, ascending; None means all.
     constant : bool
         Whether all rows of Y are the same, to rounding.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(500, 2, 6, 2, noise=0.1, seed=0)
+    >>> examples = mh.learner.as_examples(data.X, data.y, noise=0.1)
+    >>> examples.n, examples.tokens, examples.dim, examples.out_dim, examples.rows
+    (500, 2, 6, 6, 1000)
+    >>> examples.first(20).n, [part.n for part in examples.split(50, seed=0)]
+    (20, [450, 50])
+    >>> 0.05 < examples.noise_floor < 0.5
+    True
+    >>> sum(len(X) for _, X, _ in examples.portions())
+    500
     """
 
     X: Array
@@ -155,6 +169,14 @@ class Examples:
         X : float64 array (m, T, d)
         Y : float64 array (m, T, p)
             In coordinates of `basis` if there is one.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.boolean_layer(500, 2, 6, 2, seed=0)
+        >>> X, Y = mh.learner.as_examples(data.X, data.y).part(slice(0, 20))
+        >>> X.shape, Y.shape
+        ((20, 2, 6), (20, 2, 6))
         """
         X, Y = self._read(samples)
         return X, self._outputs(Y)
@@ -173,6 +195,15 @@ class Examples:
         Y : float64 array (m, T, p)
         rows : int64 array (k,)
             The same rows, counted in the m samples that are returned.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mhfast as mh
+        >>> data = mh.data.boolean_layer(500, 2, 6, 2, seed=0)
+        >>> X, Y, rows = mh.learner.as_examples(data.X, data.y).gather(np.array([7, 6, 30]))
+        >>> X.shape, rows.tolist()  # rows 6 and 7 belong to sample 3
+        ((2, 2, 6), [1, 0, 2])
         """
         samples, which = np.unique(rows // self.tokens, return_inverse=True)
         X, Y = self.part(samples)
@@ -220,6 +251,17 @@ class Examples:
             If V does not have the dtype of W.
         ValueError
             If the layer does not have p outputs.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mhfast as mh
+        >>> data = mh.data.boolean_layer(500, 2, 6, 2, seed=0)
+        >>> twice = np.concatenate([data.y, 2 * data.y], axis=-1)
+        >>> examples = mh.learner.as_examples(data.X, twice)
+        >>> layer = mh.Layer(data.truth["layer"].W, np.zeros((2, 6, examples.out_dim)))
+        >>> examples.whole_layer(layer).out_dim
+        12
         """
         return layer if self.basis is None else Layer(layer.W, layer.V @ self.basis.T)
 
@@ -254,6 +296,19 @@ def as_examples(
         X is not float32 or float64, or Y not of its dtype.
     ValueError
         The shapes do not fit, there are too few tokens, an entry is not finite, Y is all zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(500, 2, 6, 2, seed=0)
+    >>> twice = np.concatenate([data.y, 2 * data.y], axis=-1)  # half of it is redundant
+    >>> examples = mh.learner.as_examples(data.X, twice)
+    >>> twice.shape[-1], examples.out_dim
+    (12, 6)
+    >>> layer = examples.whole_layer(mh.Layer(data.truth["layer"].W, np.zeros((2, 6, 6))))
+    >>> layer.V.shape
+    (2, 6, 12)
     """
     X = _real(X, "X")
     Y = _real(Y, "Y")

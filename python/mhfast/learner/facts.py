@@ -45,6 +45,19 @@ class Facts:
         Percentiles of the residuals of all rows, relative to the outputs.
     seen : int
         The number of facts that could be read, certified or not.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(3_000, 2, 5, 2, seed=0)
+    >>> examples, truth = mh.learner.as_examples(data.X, data.y), data.truth["layer"]
+    >>> known = mh.learner.SumEstimate(truth.V.sum(axis=0), 0.0, 0.05, 2)  # by phase 3
+    >>> facts = mh.learner.certify(examples, known)
+    >>> errors = abs(facts.of(truth.W) - facts.value)  # of each head, in each fact
+    >>> bool((errors <= facts.tolerance).mean() > 0.3)  # tolerances are estimates
+    True
+    >>> facts.certified_rows <= len(facts.value)
+    True
     """
 
     X: Float64
@@ -103,6 +116,17 @@ class Facts:
             If `num_threads` is not an integer.
         ValueError
             If it is below 1.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mhfast as mh
+        >>> data = mh.data.boolean_layer(500, 2, 4, 1, seed=0)
+        >>> examples = mh.learner.as_examples(data.X, data.y)
+        >>> facts = mh.learner.certify(examples, mh.learner.crude_sum(examples))
+        >>> moment = facts.moment(np.ones(len(facts.value)))
+        >>> moment.shape, bool(np.isclose(moment[-1, -1], np.sum(facts.value**2)))
+        ((17, 17), True)
         """
         weight = np.ascontiguousarray(weight, dtype=np.float64)
         return _core.fact_moment(
@@ -153,6 +177,16 @@ def certify(
     ----------
     Chen, Li, "Provably learning a multi-head attention layer", certified rows; the order by r and p
     is ours.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(3_000, 2, 5, 2, seed=0)
+    >>> examples, truth = mh.learner.as_examples(data.X, data.y), data.truth["layer"]
+    >>> known = mh.learner.SumEstimate(truth.V.sum(axis=0), 0.0, 0.05, 2)  # by phase 3
+    >>> facts = mh.learner.certify(examples, known)
+    >>> len(facts.value), facts.certified_rows <= 400  # a row can certify several
+    (400, True)
     """
     T, d = examples.tokens, examples.dim
     if count is None:

@@ -42,6 +42,19 @@ class Candidate:
         The value matrices that fit best, and the residual.
     stretch : array (H,)
         For each head by how much the tolerances of the facts must be multiplied so that 95 % hold.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(3_000, 2, 5, 2, seed=0)
+    >>> examples, truth = mh.learner.as_examples(data.X, data.y), data.truth["layer"]
+    >>> known = mh.learner.SumEstimate(truth.V.sum(axis=0), 0.0, 0.05, 2)  # by phase 3
+    >>> facts = mh.learner.certify(examples, known)
+    >>> body = mh.learner.sculpt(facts, heads=2)
+    >>> net = mh.learner.search_net(examples, body, facts, samples=20)
+    >>> best = net.candidates[0]
+    >>> best.W.shape, best.values.V.shape, best.coordinates.shape
+    ((2, 5, 5), (2, 5, 5), (2, 1))
     """
 
     coordinates: Float64
@@ -65,6 +78,19 @@ class Net:
         facts, from a linear program.
     tried : int
         Points of the net.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(3_000, 2, 5, 2, seed=0)
+    >>> examples, truth = mh.learner.as_examples(data.X, data.y), data.truth["layer"]
+    >>> known = mh.learner.SumEstimate(truth.V.sum(axis=0), 0.0, 0.05, 2)  # by phase 3
+    >>> facts = mh.learner.certify(examples, known)
+    >>> body = mh.learner.sculpt(facts, heads=2)
+    >>> net = mh.learner.search_net(examples, body, facts, samples=20)
+    >>> residuals = [candidate.values.residual for candidate in net.candidates]
+    >>> residuals == sorted(residuals), net.tried > len(residuals)
+    (True, True)
     """
 
     candidates: tuple[Candidate, ...]
@@ -119,6 +145,20 @@ def search_net(
     ----------
     Chen, Li, "Provably learning a multi-head attention layer", the net over the span of the
     sculpted body; eliminating the value matrices (variable projection) is ours.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(3_000, 2, 5, 2, seed=0)
+    >>> examples, truth = mh.learner.as_examples(data.X, data.y), data.truth["layer"]
+    >>> known = mh.learner.SumEstimate(truth.V.sum(axis=0), 0.0, 0.05, 2)  # by phase 3
+    >>> facts = mh.learner.certify(examples, known)
+    >>> body = mh.learner.sculpt(facts, heads=2)
+    >>> net = mh.learner.search_net(examples, body, facts, samples=20)
+    >>> best = net.candidates[0]
+    >>> error = mh.learner.align(best.values.layer(best.W), truth).error
+    >>> error < 0.5, best.values.residual < 0.3  # refinement does the rest
+    (True, True)
     """
     samples = checks.count(samples, "samples")
     heads = body.heads

@@ -80,6 +80,17 @@ class Nondegeneracy:
         V_h vanishes, 1 if they are orthogonal.
     requirements : mapping of str to tuple of Certificate
         For each phase of `mhfast.learn_layer`, by its name, what it counts on.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> layer = mh.Layer.gaussian(2, 6, 4, std=0.5, seed=0)
+    >>> proportional = mh.Layer(layer.W, layer.V[:1].repeat(2, axis=0))
+    >>> numbers = mh.learner.nondegeneracy(proportional)
+    >>> numbers.supports("crude sum"), numbers.supports("sculpting")
+    (True, False)
+    >>> print(numbers.verdict.partition(";")[0])
+    what they count on is given for: crude sum, net, values, refinement
     """
 
     effective_rank: Float64

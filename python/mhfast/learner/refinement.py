@@ -71,6 +71,15 @@ class Refinement:
         Smallest over largest eigenvalue of D⁻¹ JᵀJ D⁻¹ at the end, without the `unseen` smallest
         ones.  About 1e-14 or less, which is rounding, means that the examples do not determine the
         layer: there is a superfluous head, two heads that should be one, or too few examples.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(500, 2, 4, 2, seed=0)
+    >>> truth = data.truth["layer"]
+    >>> found = mh.learner.refine(mh.Layer(1.1 * truth.W, 1.1 * truth.V), data.X, data.y)
+    >>> found.reason, found.residual < 1e-12, len(found.history) > 1
+    ('converged', True, True)
     """
 
     layer: Layer
@@ -148,6 +157,15 @@ def refine(
     -----
     A step takes about n T d (H d)² (p + d / 4) products for n examples, and P³ / 3 for its solution
     with P = H d (d + p) parameters; memory is a few arrays (P, P).
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(500, 2, 4, 2, seed=0)
+    >>> truth = data.truth["layer"]
+    >>> found = mh.learner.refine(mh.Layer(1.1 * truth.W, 1.1 * truth.V), data.X, data.y)
+    >>> mh.learner.align(found.layer, truth).error < 1e-9
+    True
     """
     point = layer_numbers(layer)
     fit = _fit(layer, X, Y, examples, seed, num_threads)

@@ -38,6 +38,15 @@ class Certificate:
         What the value must be at least, where it must not be too small either.
     blind : str
         What a value within the limit does not exclude, if that is too much; else empty.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(500, 2, 3, 1, seed=0)
+    >>> result = mh.learn_layer(data, heads=1)
+    >>> certificate = result.certificates[0]
+    >>> certificate.name, certificate.value > certificate.limit, certificate.holds
+    ('outputs a row can spare', True, True)
     """
 
     name: str
@@ -75,6 +84,15 @@ class Phase:
     parts : tuple
         Its results: a SumEstimate, Facts and Body, a Net, Values, a Refinement, Restarts or an
         Estimate.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(500, 2, 3, 1, seed=0)
+    >>> result = mh.learn_layer(data, heads=1)
+    >>> phase = result["crude sum"]
+    >>> phase.name, sorted(phase.numbers), phase.seconds > 0
+    ('crude sum', ['certificate', 'level', 'tokens a row'], True)
     """
 
     name: str
@@ -126,6 +144,18 @@ class Learning:
         What ended the phases early.
     covariance : Covariance or None
         Of the numbers of the layer, where outputs are noisy and the layer explains them.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(500, 2, 3, 1, seed=0)
+    >>> result = mh.learn_layer(data, heads=1)
+    >>> result.verdict.partition(":")[0]
+    'learnt, 1 head'
+    >>> [phase.name for phase in result.phases][:4]
+    ['crude sum', 'sculpting', 'refined sum', 'second sculpting']
+    >>> result["second sculpting"].numbers["gap"] > 2
+    True
     """
 
     layer: Layer | Any
@@ -199,6 +229,15 @@ class Learning:
         ------
         ImportError
             matplotlib is not installed.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.boolean_layer(500, 2, 3, 1, seed=0)
+        >>> result = mh.learn_layer(data, heads=1)
+        >>> figure = result.plot()
+        >>> figure.axes[0].get_title()
+        'spectrum of the facts'
         """
         return draw(self)
 
@@ -210,6 +249,17 @@ class LearningInterrupted(KeyboardInterrupt):
     ----------
     learning : Learning
         The result with the finished phases.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(500, 2, 3, 1, seed=0)
+    >>> try:
+    ...     result = mh.learn_layer(data, heads=1)
+    ... except mh.learner.LearningInterrupted as interrupted:  # by Ctrl-C
+    ...     result = interrupted.result
+    >>> result.learnt
+    True
     """
 
     def __init__(self, learning: Learning) -> None:

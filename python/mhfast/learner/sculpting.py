@@ -42,6 +42,20 @@ class Body:
         Eigenvalue H + 1 over eigenvalue H.
     misfit : float
         Median of |⟨x_a (x_b - x_c)ᵀ, point⟩ - value| over the facts, in units of a logit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(3_000, 2, 5, 2, seed=0)
+    >>> examples, truth = mh.learner.as_examples(data.X, data.y), data.truth["layer"]
+    >>> known = mh.learner.SumEstimate(truth.V.sum(axis=0), 0.0, 0.05, 2)  # by phase 3
+    >>> facts = mh.learner.certify(examples, known)
+    >>> body = mh.learner.sculpt(facts, heads=2)
+    >>> body.heads, body.point.shape, body.directions.shape
+    (2, (5, 5), (1, 5, 5))
+    >>> bool(np.allclose(body.at([[2.0]])[0], body.point + 2.0 * body.directions[0]))
+    True
     """
 
     point: Float64
@@ -99,6 +113,17 @@ def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
     ----------
     Chen, Li, "Provably learning a multi-head attention layer", sculpting the body of the
     attention matrices from certified rows; the eigenvalue form is ours.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(3_000, 2, 5, 2, seed=0)
+    >>> examples, truth = mh.learner.as_examples(data.X, data.y), data.truth["layer"]
+    >>> known = mh.learner.SumEstimate(truth.V.sum(axis=0), 0.0, 0.05, 2)  # by phase 3
+    >>> facts = mh.learner.certify(examples, known)
+    >>> body = mh.learner.sculpt(facts, heads=2)
+    >>> mh.learner.hull_cosine(body.directions, truth.W) > 0.8
+    True
     """
     heads = checks.count(heads, "heads")
     d = facts.X.shape[2]
@@ -168,6 +193,15 @@ def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
         later steps: those are of chance.  Where no step is twice as large, at most 4.
     sureness : float
         That ratio over the largest later one; below 2 the estimate is a guess.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> eigenvalues = np.array([1e-5, 2e-5, 3e-5, 0.4, 0.5, 0.6])
+    >>> heads, confidence = mh.learner.propose_heads(eigenvalues)
+    >>> heads, confidence > 100
+    (3, True)
     """
     steps = eigenvalues[1:] / eigenvalues[:-1]
     if len(steps) < 2:

@@ -46,6 +46,15 @@ class SumEstimate:
         The number of tokens that a row may be an average of.
     rounds : tuple of (share, certificate)
         The certificate after each fraction of the rows.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(1_000, 2, 5, 2, seed=0)
+    >>> examples, truth = mh.learner.as_examples(data.X, data.y), data.truth["layer"]
+    >>> crude = mh.learner.crude_sum(examples)
+    >>> crude.V_sum.shape, 0 < crude.certificate < 0.5, crude.support
+    ((5, 5), True, 2)
     """
 
     V_sum: Float64
@@ -96,6 +105,17 @@ def crude_sum(
     ----------
     Chen, Li, "Provably learning a multi-head attention layer", the estimate of the sum of
     projections from the correlation of inputs and outputs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(1_000, 2, 5, 2, seed=0)
+    >>> examples, truth = mh.learner.as_examples(data.X, data.y), data.truth["layer"]
+    >>> crude = mh.learner.crude_sum(examples)
+    >>> exact = truth.V.sum(axis=0)
+    >>> bool(np.linalg.norm(crude.V_sum - exact) < 0.5 * np.linalg.norm(exact))
+    True
     """
     d = examples.dim
     moment = np.zeros((d, d + examples.out_dim))
@@ -139,6 +159,18 @@ def one_hot_sum(
         If an argument is of the wrong kind.
     ValueError
         If a number is out of range.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(3_000, 2, 5, 2, seed=0)
+    >>> examples, truth = mh.learner.as_examples(data.X, data.y), data.truth["layer"]
+    >>> known = mh.learner.SumEstimate(truth.V.sum(axis=0), 0.0, 0.05, 2)  # by phase 3
+    >>> facts = mh.learner.certify(examples, known)
+    >>> body = mh.learner.sculpt(facts, heads=2)
+    >>> better = mh.learner.one_hot_sum(examples, body.point)
+    >>> better.certificate < mh.learner.crude_sum(examples).certificate
+    True
     """
     X, Y = examples.first(POPULATION).part(slice(None))
     scores = X @ point @ X.transpose(0, 2, 1)
@@ -190,6 +222,19 @@ def refine_sum(
     ------
     ValueError
         A share is out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(300, 2, 4, 2, seed=0)
+    >>> examples, truth = mh.learner.as_examples(data.X, data.y), data.truth["layer"]
+    >>> crude = mh.learner.crude_sum(examples)
+    >>> refined = mh.learner.refine_sum(examples, crude, shares=(0.1,))
+    >>> exact = truth.V.sum(axis=0)
+    >>> errors = [np.linalg.norm(part.V_sum - exact) for part in (refined, crude)]
+    >>> bool(errors[0] < errors[1]), refined.certificate < crude.certificate
+    (True, True)
     """
     for share in shares:
         if not 0.0 < checks.finite(share, "shares") <= 1.0:
@@ -235,6 +280,16 @@ def with_support(
         If an argument is of the wrong kind.
     ValueError
         If a number is out of range.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(500, 3, 6, 2, seed=0)
+    >>> examples = mh.learner.as_examples(data.X, data.y)
+    >>> crude = mh.learner.crude_sum(examples, support=2)
+    >>> judged = mh.learner.with_support(examples, crude, 3)  # averages of more tokens fit better
+    >>> judged.support, judged.certificate < crude.certificate
+    (3, True)
     """
     return _judged(examples, estimate.V_sum, support, num_threads)
 

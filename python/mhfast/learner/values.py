@@ -29,6 +29,16 @@ class Values:
         ‖F(X) - Y‖ / ‖Y‖ on the fitted examples.
     condition : float
         Smallest over largest eigenvalue of the normal equations; 0 if heads attend alike.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(500, 2, 4, 2, seed=0)
+    >>> truth = data.truth["layer"]
+    >>> values = mh.learner.solve_values(mh.learner.as_examples(data.X, data.y), truth.W)
+    >>> values.residual < 1e-6, bool(np.allclose(values.layer(truth.W)(data.X), data.y))
+    (True, True)
     """
 
     V: Float64
@@ -103,6 +113,17 @@ def solve_values(
     References
     ----------
     Chen, Li, "Provably learning a multi-head attention layer", the last step of the learner.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.data.boolean_layer(500, 2, 4, 2, seed=0)
+    >>> examples, truth = mh.learner.as_examples(data.X, data.y), data.truth["layer"]
+    >>> bool(np.allclose(mh.learner.solve_values(examples, truth.W).V, truth.V))
+    True
+    >>> mh.learner.solve_values(examples, 0.9 * truth.W).residual > 0.01
+    True
     """
     from scipy.linalg import lstsq  # slow to import
 

@@ -66,6 +66,24 @@ class Classifier(Model):
     ----------
     Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
     Attention", TMLR 2024.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> rng = np.random.default_rng(0)
+    >>> model = mh.Classifier(rng.standard_normal((3, 9, 9)), rng.standard_normal((3, 5, 9)))
+    >>> X = rng.standard_normal((20, 5, 9))
+    >>> model(X).shape  # one output for each sample
+    (20,)
+    >>> model.heads, model.dim, model.dtype.name, model.runs
+    (3, 9, 'float64', None)
+    >>> half = model.replace(U=0.5 * model.U)
+    >>> bool(np.allclose(half(X), 0.5 * model(X)))
+    True
+    >>> factored = mh.Classifier(mh.LowRank(rng.standard_normal((3, 9, 2))), model.U)
+    >>> factored.Q.shape, factored.K is None  # tied
+    ((3, 9, 2), True)
     """
 
     losses: ClassVar[tuple[str, ...]] = OF_OUTPUTS

@@ -58,6 +58,19 @@ class Layer(Model):
     ----------
     Chen, Li, "Provably learning a multi-head attention layer", whose Θ_i is W_h here and whose W_i
     is V_h.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> rng = np.random.default_rng(0)
+    >>> layer = mh.Layer(rng.standard_normal((3, 9, 9)), rng.standard_normal((3, 9, 2)))
+    >>> X = rng.standard_normal((20, 5, 9))
+    >>> layer(X).shape, layer.out_dim  # (n, q, p): one row for each token
+    ((20, 5, 2), 2)
+    >>> last = layer.replace(query=-1)
+    >>> bool(np.allclose(last(X)[:, 0], layer(X)[:, -1]))
+    True
     """
 
     losses: ClassVar[tuple[str, ...]] = (*OF_OUTPUTS, *OF_ROWS)

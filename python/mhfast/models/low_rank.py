@@ -33,6 +33,17 @@ class LowRank:
         If Q and K are not of one dtype, float32 or float64.
     ValueError
         If their shapes do not fit together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> rng = np.random.default_rng(0)
+    >>> W = mh.LowRank(rng.standard_normal((3, 9, 2)), rng.standard_normal((3, 9, 2)))
+    >>> W.rank, W.dtype.name
+    (2, 'float64')
+    >>> bool(np.allclose(W.dense()[0], W.Q[0] @ W.K[0].T))
+    True
     """
 
     Q: Array

@@ -53,6 +53,18 @@ class GradientDescent(StepRule):
     lr : float or (R,) or dict of them
         Step size, finite and at least 0, or one for each of R runs, or a dict with that of each
         parameter. Stored as a float, a tuple or a mapping.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=4, seed=0)
+    >>> by_name = mh.GradientDescent(lr={"W": 0.1, "U": 0.0})  # U stays as it is
+    >>> run = mh.train(start, data, steps=10, optimizer=by_name)
+    >>> bool((run.model.U == start.U).all())
+    True
+    >>> bool(run.history["loss"][-1] < run.history["loss"][0])
+    True
     """
 
     name: ClassVar[str] = "gradient_descent"
@@ -84,6 +96,16 @@ class NormalizedGradientDescent(StepRule):
     Notes
     -----
     Clipping comes before normalizing, so it has an effect only together with ``eps``.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=4, seed=0)
+    >>> optimizer = mh.NormalizedGradientDescent(0.5, by="all")
+    >>> run = mh.train(start, data, steps=1, optimizer=optimizer, record="distance")
+    >>> run.history["distance"].round(9)  # the length of the step
+    array([0. , 0.5])
     """
 
     name: ClassVar[str] = "normalized_gradient_descent"
@@ -120,6 +142,15 @@ class PolyakStep(StepRule):
     References
     ----------
     Polyak, "Introduction to Optimization", 1987.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=4, seed=0)
+    >>> run = mh.train(start, data, steps=30, optimizer=mh.PolyakStep(max_lr=100.0))
+    >>> bool(run.history["loss"][-1] < 0.01)  # no step size was chosen by hand
+    True
     """
 
     name: ClassVar[str] = "polyak_step"
@@ -155,6 +186,16 @@ class Momentum(StepRule):
     ----------
     Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep
     learning", ICML 2013, with lr outside of v.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=4, seed=0)
+    >>> rules = mh.Momentum(0.1, beta=0.0), mh.Momentum(0.1, beta=0.9)
+    >>> plain, heavy = (mh.train(start, data, steps=50, optimizer=rule).model for rule in rules)
+    >>> heavy.loss(data) < 0.5 * plain.loss(data)
+    True
     """
 
     name: ClassVar[str] = "momentum"
@@ -196,6 +237,15 @@ class Adam(StepRule):
     ----------
     Kingma, Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015; Loshchilov, Hutter,
     "Decoupled Weight Decay Regularization", ICLR 2019.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=4, seed=0)
+    >>> run = mh.train(start, data, steps=1, optimizer=mh.Adam(0.01))
+    >>> round(float(abs(run.model.U - start.U).max()), 6)  # the first step is lr in each entry
+    0.01
     """
 
     name: ClassVar[str] = "adam"
@@ -239,6 +289,16 @@ class MirrorDescent(StepRule):
     ----------
     Sun, Gatmiry, Ahn, Azizan, "A Unified Approach to Controlling Implicit Regularization via Mirror
     Descent", JMLR 2023.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=4, seed=0)
+    >>> rules = mh.GradientDescent(0.1), mh.MirrorDescent(0.1, p=2.0)
+    >>> plain, mirror = (mh.train(start, data, steps=10, optimizer=rule).model for rule in rules)
+    >>> bool(abs(plain.U - mirror.U).max() < 1e-12)  # p = 2 is gradient descent
+    True
     """
 
     name: ClassVar[str] = "mirror_descent"
@@ -274,6 +334,17 @@ class SignDescent(StepRule):
     ----------
     Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optimisation for Non-Convex
     Problems", ICML 2018.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=4, seed=0)
+    >>> g = mh.value_and_grad(start, data)[1]
+    >>> run = mh.train(start, data, steps=1, optimizer=mh.SignDescent(0.01))
+    >>> bool(np.allclose(run.model.U, start.U - 0.01 * np.sign(g.U)))
+    True
     """
 
     name: ClassVar[str] = "sign_descent"
@@ -301,6 +372,16 @@ class AdamW(Adam):
     References
     ----------
     Loshchilov, Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=4, seed=0)
+    >>> rules = mh.AdamW(0.01, weight_decay=0.0), mh.AdamW(0.01, weight_decay=1.0)
+    >>> weak, strong = (mh.train(start, data, steps=50, optimizer=rule).model for rule in rules)
+    >>> bool(abs(strong.U).max() < abs(weak.U).max())
+    True
     """
 
     name: ClassVar[str] = "adamw"
@@ -323,6 +404,16 @@ class AdaGrad(StepRule):
     ----------
     Duchi, Hazan, Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic
     Optimization", JMLR 2011.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=4, seed=0)
+    >>> run = mh.train(start, data, steps=20, optimizer=mh.AdaGrad(0.1), record="distance")
+    >>> moved = run.history["distance"]
+    >>> bool(moved[20] - moved[19] < moved[1] / 2)  # steps become shorter
+    True
     """
 
     name: ClassVar[str] = "adagrad"
@@ -358,6 +449,15 @@ class RMSProp(StepRule):
     References
     ----------
     Tieleman, Hinton, "Lecture 6.5 - RMSProp", COURSERA: Neural Networks for Machine Learning, 2012.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=4, seed=0)
+    >>> run = mh.train(start, data, steps=20, optimizer=mh.RMSProp(0.01))
+    >>> bool(run.history["loss"][-1] < 0.5 * run.history["loss"][0])
+    True
     """
 
     name: ClassVar[str] = "rmsprop"
@@ -401,6 +501,16 @@ class ExponentiatedGradient(StepRule):
     Kivinen, Warmuth, "Exponentiated Gradient versus Gradient Descent for Linear Predictors",
     Information and Computation 1997; Ghai, Hazan, Singer, "Exponentiated Gradient Meets Gradient
     Descent", ALT 2020.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> start = mh.Classifier(np.full((1, 9, 9), 0.1), np.full((1, 5, 9), 0.1))
+    >>> run = mh.train(start, data, steps=20, optimizer=mh.ExponentiatedGradient(0.5))
+    >>> bool((run.model.U > 0).all()), bool(run.history["loss"][-1] < run.history["loss"][0])
+    (True, True)
     """
 
     name: ClassVar[str] = "exponentiated_gradient"
@@ -466,6 +576,18 @@ class SteepestDescent(StepRule):
     ----------
     Bernstein, Newhouse, "Old Optimizer, New Norm: An Anthology", 2024; Jordan et al., "Muon: An
     optimizer for hidden layers in neural networks", 2024.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> start = mh.Classifier.gaussian(heads=2, tokens=5, dim=9, std=0.1, seed=0)
+    >>> run = mh.train(start, data, steps=1, optimizer=mh.SteepestDescent(0.1, norm="spectral"))
+    >>> sizes = np.linalg.svd(run.model.U - start.U, compute_uv=False)
+    >>> sizes[:, :2].round(6)  # all directions of a head move alike
+    array([[0.1, 0.1],
+           [0.1, 0.1]])
     """
 
     name: ClassVar[str] = "steepest_descent"

@@ -64,7 +64,18 @@ def read_out(model: Model, X: Array, A: Array) -> Array:
 def attention(
     model: Any, X: ArrayLike, *, query: Query = None, lengths: ArrayLike | None = None
 ) -> Array:
-    """Attention weights A (n,H,q,T) of tokens X (n,T,d); `inputs` says what the rows are."""
+    """Attention weights A (n,H,q,T) of tokens X (n,T,d); `inputs` says what the rows are.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> X = np.random.default_rng(0).standard_normal((20, 5, 9))
+    >>> model = mh.Classifier.gaussian(heads=3, tokens=5, dim=9, std=1.0, seed=0)
+    >>> A = mh.reference.attention(model, X)
+    >>> bool(abs(A - model.attention(X)).max() < 1e-14)
+    True
+    """
     model = Model.of(model)
     return weights(model, inputs(model, X, query, lengths))
 
@@ -73,7 +84,19 @@ def attention(
 def outputs(
     model: Any, X: ArrayLike, *, query: Query = None, lengths: ArrayLike | None = None
 ) -> Array:
-    """Φ (n,) of a classifier, F (n,q,p) of a layer, at tokens X (n,T,d)."""
+    """Φ (n,) of a classifier, F (n,q,p) of a layer, at tokens X (n,T,d).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> X = np.random.default_rng(0).standard_normal((20, 5, 9))
+    >>> model = mh.Classifier.gaussian(heads=3, tokens=5, dim=9, std=1.0, seed=0)
+    >>> A = mh.reference.attention(model, X)
+    >>> by_hand = np.einsum("hqd,nhqd->n", model.U, A @ X[:, None]) / np.sqrt(3)
+    >>> bool(np.allclose(mh.reference.outputs(model, X), by_hand))
+    True
+    """
     model = Model.of(model)
     data = inputs(model, X, query, lengths)
     return read_out(model, data.X, weights(model, data))

@@ -30,6 +30,13 @@ def batches(
     ------
     ValueError
         For an unknown order, or a size that is not from 1 to n.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> rows = mh.reference.batches(10, 3, steps=3, seed=0)
+    >>> rows.shape, len(set(rows.ravel()))  # an epoch takes no sample twice
+    ((3, 3), 9)
     """
     if order not in ("shuffle", "replace") or not 1 <= size <= n:
         raise ValueError(

@@ -49,6 +49,17 @@ def hvp(model: Any, X: ArrayLike, y: ArrayLike, tangent: Any, **options: Any) ->
     tangent: a dict, or a record such as `Gradients`, of arrays shaped like parameters; those that
     are missing or None are zero.  `options`: loss, wrt (parameters for which the product is
     computed), query, weight, lengths.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> model = mh.Classifier.gaussian(heads=3, tokens=5, dim=9, std=1.0, seed=0)
+    >>> v = mh.value_and_grad(model, data)[1]
+    >>> Hv = mh.reference.hvp(model, data.X, data.y, v)
+    >>> bool(np.allclose(Hv["W"], mh.hvp(model, data, tangent=v).W))
+    True
     """
     return _hvp(model, X, y, named_parts(tangent), **options)
 

@@ -224,7 +224,18 @@ def terms(outputs: ArrayLike, y: ArrayLike, loss: Loss = "logistic") -> Terms:
 def loss_terms(
     outputs: ArrayLike, y: ArrayLike, loss: Loss = "logistic"
 ) -> tuple[Array, Array, Array]:
-    """Value, slope and log|slope| of `terms`."""
+    """Value, slope and log|slope| of `terms`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> value, slope, log_slope = mh.reference.loss_terms([-1000.0, 0.0, 1000.0], [1.0] * 3)
+    >>> [round(float(entry), 6) for entry in value]
+    [1000.0, 0.693147, 0.0]
+    >>> bool(slope[2] == 0.0), round(float(log_slope[2]), 6)  # no underflow
+    (True, -1000.0)
+    """
     return terms(outputs, y, loss)[:3]
 
 

@@ -64,6 +64,18 @@ def scaled_gradients(
     for W, its factors and the prompt over the keys s other than the row's largest.  The largest
     exponent of a head, among the terms whose factor is not zero, becomes its `log`.  A head
     without such a term has gradient 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> X, y = np.array([[[1.0, 1.0, 0.0], [1.0, 0.0, 1.0]]]), [1.0]
+    >>> W, U = np.zeros((1, 3, 3)), np.array([[[0.0, 0.3, 0.7]]])
+    >>> W[0, 0, 1] = 1000.0  # exp(-1000) is no number of float64
+    >>> g = mh.reference.scaled_gradients(mh.Classifier(W, U, query=-1), X, y, loss="linear")["W"]
+    >>> log_of_entry = g.log[0] + np.log(abs(g.mantissa[0, 0, 1]))
+    >>> round(float(log_of_entry - np.log(0.4)), 6)
+    -1000.0
     """
     model = Model.of(model)
     data = inputs(model, X, query, lengths)

@@ -53,6 +53,18 @@ def train(
         fraction of outputs (rows, for cross_entropy) whose margin is above 0; margin, the smallest
         one; both over rows of weight above 0.  grad_norm, of the loss with respect to the trained
         parameters; param_norm and distance (from the initial ones), of all parameters together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=3, seed=0)
+    >>> given = {"steps": 10, "optimizer": mh.Adam(0.01)}
+    >>> exact = mh.reference.train(start, data.X, data.y, **given)
+    >>> run = mh.train(start, data, **given)
+    >>> bool(np.allclose(run.history["loss"], exact[1]["loss"]))
+    True
     """
     lr = getattr(optimizer, "lr", 1.0)
     lr = dict(lr) if isinstance(lr, Mapping) else lr

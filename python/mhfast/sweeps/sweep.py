@@ -34,6 +34,20 @@ class SweepInterrupted(KeyboardInterrupt):
     ----------
     sweep : Sweep
         What was finished before.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> def measured(k):
+    ...     if k == 2:
+    ...         raise KeyboardInterrupt  # as by Ctrl-C
+    ...     return {"square": k * k}
+    >>> try:
+    ...     table = mh.sweep(measured, {"k": [0, 1, 2, 3]})
+    ... except mh.SweepInterrupted as interrupted:
+    ...     table = interrupted.sweep
+    >>> table.columns["square"]
+    array([0., 1.])
     """
 
     def __init__(self, sweep: Sweep) -> None:

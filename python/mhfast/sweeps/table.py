@@ -61,6 +61,15 @@ class Sweep:
         of the runs, then of the steps.
     failures : tuple of Failure
         The calls that raised an exception. Their points have no rows.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> table = mh.sweep(lambda a, b: {"product": a * b}, {"a": [1, 2], "b": [3]})
+    >>> table.points
+    ({'a': 1, 'b': 3}, {'a': 2, 'b': 3})
+    >>> table.columns["product"], len(table.failures)
+    (array([3., 6.]), 0)
     """
 
     points: tuple[Point, ...]

@@ -52,6 +52,17 @@ def alignment(
         An argument is of another kind.
     ValueError
         The parameter is not one of both, or the shapes differ.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> rng = np.random.default_rng(0)
+    >>> data = mh.Dataset(rng.standard_normal((4, 3, 6)), [1.0] * 4)
+    >>> svm = mh.theory.token_svm(data, [0, 1, 2, 0], query=-1)
+    >>> model = mh.Classifier(100 * svm.direction.W, np.ones((1, 1, 6)), query=-1)
+    >>> mh.theory.alignment(model, svm).round(6)  # one cosine for each head
+    array([1.])
     """
     named = solution if isinstance(solution, Gradients) else getattr(solution, "direction", None)
     if not isinstance(named, Gradients):

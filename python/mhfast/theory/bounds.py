@@ -49,6 +49,22 @@ class CurvatureBounds:
         u, the largest norm of a head's readout.
     b1 : float
         Bound of ‖∇Φ‖.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(30, 5, 8, seed=0)
+    >>> few, many = (mh.Classifier.gaussian(H, 5, 8, std=0.1, seed=0) for H in (2, 200))
+    >>> bounds = mh.theory.curvature_bounds(few, data)
+    >>> loss, g = mh.value_and_grad(few, data)
+    >>> bool(mh.norm(g) <= bounds.gradient(loss))
+    True
+    >>> ends = mh.theory.hessian_extremes(few, data)
+    >>> bounds.smallest_eigenvalue(loss) <= ends.smallest <= ends.largest <= bounds.hessian
+    True
+    >>> wide = mh.theory.curvature_bounds(many, data)  # more heads: closer to convex
+    >>> wide.weak_convexity < bounds.weak_convexity, wide.b3 < 2 * bounds.b3
+    (True, True)
     """
 
     token_norm: float
@@ -137,6 +153,16 @@ def curvature_bounds(
         The model is not of this kind.
     ValueError
         `within` is negative, or the constants are unknown or not for this model.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(30, 5, 8, seed=0)
+    >>> model = mh.Classifier.gaussian(3, 5, 8, std=0.1, seed=0)
+    >>> here = mh.theory.curvature_bounds(model, data)
+    >>> ball = mh.theory.curvature_bounds(model, data, within=2.0)
+    >>> here.b1 < ball.b1, round(ball.readout - here.readout, 12)
+    (True, 2.0)
     """
     model, data, _ = settled(model, samples(X), dense=True)
     if not within >= 0.0:

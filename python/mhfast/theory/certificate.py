@@ -50,6 +50,19 @@ class Inequality:
         The conditions of the guarantee that are not met at the last step.
     slack : float
         How far the ratio may exceed 1 by rounding alone.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(10, 5, 8, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=2, seed=0)
+    >>> given = {"optimizer": mh.GradientDescent(0.01), "record": ("loss", "distance", "W", "U")}
+    >>> run = mh.train(start, data, steps=2, **given)
+    >>> one = mh.theory.certify(run, data, hessian=False).inequalities[0]
+    >>> print(one.name)
+    gradient: ‖∇L‖ ≤ b1 L
+    >>> [bool(part.any()) for part in (one.ratio > 1, one.violated, one.undecided)]
+    [False, False, False]
     """
 
     name: str
@@ -93,6 +106,22 @@ class Certificate:
         if the run has none.
     notes : tuple of str
         What no guarantee covers, and why.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(10, 5, 8, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=2, seed=0)
+    >>> given = {"optimizer": mh.GradientDescent(0.01), "record": ("loss", "distance", "W", "U")}
+    >>> run = mh.train(start, data, steps=2, **given)
+    >>> certificate = mh.theory.certify(run, data)
+    >>> certificate.violated  # inequalities that fail although their conditions are met
+    ()
+    >>> certificate.guarantee.applies  # two heads are too few
+    False
+    >>> row = next(certificate.rows())
+    >>> row["inequality"], row["step"], row["violated"]
+    ('gradient: ‖∇L‖ ≤ b1 L', 0, False)
     """
 
     inequalities: tuple[Inequality, ...]
@@ -154,6 +183,17 @@ class Certificate:
         ------
         ImportError
             If matplotlib is not installed.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(10, 5, 8, seed=0)
+        >>> start = mh.Classifier.random_step(data, heads=2, seed=0)
+        >>> given = {"optimizer": mh.GradientDescent(0.01), "record": ("loss", "W", "U")}
+        >>> run = mh.train(start, data, steps=2, **given)
+        >>> figure = mh.theory.certify(run, data, hessian=False).plot()
+        >>> figure.axes[0].get_xlabel()
+        'step k'
         """
         try:
             pyplot = import_module("matplotlib.pyplot")
@@ -218,6 +258,22 @@ def certify(
 
     Where the parameters reached are not finite nothing is decided, and no guarantee is given for
     the default comparator.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(10, 5, 8, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=2, seed=0)
+    >>> given = {"optimizer": mh.GradientDescent(0.01), "record": ("loss", "distance", "W", "U")}
+    >>> run = mh.train(start, data, steps=2, **given)
+    >>> certificate = mh.theory.certify(run, data)
+    >>> for inequality in certificate.inequalities:
+    ...     print(inequality.name, inequality.applies.any(), inequality.violated.any())
+    gradient: ‖∇L‖ ≤ b1 L True False
+    Hessian: ‖∇²L‖ ≤ b1²/4 + b3/√H True False
+    -λ_min(∇²L) ≤ (b3/√H) L True False
+    average loss ≤ (5/3) L(θ*) + D0²/(lr k) False False
+    distance ≤ 3 D0 False False
     """
     if run.runs is not None:
         raise ValueError(f"run: expected one training, as run[0] is, got {run.runs} of them")

@@ -21,6 +21,23 @@ class Condition:
         True for value ≥ limit, False for value ≤ limit.
     of_heads : bool
         Whether `value` is sqrt(H), so that a larger H would meet the condition.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 8, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=2, seed=0)
+    >>> target = mh.train(start, data, steps=50, optimizer=mh.GradientDescent(1.0)).model
+    >>> guarantee = mh.theory.training_bound(start, data, comparator=target, lr=0.01, steps=50)
+    >>> for condition in guarantee.conditions:
+    ...     print(condition.statement, condition.met)
+    sqrt(H) ≥ (64/7) b3 D0² False
+    lr ≤ 1/ρ False
+    lr ≤ D0²/(k L(θ*)) True
+    lr ≤ D0²/L(θ0) True
+    >>> heads = guarantee.conditions[0]
+    >>> heads.factor < 1, heads.needed_heads > 2
+    (True, True)
     """
 
     statement: str
@@ -104,6 +121,16 @@ class Guarantee:
         All must be met.
     distance, radius : float
         D0, and how far from θ0 the iterates may get.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 8, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=2, seed=0)
+    >>> target = mh.train(start, data, steps=50, optimizer=mh.GradientDescent(1.0)).model
+    >>> guarantee = mh.theory.training_bound(start, data, comparator=target, lr=0.01, steps=50)
+    >>> guarantee.applies, guarantee.vacuous  # H is too small; the bound says nothing
+    (False, True)
     """
 
     statement: str

@@ -59,6 +59,20 @@ class Comparison:
         "recalled": the constants are recalled, not derived or quoted.
     output : float
         sqrt(q) Rx (‖U0‖ + `radius`): no |Φ| is larger in the ball for tokens of norm Rx or less.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 8, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=2, seed=0)
+    >>> target = mh.train(start, data, steps=50, optimizer=mh.GradientDescent(1.0)).model
+    >>> both = mh.theory.compare(start, data, comparator=target)
+    >>> both.loss < both.start_loss < both.largest_loss
+    True
+    >>> sum(not condition.met for condition in both.conditions(lr=0.01, steps=50)) > 0
+    True
+    >>> [part(0.01, 50).applies for part in (both.training, both.stability, both.generalization)]
+    [False, False, False]
     """
 
     distance: float
@@ -255,6 +269,17 @@ def compare(
     ValueError
         If a shape does not fit, start and comparator differ in more than W and U, a number is not
         finite, or there are no such constants.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 8, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=2, seed=0)
+    >>> target = mh.train(start, data, steps=50, optimizer=mh.GradientDescent(1.0)).model
+    >>> both = mh.theory.compare(start, data, comparator=target)
+    >>> gap = mh.Gradients(W=target.W - start.W, U=target.U - start.U)
+    >>> bool(abs(both.distance - mh.norm(gap)) < 1e-12), both.radius == 3 * both.distance
+    (True, True)
     """
     if constants not in CONSTANTS:
         raise ValueError(f"constants: expected one of {', '.join(CONSTANTS)}, got {constants!r}")
@@ -338,6 +363,16 @@ def training_bound(
         If an argument is of the wrong kind or dtype.
     ValueError
         If a shape does not fit, `lr` or `steps` is not above 0, or there are no such constants.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 8, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=2, seed=0)
+    >>> target = mh.train(start, data, steps=50, optimizer=mh.GradientDescent(1.0)).model
+    >>> guarantee = mh.theory.training_bound(start, data, comparator=target, lr=0.01, steps=50)
+    >>> guarantee.applies, [condition.met for condition in guarantee.conditions]
+    (False, [False, False, True, True])
     """
     lr, steps = _settings(lr, steps)
     return compare(start, X, y, comparator=comparator, constants=constants).training(lr, steps)
@@ -386,6 +421,20 @@ def generalization_bound(
     ValueError
         If a shape does not fit, samples are weighted, `lr` or `steps` is not above 0, or there are
         no such constants.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 8, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=2, seed=0)
+    >>> target = mh.train(start, data, steps=50, optimizer=mh.GradientDescent(1.0)).model
+    >>> bound = {}
+    >>> for n in (20, 2000):
+    ...     data = data.sample(n, seed=1)
+    ...     given = {"comparator": target, "lr": 0.01, "steps": 50}
+    ...     bound[n] = mh.theory.generalization_bound(start, data, **given).bound
+    >>> bound[2000] < 0.1 * bound[20]  # falls like 1/n
+    True
     """
     return _of_samples(X, y, start, comparator, constants).generalization(*_settings(lr, steps))
 
@@ -426,6 +475,17 @@ def stability_bound(
         If an argument is of the wrong kind or dtype.
     ValueError
         If a shape does not fit, samples are weighted, or `lr` or `steps` is not above 0.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(8, 5, 8, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=2, seed=0)
+    >>> target = mh.train(start, data, steps=20, optimizer=mh.GradientDescent(1.0)).model
+    >>> S = mh.theory.stability_bound(start, data, comparator=target, lr=0.01, steps=20)
+    >>> measured = mh.theory.leave_one_out(start, data, steps=20, lr=0.01, divisor="n").stability
+    >>> bool(measured[-1] < S.bound)
+    True
     """
     return _of_samples(X, y, start, comparator, "proved").stability(*_settings(lr, steps))
 

@@ -41,6 +41,16 @@ class HessianExtremes(NamedTuple):
         The unit eigenvectors, shaped like the parameters.
     products : int
         The number of Hessian-vector products used.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(30, 5, 8, seed=0)
+    >>> model = mh.Classifier.gaussian(3, 5, 8, std=0.1, seed=0)
+    >>> ends = mh.theory.hessian_extremes(model, data)
+    >>> v = ends.largest_vector
+    >>> bool(mh.norm(mh.hvp(model, data, tangent=v) - ends.largest * v) < 1e-8)
+    True
     """
 
     smallest: float
@@ -100,6 +110,17 @@ def hessian_extremes(
     SciPy's implicitly restarted Lanczos method on `mhfast.hvp`, from a fixed start: largest
     modulus first, then the other end of the spectrum shifted by it, so that an eigenvalue near zero
     is found as fast as any other.  Up to 48 parameters the Hessian is formed column by column.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(30, 5, 8, seed=0)
+    >>> model = mh.Classifier.gaussian(3, 5, 8, std=0.1, seed=0)
+    >>> ends = mh.theory.hessian_extremes(model, data)
+    >>> ends.smallest < 0 < ends.largest  # the loss is not convex
+    True
+    >>> mh.theory.hessian_extremes(model, data, wrt="U").smallest > -1e-12  # but in U alone it is
+    True
     """
     data = as_dataset(X, y)
     _, own = mhfast.value_and_grad(

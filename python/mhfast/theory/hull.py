@@ -68,6 +68,15 @@ def nearest_point(G: Array, strict: npt.NDArray[np.bool_] | None = None) -> Arra
     chapter 23: nonnegative least squares (SciPy's active-set `nnls`) for F μ = 0, 1ᵀμ = 1, with F
     a square root of G by its eigenvectors.  On the active set the solution is exact up to
     rounding; G determines distances down to about sqrt(n · 2⁻⁵²) of the longest f_i.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> points = np.array([[1.0, 1.0], [1.0, -1.0], [3.0, 0.0]])
+    >>> weights = mh.theory.nearest_point(points @ points.T)
+    >>> abs(weights @ points).round(6)  # of the triangle, to the origin
+    array([1., 0.])
     """
     from scipy.optimize import nnls  # takes as long to import as all of mhfast
 

@@ -43,6 +43,18 @@ class JointSVM:
     attention : TokenSVM
         W or prompt that separates the best token of support samples from others by 1, and of the
         other samples by 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> rng = np.random.default_rng(0)
+    >>> data = mh.Dataset(rng.standard_normal((4, 3, 6)), [1.0, -1.0, 1.0, -1.0])
+    >>> joint = mh.theory.joint_svm(data, [0, 1, 2, 0], query=-1)
+    >>> joint.separable, bool(joint.gap < 1e-6), joint.support.tolist()
+    (True, True, [True, True, True, True])
+    >>> joint.direction.W.shape, joint.direction.U.shape
+    ((1, 6, 6), (1, 1, 6))
     """
 
     readout: Array
@@ -140,6 +152,17 @@ def joint_svm(
     2023), for (v, prompt): the regularization path of both, with the relaxed constraints for
     samples outside of the support; for (v, W) in p-norms Julistiono, Tarzanagh, Azizan (2024).
     The form given here is the one above.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> rng = np.random.default_rng(0)
+    >>> data = mh.Dataset(rng.standard_normal((4, 3, 6)), [1.0, -1.0, 1.0, -1.0])
+    >>> joint = mh.theory.joint_svm(data, [0, 1, 2, 0], query=-1)
+    >>> attended = data.X[range(4), [0, 1, 2, 0]] @ joint.readout
+    >>> bool((data.y * attended).min() > 1 - 1e-6)  # the readout separates the labels
+    True
     """
     checked = checked_norm(norm, vector=wrt == "prompt")
     if data.runs is not None:

@@ -73,6 +73,19 @@ def ntk(
     to rounding, not bitwise.
 
     Beyond the result and one head's Z, A X and D X, at most two blocks of 2²² numbers are held.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 8, seed=0)
+    >>> model = mh.Classifier.gaussian(3, 5, 8, std=0.5, seed=0)
+    >>> K = mh.theory.ntk(model, data)
+    >>> K.shape, bool(np.linalg.eigvalsh(K).min() > -1e-12)
+    ((20, 20), True)
+    >>> parts = [mh.theory.ntk(model, data, wrt=name) for name in ("W", "U")]
+    >>> bool(np.allclose(K, sum(parts)))
+    True
     """
     model = classifier(model)
     first = samples(X)

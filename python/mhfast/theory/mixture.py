@@ -42,6 +42,16 @@ class MixtureMargins:
         γ_linear and γ_attention, of the U part and the W part of the separating direction.
     saturated : float
         γ_saturated, of unit U with attention on class tokens only; 1/ζ times γ_linear.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> given = {"relevant_fraction": 0.5, "contexts": 1, "norm": 4.0}
+    >>> margins = mh.theory.mixture_margins(10, **given)
+    >>> margins.total == margins.linear + margins.attention
+    True
+    >>> margins.saturated == 2 * margins.linear  # 1/ζ times
+    True
     """
 
     linear: float
@@ -81,6 +91,14 @@ def mixture_margins(
     ------
     ValueError
         If a number is out of range.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> short = mh.theory.mixture_margins(10, relevant_fraction=0.5, contexts=1, norm=1.0)
+    >>> long = mh.theory.mixture_margins(10, relevant_fraction=0.5, contexts=1, norm=2.0)
+    >>> round(long.linear / short.linear, 6), round(long.attention / short.attention, 6)
+    (2.0, 16.0)
     """
     T, M = checks.count(tokens, "tokens"), checks.count(contexts, "contexts")
     zeta, S = checks.finite(relevant_fraction, "relevant_fraction"), checks.finite(norm, "norm")
@@ -120,6 +138,17 @@ def population_first_step(data: Dataset, signs: npt.ArrayLike) -> Classifier:
     ------
     ValueError
         The data set is not a tokenized mixture, or a sign is not -1 or 1.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20_000, 5, 8, seed=0)
+    >>> exact = mh.theory.population_first_step(data, [1, -1])
+    >>> bool(exact.W.any()), bool((exact.U[0] == -exact.U[1]).all())
+    (False, True)
+    >>> step = mh.Classifier.random_step(data, heads=2, seed=0, balanced=True)
+    >>> bool(abs(abs(step.U) - abs(exact.U)).max() < 0.05 * abs(exact.U).max())  # up to signs
+    True
     """
     truth, alpha = _truth(data), _signs(signs)
     step = truth["relevant_fraction"] / 4 * (truth["mu_plus"] - truth["mu_minus"])
@@ -149,6 +178,16 @@ def separating_direction(data: Dataset, signs: npt.ArrayLike) -> Gradients:
     ------
     ValueError
         The data set is not a tokenized mixture, or a sign is not -1 or 1.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(50, 5, 8, relevant_fraction=0.4, seed=0)
+    >>> direction = mh.theory.separating_direction(data, [1, -1])
+    >>> start = mh.theory.population_first_step(data, [1, -1])
+    >>> moved = start + 100.0 * direction
+    >>> bool((data.y * moved(data) > 0).all())
+    True
     """
     truth, alpha = _truth(data), _signs(signs)
     unit = exponent(truth["mu_plus"])  # only the direction matters, and squares must be numbers

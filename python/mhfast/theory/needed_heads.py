@@ -62,6 +62,16 @@ class NeededHeads:
         The largest step size for H = `heads`; the conditions are met in (0, lr].
     comparison : Comparison
         D0, L0, ε in place of L(θ*), and the curvature bounds in the ball, for H = `heads`.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> given = {"relevant_fraction": 0.5, "contexts": 1, "norm": 40.0, "epsilon": 0.06}
+    >>> needed = mh.theory.mixture_needed_heads(100, 10, 1000, **given)
+    >>> needed.heads, round(needed.training.bound, 3), needed.training.applies
+    (200.0, 0.647, True)
+    >>> needed.generalization.applies, needed.distance > 0, needed.b3 > 0
+    (True, True, True)
     """
 
     heads: float
@@ -149,6 +159,14 @@ def needed_heads(
     ValueError
         If a number is out of range or not finite, data have a run axis or weights, the tangent
         features at the start do not separate them, or the number of heads exceeds float64.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 8, seed=0)
+    >>> needed = mh.theory.needed_heads(data, 100)
+    >>> needed.heads > 1e6  # with short tokens it is about no network that is trained
+    True
     """
     if data.runs is not None:
         raise ValueError(f"data: expected one data set, as data.run(0) is, got {data.runs} runs")
@@ -208,6 +226,16 @@ def mixture_needed_heads(
     ------
     ValueError
         If a number is out of range, or the number of heads exceeds float64.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> for norm in (1.0, 10.0, 40.0):  # the longer the tokens, the fewer heads
+    ...     given = {"relevant_fraction": 0.5, "contexts": 1, "epsilon": 0.06, "norm": norm}
+    ...     print(norm, f"{mh.theory.mixture_needed_heads(100, 10, 1000, **given).heads:.2g}")
+    1.0 4.3e+07
+    10.0 5e+04
+    40.0 2e+02
     """
     margins = mixture_margins(
         tokens, relevant_fraction=relevant_fraction, norm=norm, contexts=contexts

@@ -44,6 +44,19 @@ class NextTokenSVM(CertifiedMargin):
         A margin of this size cannot be told from 0: see `token_svm`.
     embedding : array (V, d)
         The vector of each token.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> ids = [[1, 2, 0], [2, 1, 0], [1, 3, 0]]
+    >>> svm = mh.theory.next_token_svm(ids, [1, 2, 3])
+    >>> svm.ties.tolist()  # after token 0 some samples prefer 1 to 2, others 2 to 1
+    [[0, 1, 2]]
+    >>> W = svm.direction.W[0]
+    >>> bool(abs(svm.without_ties(W) - W).max() < 1e-9)
+    True
+    >>> svm.separable, svm.inseparable, svm.gap < 1e-6
+    (True, False, True)
     """
 
     direction: Gradients
@@ -145,6 +158,16 @@ def next_token_svm(
     ----------
     Li, Huang, Ildiz, Rawat, Oymak, "Mechanics of Next Token Prediction with Self-Attention",
     AISTATS 2024, from which the problem is taken.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> svm = mh.theory.next_token_svm([[1, 2, 0], [2, 0, 1]], [2, 0])
+    >>> svm.priorities.tolist()  # rows (last, winner, loser)
+    [[0, 2, 0], [0, 2, 1], [1, 0, 1], [1, 0, 2]]
+    >>> W = svm.direction.W[0]
+    >>> round(float(W[0, 2] - W[0, 1]), 6)
+    1.0
     """
     checked = checked_norm(norm)
     tokens, following, counts = _samples(ids, next_tokens, lengths)

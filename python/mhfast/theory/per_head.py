@@ -109,6 +109,15 @@ class PerHeadBound:
         r: how far ‖U_h‖ of one head gets from θ0.
     b1, b3 : float
         The bounds of curvature on the way.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> long = {"relevant_fraction": 0.5, "contexts": 1, "norm": 40.0}
+    >>> data = mh.data.tokenized_mixture(20, 4, 8, **long, seed=0)
+    >>> result = mh.theory.best_bound(data, 100, heads=2)
+    >>> result.applies, bool(result.bound < 0.6)  # log 2 is the loss at the start
+    (True, True)
     """
 
     guarantee: Guarantee
@@ -179,6 +188,20 @@ def per_head_bound(
     ValueError
         If a shape does not fit, start and comparator differ in more than W and U, a number is not
         finite, or `lr` or `steps` is not above 0.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> long = {"relevant_fraction": 0.5, "contexts": 1, "norm": 40.0}
+    >>> data = mh.data.tokenized_mixture(20, 4, 8, **long, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=200, seed=0, balanced=True)
+    >>> there = mh.theory.realizability(start, data, epsilon=[0.06])
+    >>> direction = there.start.tangent.direction
+    >>> comparator = start + float(there.distance[0] / 2**0.5) * direction
+    >>> given = {"comparator": comparator, "lr": 1e-12, "steps": 1000}
+    >>> result = mh.theory.per_head_bound(start, data, **given)
+    >>> result.applies, bool(result.bound < 0.5), result.head_radius < result.distance
+    (True, True, True)
     """
     given = as_dataset(X, y)
     same_family(classifier(start, dense=True), classifier(comparator, dense=True))
@@ -240,6 +263,15 @@ def best_bound(
         If not exactly one of `heads` and `start` is given, `heads` is odd, data have a run axis or
         numbers that are not finite, the tangent features do not separate them, or `lr` is not above
         0.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> long = {"relevant_fraction": 0.5, "contexts": 1, "norm": 40.0}
+    >>> data = mh.data.tokenized_mixture(20, 4, 8, **long, seed=0)
+    >>> more, fewer = (mh.theory.best_bound(data, steps, heads=2) for steps in (1000, 100))
+    >>> bool(more.bound < fewer.bound)  # of the average loss
+    True
     """
     steps = checks.count(steps, "steps")
     if lr is not None and not checks.finite(lr, "lr") > 0.0:
@@ -272,6 +304,15 @@ def least_heads_below(data: Dataset, steps: int, *, below: float = math.log(2)) 
     ValueError
         If data are not as in `best_bound`, or no H up to 2**40 is enough, since the bound depends
         on the number of steps even for infinitely many heads.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> long = {"relevant_fraction": 0.5, "contexts": 1, "norm": 40.0}
+    >>> data = mh.data.tokenized_mixture(8, 4, 8, **long, seed=0)
+    >>> least = mh.theory.least_heads_below(data, 100)
+    >>> least.heads, least.applies
+    (2, True)
     """
     steps = checks.count(steps, "steps")
     if not checks.finite(below, "below") > 0.0:

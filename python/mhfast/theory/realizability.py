@@ -59,6 +59,15 @@ class Realizability:
         The smallest H that meets the condition, all else equal: with the B that asks for least.
     start : GoodInitialization
         B2, BΦ, γ and the direction.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 8, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=16, seed=0)
+    >>> found = mh.theory.realizability(start, data, epsilon=[0.5, 0.1])
+    >>> bool((found.met == (found.heads_needed <= 16)).all())
+    True
     """
 
     epsilon: Array
@@ -119,6 +128,17 @@ def realizability(
     -----
     The construction bounds the loss of every sample of positive weight by ε, and so their mean with
     any weights, which is the loss that is measured.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 8, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=16, seed=0)
+    >>> found = mh.theory.realizability(start, data, epsilon=[0.5, 0.1])
+    >>> bool(found.distance[0] < found.distance[1])  # a smaller loss lies further away
+    True
+    >>> (found.loss <= found.epsilon).tolist(), found.met.tolist()  # measured; guaranteed
+    ([True, True], [False, False])
     """
     model, data, _ = settled(model, as_dataset(X, y), dense=True)
     targets = _targets(epsilon)
@@ -179,6 +199,18 @@ def travelled(
     ------
     ValueError
         The run does not have these records.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 8, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=4, seed=0)
+    >>> record = ("loss", "distance")
+    >>> run = mh.train(start, data, steps=200, optimizer=mh.GradientDescent(2.0), record=record)
+    >>> far = mh.theory.travelled(run, [0.5, 0.1, 1e-9])
+    >>> bool(far[0] < far[1]), bool(np.isnan(far[2]))  # training did not reach 1e-9
+    (True, True)
     """
     targets = _targets(epsilon)
     names = ("W", "U") if per_head else ("distance",)

@@ -55,6 +55,19 @@ class RegularizationPath:
         The limit that theory names.
     wrt : str
         The trained parameter.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> rng = np.random.default_rng(0)
+    >>> data = mh.Dataset(rng.standard_normal((3, 3, 6)), [1.0, -1.0, 1.0])
+    >>> start = mh.Classifier(np.zeros((1, 6, 6)), rng.standard_normal((1, 1, 6)), query=-1)
+    >>> path = mh.theory.regularization_path(data, [1.0, 10.0], start=start)
+    >>> path.converged.tolist(), bool(np.allclose(path.norms, [1.0, 10.0]))
+    ([True, True], True)
+    >>> [round(float(mh.norm(direction)), 6) for direction in path.directions]
+    [1.0, 1.0]
     """
 
     radii: Array
@@ -167,6 +180,17 @@ def regularization_path(
     ----------
     Tarzanagh, Li, Thrampoulidis, Oymak, "Transformers as Support Vector Machines" (2023), where the
     regularization path is defined and its limit is proved, in both norms.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> rng = np.random.default_rng(0)
+    >>> data = mh.Dataset(rng.standard_normal((3, 3, 6)), [1.0, -1.0, 1.0])
+    >>> start = mh.Classifier(np.zeros((1, 6, 6)), rng.standard_normal((1, 1, 6)), query=-1)
+    >>> path = mh.theory.regularization_path(data, [1.0, 10.0, 100.0], start=start)
+    >>> path.alignment[:, 0].round(2)  # the minimizers turn towards the separation
+    array([0.96, 1.  , 1.  ])
     """
     sizes = _radii(radii)
     if wrt not in ("W", "prompt"):

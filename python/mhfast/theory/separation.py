@@ -36,6 +36,18 @@ class TokenSVM(CertifiedMargin):
         Convex weights of the constraints, 0 where there is none, as at the best tokens.
     resolution : float
         A margin of this size cannot be told from 0: see `token_svm`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> rng = np.random.default_rng(0)
+    >>> data = mh.Dataset(rng.standard_normal((4, 3, 6)), [1.0, -1.0, 1.0, -1.0])
+    >>> svm = mh.theory.token_svm(data, [0, 1, 2, 0], query=-1)
+    >>> svm.separable, bool(svm.gap < 1e-6)
+    (True, True)
+    >>> round(float(mh.norm(svm.direction) * svm.margin), 6)
+    1.0
     """
 
     direction: Gradients
@@ -122,6 +134,17 @@ def token_svm(
     Vasudeva, Deora, Thrampoulidis, "Implicit Bias and Fast Convergence Rates for Self-attention"
     (2024).  p-norms: Julistiono, Tarzanagh, Azizan, "Optimizing Attention with Mirror Descent:
     Generalized Max-Margin Token Selection" (2024).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> rng = np.random.default_rng(0)
+    >>> data = mh.Dataset(rng.standard_normal((4, 3, 6)), [1.0] * 4)
+    >>> svm = mh.theory.token_svm(data, [0, 1, 2, 0], query=-1)
+    >>> model = mh.Classifier(50 * svm.direction.W, np.ones((1, 1, 6)), query=-1)
+    >>> model.attention(data)[:, 0, 0].argmax(axis=-1)  # the tokens that were named
+    array([0, 1, 2, 0])
     """
     checked = checked_norm(norm, vector=wrt == "prompt")
     if data.runs is not None:

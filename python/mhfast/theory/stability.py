@@ -34,6 +34,16 @@ class Stability:
         Loss of θ_k on the test set.
     left_out : array (K, n)
         ℓ_i(θ_k^(-i)).
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(8, 5, 8, noise=2.0, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=2, seed=0)
+    >>> given = {"steps": 20, "lr": 1.0, "every": 10, "test": data.sample(300, seed=1)}
+    >>> result = mh.theory.leave_one_out(start, data, **given)
+    >>> result.steps.tolist(), bool((result.stability[1:] > 0).all()), bool(result.gap[-1] > 0)
+    ([0, 10, 20], True, True)
     """
 
     steps: npt.NDArray[np.int64]
@@ -105,6 +115,17 @@ def leave_one_out(
     ----------
     The stability analysis of Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and
     Generalization of Multi-head Attention" (TMLR 2024).
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(8, 5, 8, noise=2.0, seed=0)
+    >>> start = mh.Classifier.random_step(data, heads=2, seed=0)
+    >>> result = mh.theory.leave_one_out(start, data, steps=20, lr=1.0)
+    >>> result.left_out.shape  # of each sample, by the training without it, at each step
+    (21, 8)
+    >>> bool(result.left_out_loss[-1] > result.train_loss[-1])
+    True
     """
     model, data = classifier(model), as_dataset(X, y)
     if data.runs is not None:

@@ -38,6 +38,21 @@ class TokenOptimality:
         Whether it has a larger score than each of its SVM-neighbours.
     svm : TokenSVM
         The solution; if it does not separate, no token is locally optimal.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> rng = np.random.default_rng(0)
+    >>> X, z = rng.standard_normal((4, 3, 6)), rng.standard_normal((4, 1, 6))
+    >>> data = mh.Dataset(X, [1.0, -1.0, 1.0, -1.0], query=z)
+    >>> u = rng.standard_normal(6)
+    >>> best = mh.theory.optimal_tokens(data, u)
+    >>> found = mh.theory.token_optimality(data, best, u)
+    >>> bool(found.is_global), bool(found.is_local)
+    (True, True)
+    >>> bool(mh.theory.token_optimality(data, (best + 1) % 3, u).is_global)
+    False
     """
 
     scores: Array
@@ -95,6 +110,14 @@ def token_scores(
     ----------
     Tarzanagh, Li, Thrampoulidis, Oymak, "Transformers as Support Vector Machines" (2023),
     definition of token scores, there with one query row.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.Dataset(np.eye(6)[None, :3], [-1.0])
+    >>> mh.theory.token_scores(data, [3.0, 2.0, 1.0, 0.0, 0.0, 0.0], query=-1)
+    array([[[-3., -2., -1.]]])
     """
     if data.runs is not None:
         raise ValueError(f"data: expected one run, as data.run(0) is, got {data.runs} runs")
@@ -140,6 +163,15 @@ def optimal_tokens(
     ------
     ValueError
         A shape or a value does not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> data = mh.Dataset(np.eye(6)[None, :3].repeat(2, axis=0), [1.0, -1.0])
+    >>> mh.theory.optimal_tokens(data, [3.0, 2.0, 1.0, 0.0, 0.0, 0.0], query=-1)
+    array([[0],
+           [2]])
     """
     scores = token_scores(data, readout, wrt=wrt, query=query, causal=causal)
     best: npt.NDArray[np.int64] = np.where(np.isnan(scores), -np.inf, scores).argmax(axis=-1)
@@ -207,6 +239,16 @@ def token_optimality(
     Tarzanagh, Li, Thrampoulidis, Oymak, "Transformers as Support Vector Machines" (2023),
     definition of SVM-neighbours and of globally and locally optimal tokens; for a prompt Tarzanagh,
     Li, Zhang, Oymak, "Max-Margin Token Selection in Attention Mechanism" (NeurIPS 2023).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import mhfast as mh
+    >>> X = np.eye(6)[None, :3]  # one sample of three tokens
+    >>> data = mh.Dataset(X, [1.0], query=X[:, :1])
+    >>> u = [3.0, 2.0, 1.0, 0.0, 0.0, 0.0]  # their scores are 3, 2 and 1
+    >>> [bool(mh.theory.token_optimality(data, [t], u).is_local) for t in range(3)]
+    [True, False, False]
     """
     checked = checked_norm(norm, vector=wrt == "prompt")
     if data.runs is not None:

@@ -107,6 +107,19 @@ class Run(Generic[ModelT_co]):
     -----
     Functions in ``record`` and ``stop`` survive copying. Saving and pickling replace them by a
     placeholder, since code cannot be stored safely: give them again in order to resume.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> start = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+    >>> run = mh.train(start, data, steps=10, optimizer=mh.GradientDescent([0.1, 0.2, 0.4]))
+    >>> run.runs, run.step, run.history["loss"].shape
+    (3, 10, (3, 11))
+    >>> run.history["loss"][:, -1].round(3)  # the larger the step size, the smaller the loss
+    array([0.663, 0.635, 0.585])
+    >>> run[2].model.W.shape
+    (3, 9, 9)
     """
 
     model: ModelT_co
@@ -334,6 +347,24 @@ class Interrupted(KeyboardInterrupt):
     ----------
     run : Run
         The run up to the step reached, an attribute too; ``mhfast.train(run, ...)`` resumes it.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+    >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+    >>> def press_ctrl_c(step, model):
+    ...     if step == 3:
+    ...         raise KeyboardInterrupt
+    >>> try:
+    ...     given = {"optimizer": mh.GradientDescent(0.1), "callback": press_ctrl_c}
+    ...     run = mh.train(model, data, steps=1000, **given)
+    ... except mh.Interrupted as interrupted:
+    ...     run = interrupted.run
+    >>> run.step  # nothing is lost, and training can be continued
+    3
+    >>> mh.train(run, data, steps=5).step
+    8
     """
 
     def __init__(self, run: Run[Any]) -> None:

@@ -223,6 +223,15 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
         -----
         ConvergenceWarning
             If training ended at a loss or a gradient that is not finite.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> from mhfast.interop.sklearn import MultiHeadClassifier
+        >>> data = mh.data.tokenized_mixture(60, 5, 12, seed=0)
+        >>> estimator = MultiHeadClassifier(heads=3, stop={"loss": 0.1}).fit(data.X, data.y)
+        >>> bool(estimator.history_["loss"][-1] <= 0.1), estimator.n_iter_ < 100
+        (True, True)
         """
         continued = self._continues(incremental=False)
         X, labels = self._read(X, y, reset=not continued)
@@ -264,6 +273,17 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
         TypeError, ValueError
             If an argument or a parameter of the estimator does not fit, such as
             ``early_stopping=True``.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> from mhfast.interop.sklearn import MultiHeadClassifier
+        >>> data = mh.data.tokenized_mixture(60, 5, 12, seed=0)
+        >>> estimator = MultiHeadClassifier(heads=3)
+        >>> for rows in (slice(0, 20), slice(20, 40), slice(40, 60)):
+        ...     estimator = estimator.partial_fit(data.X[rows], data.y[rows], classes=[-1, 1])
+        >>> estimator.n_iter_
+        3
         """
         continued = self._continues(incremental=True)
         if classes is None and not continued:
@@ -299,6 +319,15 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
             If X does not hold real numbers.
         ValueError
             If a shape does not fit, or a number is not finite.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> from mhfast.interop.sklearn import MultiHeadClassifier
+        >>> data = mh.data.tokenized_mixture(60, 5, 12, seed=0)
+        >>> estimator = MultiHeadClassifier(heads=3).fit(data.X, data.y)
+        >>> bool(((estimator.decision_function(data.X) > 0) == (data.y > 0)).all())
+        True
         """
         return self._outputs(X)
 
@@ -322,6 +351,16 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
             If X does not hold real numbers.
         ValueError
             If a shape does not fit, or a number is not finite.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> from mhfast.interop.sklearn import MultiHeadClassifier
+        >>> data = mh.data.tokenized_mixture(60, 5, 12, seed=0)
+        >>> names = ["below" if y < 0 else "above" for y in data.y]
+        >>> estimator = MultiHeadClassifier(heads=3).fit(data.X, names)
+        >>> estimator.predict(data.X[:3]).tolist() == names[:3], estimator.classes_.tolist()
+        (True, ['above', 'below'])
         """
         outputs = self._outputs(X)
         chosen = (outputs > 0).astype(np.intp) if outputs.ndim == 1 else outputs.argmax(axis=1)
@@ -354,6 +393,16 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
             If X does not hold real numbers.
         ValueError
             If a shape does not fit, or a number is not finite.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mhfast as mh
+        >>> from mhfast.interop.sklearn import MultiHeadClassifier
+        >>> data = mh.data.tokenized_mixture(60, 5, 12, seed=0)
+        >>> p = MultiHeadClassifier(heads=3).fit(data.X, data.y).predict_proba(data.X)
+        >>> p.shape, bool(np.allclose(p.sum(axis=1), 1.0))
+        ((60, 2), True)
         """
         outputs = self._outputs(X)
         if outputs.ndim == 1:

@@ -102,6 +102,14 @@ class MultiHeadEstimator(BaseEstimator):  # type: ignore[misc]
             If X does not hold real numbers.
         ValueError
             If a shape does not fit, or a number is not finite.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> from mhfast.interop.sklearn import MultiHeadClassifier
+        >>> data = mh.data.tokenized_mixture(60, 5, 12, seed=0)
+        >>> MultiHeadClassifier(heads=3).fit(data.X, data.y).attention(data.X).shape  # (n, H, q, T)
+        (60, 3, 5, 5)
         """
         X = self._seen(X)
         return self.model_.attention(X, num_threads=self.num_threads)
@@ -122,6 +130,14 @@ class MultiHeadEstimator(BaseEstimator):  # type: ignore[misc]
         ------
         TypeError, ValueError
             If a name or the value of a field does not fit.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> from mhfast.interop.sklearn import MultiHeadClassifier
+        >>> estimator = MultiHeadClassifier(optimizer=mh.Adam(0.1))
+        >>> estimator.set_params(heads=2, optimizer__lr=0.01).optimizer
+        Adam(lr=0.01)
         """
         fields = {
             name.removeprefix(OPTIMIZER): value

@@ -187,6 +187,15 @@ class MultiHeadRegressor(RegressorMixin, MultiHeadEstimator):  # type: ignore[mi
         -----
         ConvergenceWarning
             If training ended at a loss or a gradient that is not finite.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> from mhfast.interop.sklearn import MultiHeadRegressor
+        >>> data = mh.data.tokenized_mixture(60, 5, 12, seed=0)
+        >>> y = data.X.mean(axis=1)[:, :2]  # two outputs are two runs side by side
+        >>> MultiHeadRegressor(heads=3).fit(data.X, y).model_.runs
+        2
         """
         continued = self._continues(incremental=False)
         self._fit(self._training(*self._read(X, y, not continued), sample_weight), None)
@@ -216,6 +225,17 @@ class MultiHeadRegressor(RegressorMixin, MultiHeadEstimator):  # type: ignore[mi
         TypeError, ValueError
             If an argument or a parameter of the estimator does not fit, such as
             ``early_stopping=True``.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> from mhfast.interop.sklearn import MultiHeadRegressor
+        >>> data = mh.data.tokenized_mixture(60, 5, 12, seed=0)
+        >>> estimator = MultiHeadRegressor(heads=3)
+        >>> for _ in range(3):
+        ...     estimator = estimator.partial_fit(data.X, data.X.mean(axis=1)[:, 0])
+        >>> estimator.n_iter_
+        3
         """
         continued = self._continues(incremental=True)
         self._fit_step(self._training(*self._read(X, y, not continued), sample_weight))
@@ -241,6 +261,16 @@ class MultiHeadRegressor(RegressorMixin, MultiHeadEstimator):  # type: ignore[mi
             If X does not hold real numbers.
         ValueError
             If a shape does not fit, or a number is not finite.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> from mhfast.interop.sklearn import MultiHeadRegressor
+        >>> data = mh.data.tokenized_mixture(60, 5, 12, seed=0)
+        >>> y = data.X.mean(axis=1)[:, 0]
+        >>> off = MultiHeadRegressor(heads=3).fit(data.X, y).predict(data.X) - y
+        >>> bool((off**2).mean() < 0.1 * y.var())
+        True
         """
         return self._outputs(X)
 

@@ -70,6 +70,16 @@ def classifier(
     -----
     In a region of `torch.autocast` tensors of lower precision are converted to the dtype of the
     others, or float32; the result has that dtype.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mhfast.interop.torch import classifier
+    >>> X, U = torch.randn(20, 5, 9), torch.randn(3, 5, 9)
+    >>> W = torch.randn(3, 9, 9, requires_grad=True)
+    >>> classifier(X, W, U).sum().backward()
+    >>> W.grad.shape
+    torch.Size([3, 9, 9])
     """
     settings = Settings(Classifier, query, scale, causal, num_threads)
     return applied(outputs_op, settings, W, U, prompt, X, lengths)
@@ -105,6 +115,17 @@ def layer(
     ------
     TypeError, ValueError, RuntimeError
         As for `classifier`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mhfast.interop.torch import layer
+    >>> X, W, V = torch.randn(20, 5, 9), torch.randn(3, 9, 9), torch.randn(3, 9, 2)
+    >>> layer(X, W, V).shape
+    torch.Size([20, 5, 2])
+    >>> outputs = layer(X, W, V, lengths=[5] * 19 + [3], query=0)
+    >>> outputs.shape  # of the first token only
+    torch.Size([20, 1, 2])
     """
     settings = Settings(Layer, query, scale, causal, num_threads)
     return applied(outputs_op, settings, W, V, prompt, X, lengths)

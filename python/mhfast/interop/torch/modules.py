@@ -60,7 +60,18 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
             self.register_parameter(name, parameter)
 
     def reset_parameters(self) -> None:
-        """Draw every entry of every parameter from N(0, std²), by the generator of torch."""
+        """Draw every entry of every parameter from N(0, std²), by the generator of torch.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from mhfast.interop.torch import MultiHeadClassifier
+        >>> module = MultiHeadClassifier(heads=3, tokens=5, dim=9)
+        >>> before = module.W.clone()
+        >>> module.reset_parameters()
+        >>> bool((module.W == before).any())
+        False
+        """
         for parameter in self.parameters():
             torch.nn.init.normal_(parameter, std=self.std)
 
@@ -88,6 +99,16 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
             If an argument is no dense CPU tensor of float32 or float64, or they are of two dtypes.
         ValueError
             If a shape or a value does not fit.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from mhfast.interop.torch import MultiHeadClassifier
+        >>> module = MultiHeadClassifier(heads=3, tokens=5, dim=9)
+        >>> X = torch.randn(20, 5, 9, requires_grad=True)
+        >>> module(X).sum().backward()
+        >>> X.grad.shape, module.W.grad.shape
+        (torch.Size([20, 5, 9]), torch.Size([3, 9, 9]))
         """
         return applied(outputs_op, self._settings(query), *self._tensors, X, lengths)
 
@@ -110,6 +131,15 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         ------
         TypeError, ValueError
             As for a call of the module.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from mhfast.interop.torch import MultiHeadClassifier
+        >>> module = MultiHeadClassifier(heads=3, tokens=5, dim=9)
+        >>> A = module.attention(torch.randn(20, 5, 9))
+        >>> A.shape, torch.allclose(A.sum(-1), torch.ones(20, 3, 5))
+        (torch.Size([20, 3, 5, 5]), True)
         """
         with torch.no_grad():
             return applied(weights_op, self._settings(query), *self._tensors, X, lengths)
@@ -124,6 +154,12 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         Returns
         -------
         Classifier or Layer
+
+        Examples
+        --------
+        >>> from mhfast.interop.torch import MultiHeadClassifier
+        >>> MultiHeadClassifier(heads=3, tokens=5, dim=9).model()
+        Classifier(W=<float32 (3, 9, 9)>, U=<float32 (3, 5, 9)>, scale=1.0)
         """
         W, readout, prompt = map(array, self._tensors)
         return self._kind(W, readout, self.query, prompt, scale=self.scale, causal=self.causal)
@@ -149,6 +185,15 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
             If it is another kind of model, or W is a `LowRank`.
         ValueError
             If the model has an external query.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> from mhfast.interop.torch import MultiHeadClassifier
+        >>> model = mh.Classifier.gaussian(heads=3, tokens=5, dim=9, std=0.1, seed=0)
+        >>> module = MultiHeadClassifier.from_model(model)
+        >>> bool((module.model().W == model.W).all())
+        True
         """
         if not isinstance(model, cls._kind):
             raise TypeError(f"model: expected a {cls._kind.__name__}, got {type(model).__name__}")
@@ -169,6 +214,12 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         Returns
         -------
         str
+
+        Examples
+        --------
+        >>> from mhfast.interop.torch import MultiHeadClassifier
+        >>> MultiHeadClassifier(heads=3, tokens=5, dim=9)
+        MultiHeadClassifier(W=(3, 9, 9), U=(3, 5, 9), scale=1.0, dtype=float32)
         """
         parts = [f"{name}={tuple(tensor.shape)}" for name, tensor in self.named_parameters()]
         parts += [] if self.query is None else [f"query={self.query}"]
@@ -200,6 +251,25 @@ class MultiHeadClassifier(_Module):
     ------
     TypeError, ValueError
         If an argument is of the wrong kind or out of range.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mhfast.interop.torch import MultiHeadClassifier
+    >>> _ = torch.manual_seed(0)
+    >>> X = torch.randn(50, 5, 9)
+    >>> y = X[:, 0, 0].sign()
+    >>> module = MultiHeadClassifier(heads=3, tokens=5, dim=9)
+    >>> optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+    >>> losses = []
+    >>> for _ in range(50):
+    ...     optimizer.zero_grad()
+    ...     loss = torch.nn.functional.softplus(-y * module(X)).mean()
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     losses.append(loss.item())
+    >>> losses[-1] < 0.5 * losses[0]
+    True
     """
 
     _kind = Classifier
@@ -230,6 +300,15 @@ class MultiHeadLayer(_Module):
         H, d and p.
     query, prompt_rows, scale, causal, std, dtype
         As for a `MultiHeadClassifier`, and so are errors.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mhfast.interop.torch import MultiHeadLayer
+    >>> attention = MultiHeadLayer(heads=3, dim=9, out_dim=2)
+    >>> block = torch.nn.Sequential(attention, torch.nn.Linear(2, 4))
+    >>> block(torch.randn(20, 5, 9)).shape
+    torch.Size([20, 5, 4])
     """
 
     _kind = Layer

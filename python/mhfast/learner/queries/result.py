@@ -39,6 +39,16 @@ class QueryLearning:
     seconds : float
     missing : str or None
         Why nothing more could be learnt.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> secret = mh.Layer.gaussian(2, 5, 4, std=0.3, seed=0)
+    >>> result = mh.learn_layer_by_queries(secret, d=5, T=2, heads=2)
+    >>> result.verdict.partition(",")[0]
+    'learnt'
+    >>> sum(result.asked.values()) == result.queries, result.held_out < 1e-8
+    (True, True)
     """
 
     layer: Layer | None
