@@ -28,6 +28,7 @@ SMALL = {
     "regularization_path.py": "--instances 2 --radii 3 --largest 5 --output figure.png",
     "role_of_heads.py": "--heads 1 3 --trials 1 --steps 5 --start random_step",
     "saturation.py": "--instances 2 --steps 20 --output figure.png",
+    "saturation_digits.py": "--steps 1 3",
     "theory_curvature.py": ("--heads 1 2 --n 9 --dim 6 --steps 3 --trials 2 --output figure.png"),
     "theory_distance.py": "--heads 1 3 --n 10 --steps 20 --output figure.png",
     "theory_guarantee.py": "--heads 60 --steps 30 --n 6 --output figure.png",
@@ -93,10 +94,20 @@ def test_every_example_is_run_here():
 @pytest.mark.parametrize("name", SMALL)
 def test_an_example(name, tmp_path):
     pytest.importorskip("matplotlib")
+    pytest.importorskip("mpmath")
     pytest.importorskip("sklearn")
     out = run([str(ROOT / "examples" / name), *SMALL[name].split()], tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(WRITTEN.get(name, []))
     assert "nan" not in out
+
+
+def test_gradients_keep_their_digits_along_a_training(tmp_path):
+    """As the README says, by the command that it names, with any automatic differentiation."""
+    pytest.importorskip("mpmath")
+    out = run([str(ROOT / "examples/saturation_digits.py"), "--steps", "150", "190"], tmp_path)
+    errors = [[float(number) for number in line.split()[-2:]] for line in out.splitlines()[2:]]
+    # Weights of e^-26 to e^-37 are differences of numbers near 1: 2^-53 e^26 = 2e-5 and more.
+    assert all(theirs > 1e-5 and ours < 1e-13 for theirs, ours in errors)
 
 
 def has_its_packages(block: str) -> bool:
