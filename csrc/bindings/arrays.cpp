@@ -25,7 +25,7 @@ py::array checked_array(const py::handle& object, const char* name,
   if (!fits)
     throw py::value_error(std::string(name) + ": expected shape " + shape_text(shape) + ", got " +
                           shape_text({array.shape(), array.shape() + array.ndim()}));
-  constexpr int kLayout = py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_;
+  constexpr int kLayout = int(py::array::c_style) | int(py::detail::npy_api::NPY_ARRAY_ALIGNED_);
   if ((array.flags() & kLayout) != kLayout)
     throw py::value_error(std::string(name) + ": expected a C-contiguous, aligned array");
   return array;

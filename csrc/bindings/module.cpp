@@ -19,6 +19,7 @@ PYBIND11_MODULE(_core, m) {
 
 #undef PyInit__core
 
+// NOLINTNEXTLINE(bugprone-reserved-identifier): the name that Python asks for
 extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
   if (PyInterpreterState_Get() == PyInterpreterState_Main())
     return mhfast_start_in_the_main_interpreter();

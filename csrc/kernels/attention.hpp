@@ -16,7 +16,7 @@ namespace mhfast {
 namespace MHFAST_ISA {
 namespace {
 
-inline constexpr int round_up(int size, int step) { return (size + step - 1) / step * step; }
+constexpr int round_up(int size, int step) { return (size + step - 1) / step * step; }
 
 /// Softmax of one unit, by rows. `reduce_gaps` reduces the gaps of the rows to one per sample of
 /// the lane; if gaps are requested, that is the result.

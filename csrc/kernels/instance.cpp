@@ -51,7 +51,7 @@ double multiply_adds(std::int64_t rounds) {
 
 /// By name, so that no two can be exchanged.
 template <class real>
-constexpr Kernels<real> table() {
+constexpr Kernels<real> table() noexcept {
   Kernels<real> kernels{};
   kernels.lanes = kLanes<real>;
   kernels.tiles = {kAccumulators, kMaxNR, kMaxMR};

@@ -37,14 +37,12 @@ inline constexpr int kMaxMR = 12;
 // For few rows tiles are wider: with 3 accumulators a multiply-add would wait for the one before.
 inline constexpr int kWidestNR = 8;
 
-inline constexpr int widest(int rows) {
+constexpr int widest(int rows) {
   const int most = kAccumulators / (rows < 1 ? 1 : rows);
   return most > kWidestNR ? kWidestNR : most > kMaxNR ? most : kMaxNR;
 }
 
-inline constexpr int max_rows(int nr) {
-  return kAccumulators / nr < kMaxMR ? kAccumulators / nr : kMaxMR;
-}
+constexpr int max_rows(int nr) { return kAccumulators / nr < kMaxMR ? kAccumulators / nr : kMaxMR; }
 
 template <class real, Left left>
 inline Vec<real> left_entry(const real* a, int m) {

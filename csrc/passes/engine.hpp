@@ -33,9 +33,7 @@ class Engine {
 
   /// Keeps the data packed for many passes, or takes another engine's.
   std::shared_ptr<Packed<real>> make_packed() const { return strategy_->make_packed(); }
-  void use_packed(std::shared_ptr<Packed<real>> packed) {
-    strategy_->use_packed(std::move(packed));
-  }
+  void use_packed(const std::shared_ptr<Packed<real>>& packed) { strategy_->use_packed(packed); }
 
   /// For samples drawn from those of `whole`: a sum over them is divided by the part of what sums
   /// over `whole` are divided by that is their part of its samples. So the mean over draws of their

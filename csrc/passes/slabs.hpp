@@ -11,7 +11,7 @@ class SlabPass : public ChunkPass<real> {
  public:
   void lay_out(Arena& layout) final;
   std::shared_ptr<Packed<real>> make_packed() const final;
-  void use_packed(std::shared_ptr<Packed<real>> packed) final { packed_ = std::move(packed); }
+  void use_packed(const std::shared_ptr<Packed<real>>& packed) final { packed_ = packed; }
   void pack_all(const Member& member) final;
 
  protected:

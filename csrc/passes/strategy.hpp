@@ -81,7 +81,7 @@ class Strategy {
 
   /// Memory for the data packed, or null where they are packed anew in every pass.
   virtual std::shared_ptr<Packed<real>> make_packed() const { return nullptr; }
-  virtual void use_packed(std::shared_ptr<Packed<real>>) {}
+  virtual void use_packed(const std::shared_ptr<Packed<real>>&) {}
   /// A member's part of the packing.
   virtual void pack_all(const Member&) {}
 

@@ -56,12 +56,15 @@ struct Cost {
   const Registers& registers;
   const int bytes = registers.bytes, L = registers.lanes;
 
+  /// Registers that hold so many numbers.
+  double vectors(std::ptrdiff_t size) const { return std::ceil(double(size) / L); }
+
   double scores_samples() const {  // for a block
     return kept(true, product_cycles(s.d, s.q, s.d) + product_cycles(s.q, s.T, s.d, true) +
                           product_cycles(s.q, s.T, s.d) + softmax_cycles(s.q, s.T, bytes, L));
   }
   double scores_rows() const {  // for a sample
-    const double N = round_up(s.q, L) / L;
+    const double N = vectors(s.q);
     return kept(false, product_cycles(s.d, N, s.d) + 2 * product_cycles(s.T, N, s.d) +
                            softmax_cycles(N, s.T, bytes, L));
   }
@@ -71,7 +74,7 @@ struct Cost {
            (gradient * s.H > kSecondLevelBytes ? 2 * gradient / kStreamBytes : 0);
   }
   double gradients_features() const {  // for a sample
-    const double N = round_up(s.d, L) / L;
+    const double N = vectors(s.d);
     return 2 * product_cycles(s.q, N, s.T) + product_cycles(s.d, N, s.q);
   }
   double layer() const {  // for a block of samples, or a sample of `lanes` runs
@@ -83,7 +86,7 @@ struct Cost {
   }
   double layer_rows() const {  // for a sample
     const int rows = layer_tile(s, bytes, L);
-    const double N = round_up(rows, L) / L, F = round_up(s.d, L) / L, P = round_up(s.p, L) / L;
+    const double N = vectors(rows), F = vectors(s.d), P = vectors(s.p);
     const double scores = product_cycles(s.d, N, s.d) + product_cycles(s.T, N, s.d) +
                           softmax_cycles(N, s.T, bytes, L);
     const double a_tile = (keeps_layer_weights(s, bytes, L) ? 1 : 2) * scores +
@@ -99,7 +102,7 @@ struct Cost {
   }
   double tiles() const {  // for a sample
     const int rows = tile_rows(s, bytes, L);
-    const double N = round_up(rows, L) / L, F = round_up(s.d, L) / L;
+    const double N = vectors(rows), F = vectors(s.d);
     const double a_tile = product_cycles(s.d, N, s.d) + product_cycles(s.T, 2 * N, s.d) +
                           softmax_cycles(N, s.T, bytes, L) + product_cycles(2 * N * L, F, s.T) +
                           product_cycles(s.d, F, rows) + s.d * (N + F);
@@ -157,7 +160,7 @@ struct Prediction {
 };
 
 Prediction predict_layer(const Shape& s, const Cost& cost) {
-  const double n = double(s.n), H = s.H, blocks = double(round_up(s.n, cost.L) / cost.L);
+  const double n = double(s.n), H = s.H, blocks = cost.vectors(s.n);
   const double parts = std::ceil(double(s.q) / layer_tile(s, cost.bytes, cost.L));
   Prediction result;
   result.cycles[int(PlanKind::kRuns)] = H * n * cost.layer() / cost.L;
@@ -167,7 +170,7 @@ Prediction predict_layer(const Shape& s, const Cost& cost) {
 }
 
 Prediction predict_classifier(const Shape& s, const Cost& cost) {
-  const double n = double(s.n), H = s.H, blocks = double(round_up(s.n, cost.L) / cost.L);
+  const double n = double(s.n), H = s.H, blocks = cost.vectors(s.n);
   Prediction result;
   result.cycles[int(PlanKind::kRuns)] = H * n * cost.runs() / cost.L;
   const auto fits = [&](PlanKind kind) {

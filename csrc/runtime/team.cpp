@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -38,26 +38,18 @@ const int kWatchForks = pthread_atfork(nullptr, nullptr, [] { forked.store(true)
 
 int positive_from_environment(const char* name) {
   const char* text = std::getenv(name);
-  return text ? std::max(0, std::atoi(text)) : 0;  // "4,2" of nested OpenMP levels reads as 4
+  return text ? int(std::max(0L, std::strtol(text, nullptr, 10)))
+              : 0;  // "4,2" of nested OpenMP levels reads as 4
 }
 
 /// The container's quota in processors, rounded up; 0 if there is none.
 int quota_processors() {
   double quota = 0, period = 0;
-  if (std::FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {
-    if (std::fscanf(file, "%lf %lf", &quota, &period) != 2) quota = 0;  // "max": no quota
-    std::fclose(file);
+  if (std::ifstream file("/sys/fs/cgroup/cpu.max"); file) {
+    if (!(file >> quota >> period)) quota = 0;  // "max": no quota
   } else {
-    const auto number = [](const char* path) {
-      double value = 0;
-      if (std::FILE* f = std::fopen(path, "r")) {
-        if (std::fscanf(f, "%lf", &value) != 1) value = 0;
-        std::fclose(f);
-      }
-      return value;
-    };
-    quota = number("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
-    period = number("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota;
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
   }
   return quota > 0 && period > 0 ? int(std::ceil(quota / period)) : 0;
 }

@@ -32,7 +32,7 @@ struct VariantOfRest {
 
 /// One of the optimizers, with its settings.
 #define MHFAST_TYPE(Type, name) , Type
-using AnyRule = typename VariantOfRest<void MHFAST_OPTIMIZERS(MHFAST_TYPE)>::Type;
+using AnyRule = VariantOfRest<void MHFAST_OPTIMIZERS(MHFAST_TYPE)>::Type;
 #undef MHFAST_TYPE
 
 /// A rule, and what all rules have. Parameters that are not trained need no lr.
