@@ -34,9 +34,19 @@ SMALL = {
     "theory_guarantee.py": "--heads 60 --steps 30 --n 6 --output figure.png",
     "theory_heads.py": "--heads 1 3 --trials 2 --steps 5 --n 20 --output figure.png",
     "theory_margin.py": "--n 10 --trials 2 --heads 1 3 --output figure.png",
+    "theory_more_heads.py": (
+        "--heads 1 3 --teachers 2 --n 60 --test 50 --trials 1 --steps 20 --output figure.png"
+    ),
     "theory_needed_heads.py": "--n 6",
     "theory_rates.py": (
         "--samples 10 20 --test 30 --left-out 5 --data-sets 2 --heads 2 --trials 2 --steps 20 "
+        "--output figure.png"
+    ),
+    "theory_stability.py": (
+        "--heads 4 --steps 3 --longest 4 --samples 4 6 --left-out 4 --most 4 --output figure.png"
+    ),
+    "theory_text.py": (
+        "--heads 1 3 --trials 1 --steps 20 --n 200 --test 100 --words 50 --dim 6 "
         "--output figure.png"
     ),
     "train_digits.py": "--heads 2 --splits 1 --steps 20 --save run.npz --plot figure.png",
@@ -53,7 +63,10 @@ WRITTEN = {
     "theory_guarantee.py": ["figure.png"],
     "theory_heads.py": ["figure.png"],
     "theory_margin.py": ["figure.png"],
+    "theory_more_heads.py": ["figure.png"],
     "theory_rates.py": ["figure.png"],
+    "theory_stability.py": ["figure.png"],
+    "theory_text.py": ["figure.png"],
     "train_digits.py": ["run.npz", "figure.png"],
 }
 COMMANDS = (

@@ -1,9 +1,9 @@
 """The theory of multi-head attention as functions that return numbers.
 
-Curvature of a classifier and its loss (`bounds`, `hessian`), its tangent kernel and margin
-(`kernel`, `margin`), realizability, guarantees of training and generalization with their
-conditions, leave-one-out stability, the tokenized mixture in closed form, and the programs that
-say where training ends (`token_svm`, `next_token_svm`, `joint_svm`, `regularization_path`).
+Curvature of a model and its loss (`bounds`, `layer_bounds`, `hessian`), its tangent kernel
+(`kernel`) and margin (`margin`), realizability, guarantees of training and generalization with
+their conditions, leave-one-out stability, the tokenized mixture in closed form, and the programs
+that say where training ends (`token_svm`, `next_token_svm`, `joint_svm`, `regularization_path`).
 docs/theory.md lists every formula with its source and its test.
 """
 
@@ -16,6 +16,7 @@ from .hessian import HessianExtremes, hessian_extremes
 from .hull import nearest_point
 from .joint import JointSVM, joint_svm
 from .kernel import ntk
+from .layer_bounds import LayerBounds, layer_bounds
 from .margin import GoodInitialization, TangentMargin, good_initialization, ntk_margin
 from .mixture import MixtureMargins, mixture_margins, population_first_step, separating_direction
 from .needed_heads import NeededHeads, mixture_needed_heads, needed_heads
@@ -26,6 +27,7 @@ from .regularization import RegularizationPath, regularization_path
 from .separation import TokenSVM, token_svm
 from .stability import Stability, leave_one_out
 from .token_optimality import TokenOptimality, optimal_tokens, token_optimality, token_scores
+from .trajectory import TrajectoryStability, trajectory_stability
 
 __all__ = [
     "Certificate",
@@ -37,6 +39,7 @@ __all__ = [
     "HessianExtremes",
     "Inequality",
     "JointSVM",
+    "LayerBounds",
     "MixtureMargins",
     "NeededHeads",
     "NextTokenSVM",
@@ -47,6 +50,7 @@ __all__ = [
     "TangentMargin",
     "TokenOptimality",
     "TokenSVM",
+    "TrajectoryStability",
     "alignment",
     "best_bound",
     "certify",
@@ -56,6 +60,7 @@ __all__ = [
     "good_initialization",
     "hessian_extremes",
     "joint_svm",
+    "layer_bounds",
     "least_heads_below",
     "leave_one_out",
     "mixture_margins",
@@ -76,5 +81,6 @@ __all__ = [
     "token_scores",
     "token_svm",
     "training_bound",
+    "trajectory_stability",
     "travelled",
 ]

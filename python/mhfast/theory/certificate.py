@@ -277,9 +277,9 @@ def certify(
     """
     if run.runs is not None:
         raise ValueError(f"run: expected one training, as run[0] is, got {run.runs} of them")
+    start, end = classifier(run.start, dense=True), classifier(run.model, dense=True)
     if run.loss != "logistic":
         raise ValueError(f"run: expected training on the logistic loss, got {run.loss!r}")
-    start, end = classifier(run.start, dense=True), classifier(run.model, dense=True)
     given = as_dataset(X, y)
     if given.runs is not None:
         raise ValueError(f"X: expected one data set, as X.run(0) is, got {given.runs} runs")

@@ -17,6 +17,13 @@ from ..models import problem as arguments
 Record = TypeVar("Record", Classifier, Layer, Dataset)
 
 
+NOT_OF_LAYERS = (
+    "statements about margins of single outputs y Φ(X) and their logistic loss have no counterpart "
+    "for the outputs of a layer; of a Layer there are layer_bounds, hessian_extremes, ntk and "
+    "regularization_path"
+)
+
+
 def classifier(model: object, *, dense: bool = False) -> Classifier:
     """Return `model` if it is a single `Classifier`, with dense W and no prompt if `dense` is true.
 
@@ -27,6 +34,8 @@ def classifier(model: object, *, dense: bool = False) -> Classifier:
     ValueError
         It has a run axis.
     """
+    if isinstance(model, Layer):
+        raise TypeError(f"model: expected a Classifier, got Layer: {NOT_OF_LAYERS}")
     if not isinstance(model, Classifier):
         raise TypeError(f"model: expected a Classifier, got {type(model).__name__}")
     if model.runs is not None:
@@ -49,7 +58,7 @@ def samples(X: npt.ArrayLike | Dataset) -> Dataset:
     return X if isinstance(X, Dataset) else Dataset(X, np.ones(len(np.asarray(X))))
 
 
-def query_side(model: Classifier, data: Dataset) -> Array:
+def query_side(model: Classifier | Layer, data: Dataset) -> Array:
     """Return the query rows Z (n, q, d) with which `model` looks at the samples."""
     if model.prompt is not None:
         return np.broadcast_to(model.prompt, (data.n, *model.prompt.shape))
@@ -99,6 +108,57 @@ def settled(
         if len(counting) < data.n:
             data = data.subset(counting)
     return model, data, counting
+
+
+def plain_layer(model: object, data: Dataset) -> tuple[Layer, Dataset]:
+    """Return a layer with dense W and no prompt and its data, as `settled` does for a classifier.
+
+    Padding, which no row sees, becomes zeros.
+
+    Raises
+    ------
+    TypeError
+        The model is not a Layer of this kind, or the dtypes differ.
+    ValueError
+        A number is not finite, or the model has a run axis.
+    """
+    if not isinstance(model, Layer):
+        raise TypeError(f"model: expected a Layer, got {type(model).__name__}")
+    if model.runs is not None:
+        raise ValueError(f"model: expected one run, as model[0] is, got {model.runs} runs")
+    if not isinstance(model.W, np.ndarray):
+        raise TypeError(f"W: expected an array (H, d, d), got {type(model.W).__name__}")
+    if model.prompt is not None:
+        raise TypeError("prompt: expected None, got an array, which these bounds do not cover")
+    if data.dtype != model.dtype:
+        raise TypeError(
+            f"X: expected dtype {model.dtype.name}, that of the model, got {data.dtype.name}"
+        )
+    layer, data = double(model), double(data)
+    if isinstance(layer.query, np.ndarray):
+        data = dataclasses.replace(data, query=layer.query if data.query is None else data.query)
+        layer = dataclasses.replace(layer, query=None)
+    if data.weight is not None:
+        axes = tuple(range(1, data.weight.ndim))
+        data = data.subset(np.flatnonzero((data.weight > 0).any(axis=axes)))
+    if data.lengths is not None:
+        padding = np.arange(data.tokens) >= np.asarray(data.lengths)[:, None]
+        data = dataclasses.replace(data, X=np.where(padding[..., None], 0.0, data.X))
+    check_finite(layer, data)
+    return layer, data
+
+
+def spread(data: Dataset) -> float:
+    """Return the largest distance of two tokens of one sample."""
+    lengths = [data.tokens] * data.n if data.lengths is None else data.lengths.tolist()
+    return max(
+        (
+            float(norms(tokens[:length] - token, 1).max())
+            for tokens, length in zip(data.X, lengths, strict=True)
+            for token in tokens[:length]
+        ),
+        default=0.0,
+    )
 
 
 def check_finite(model: Any, data: Dataset) -> None:

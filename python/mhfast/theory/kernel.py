@@ -24,8 +24,9 @@ import numpy.typing as npt
 
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
-from ..models import Classifier
+from ..models import Classifier, Layer
 from .inputs import check_finite, classifier, exponent, in_units, query_side, samples
+from .layer_kernel import layer_kernel, score_gradient
 from .runs import over_runs
 
 # Numbers of one block of features, or of attention weights: 32 MiB in float64.
@@ -36,33 +37,34 @@ Outer = tuple[Array, Array]  # left (n, q, a), right (n, q, b); a feature is lef
 
 @over_runs
 def ntk(
-    model: Classifier,
+    model: Classifier | Layer,
     X: npt.ArrayLike | Dataset,
     X2: npt.ArrayLike | Dataset | None = None,
     *,
     wrt: str | Sequence[str] | None = None,
 ) -> Array:
-    """Compute the tangent kernel K_ij = ⟨∇Φ(X_i), ∇Φ(X2_j)⟩ of a classifier.
+    """Compute the tangent kernel K_ij = ⟨∇Φ(X_i), ∇Φ(X2_j)⟩; of a layer, of all outputs.
 
     Parameters
     ----------
-    model : Classifier
-        One run or several.
+    model : Classifier or Layer
+        One run or several; a Layer with dense W and no prompt.
     X : array (n, T, d) of the model's dtype, or Dataset
     X2 : the same for n2 samples, optional
         None means X.
     wrt : str or tuple of str, optional
         The parameters whose gradients count: W and U, or Q, K and U where W is factored (Q holds
-        both where it is tied), and prompt; None means all that the model has.
+        both where it is tied), and prompt; of a Layer W and V.  None means all that the model has.
 
     Returns
     -------
-    array (n, n2) of the model's dtype; (R, n, n2) if model or X have a run axis.
+    array (n, n2) of the model's dtype; (R, n, n2) if model or X have a run axis.  Of a Layer array
+    (n, q, p, n2, q2, p): every output of every row is a function of its own.
 
     Raises
     ------
     TypeError
-        The model is not a Classifier, or a dtype is not that of the model.
+        The model is of another kind, or a dtype is not that of the model.
     ValueError
         A shape does not fit, a number is not finite, or `wrt` names something the model has not.
 
@@ -72,7 +74,8 @@ def ntk(
     multiplies, whose order of sums may depend on the number of its threads: entries are equal up
     to rounding, not bitwise.
 
-    Beyond the result and one head's Z, A X and D X, at most two blocks of 2²² numbers are held.
+    Beyond the result and one head's Z, A X and D X, at most two blocks of 2²² numbers are held;
+    of a Layer D X of one head for every output, in float64.
 
     Examples
     --------
@@ -87,6 +90,9 @@ def ntk(
     >>> bool(np.allclose(K, sum(parts)))
     True
     """
+    if isinstance(model, Layer):
+        K = layer_kernel(model, samples(X), None if X2 is None else samples(X2), wrt)
+        return K.astype(model.dtype, copy=False)
     model = classifier(model)
     first = samples(X)
     for data in (first,) if X2 is None else (first, samples(X2)):
@@ -217,7 +223,7 @@ def _pooled(model: Classifier, h: int, data: Dataset, x: int, u: int) -> tuple[A
         A = own.attention(block)[:, 0]
         tokens = in_units(block.X, x)
         pooled[part] = A @ tokens
-        moved[part] = _score_gradient(A, U @ tokens.transpose(0, 2, 1)) @ tokens
+        moved[part] = score_gradient(A, U @ tokens.transpose(0, 2, 1)) @ tokens
     return pooled, moved
 
 
@@ -228,16 +234,6 @@ def _one_head(model: Classifier, h: int) -> Classifier:
     else:
         W = replace(W, Q=W.Q[h : h + 1], K=None if W.K is None else W.K[h : h + 1])
     return replace(model, W=W, U=model.U[h : h + 1])
-
-
-def _score_gradient(A: Array, C: Array) -> Array:
-    """D = A∘(C - rowsum(A∘C)) computed centred: c = C - C_m with m the row's largest weight."""
-    m = A.argmax(axis=-1)[..., None]
-    c = C - np.take_along_axis(C, m, axis=-1)
-    D: Array = A * (c - (A * c).sum(axis=-1, keepdims=True))
-    np.put_along_axis(D, m, 0.0, axis=-1)
-    np.put_along_axis(D, m, -D.sum(axis=-1, keepdims=True), axis=-1)
-    return D
 
 
 def _products(a: Array, b: Array) -> Array:

@@ -39,7 +39,7 @@ from ..gradients import Gradients, norm, value_and_grad
 from ..models import Classifier
 from .conditions import Condition, Guarantee
 from .guarantees import ratio, same_family
-from .inputs import classifier, norms, query_side, settled
+from .inputs import classifier, norms, query_side, settled, spread
 from .margin import ntk_margin
 from .realizability import check_separable
 
@@ -454,21 +454,13 @@ def _bound(
 
 
 def _sizes(start: Classifier, data: Dataset) -> Sizes:
-    X = data.X
-    lengths = [data.tokens] * data.n if data.lengths is None else data.lengths.tolist()
-    spread = max(_spread(x[:length]) for x, length in zip(X, lengths, strict=True))
     return Sizes(
-        token_norm=float(norms(X, 1).max()),
+        token_norm=float(norms(data.X, 1).max()),
         query_norm=float(norms(query_side(start, data), 1).max()),
-        spread=spread,
+        spread=spread(data),
         rows=int(start.U.shape[1]),
         heads=start.heads,
         scale=abs(start.scale),
         readout=float(norms(start.U, 2).max()),
         start_loss=float(value_and_grad(start, data)[0]),
     )
-
-
-def _spread(tokens: npt.NDArray[np.float64]) -> float:
-    """Return the largest distance of two of the tokens (T, d)."""
-    return max((float(norms(tokens - token, 1).max()) for token in tokens), default=0.0)
