@@ -36,7 +36,8 @@ py::array call_outputs(const py::tuple& samples, const py::tuple& parameters, py
   return with_type_of(samples[0], [&](auto zero) -> py::array {
     using real = decltype(zero);
     const auto problem = read_problem<real>(samples, parameters, runs, causal, std::nullopt);
-    const auto& [model, data, classes] = problem;
+    const auto& model = problem.model;
+    const auto& data = problem.data;
     const Shape& s = data.shape;
     Results<real> out(
         s.is_layer() ? std::vector<py::ssize_t>{s.n, s.q, s.p} : std::vector<py::ssize_t>{s.n},
@@ -56,7 +57,8 @@ py::array call_attention(const py::tuple& samples, const py::tuple& parameters, 
   return with_type_of(samples[0], [&](auto zero) -> py::array {
     using real = decltype(zero);
     const auto problem = read_problem<real>(samples, parameters, runs, causal, std::nullopt);
-    const auto& [model, data, classes] = problem;
+    const auto& model = problem.model;
+    const auto& data = problem.data;
     const Shape& s = data.shape;
     Results<real> out({s.n, py::ssize_t(s.H), py::ssize_t(s.q), py::ssize_t(s.T)}, runs);
     {
