@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1] / "csrc"
 
 # Arrows point from later to earlier rows; folders of one row do not know each other.
 LAYERS = (
-    ("simd", "losses", "optimizers"),
+    ("simd", "losses", "optimizers", "row_maps"),
     ("lists",),
     ("kernels",),
     ("dispatch",),

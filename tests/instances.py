@@ -67,6 +67,8 @@ def case(
     weight: str = "",
     runs: tuple[str, ...] = (),
     scale: float = 1.0,
+    attention: Any = "softmax",
+    normalize: bool | None = None,
     dtype: Any = np.float64,
     seed: int = 0,
 ) -> Case:
@@ -116,7 +118,8 @@ def case(
         rows = (SAMPLES,) if weight == "samples" else (SAMPLES, q)
         drawn = rng.random(lead("weight") + rows)
         options["weight"] = (drawn * (drawn > 0.25)).astype(dtype)
-    model = kind(**arrays, scale=scale, causal=causal)
+    settings = {"attention": attention, "normalize": normalize}
+    model = kind(**arrays, scale=scale, causal=causal, **settings)
     model, X = within_domain(loss, model, draw("X", SAMPLES, TOKENS, DIM))
     return Case(model, X, y, options)
 

@@ -32,10 +32,11 @@ class Results {
 };
 
 py::array call_outputs(const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs,
-                       double scale, bool causal, int threads) {
+                       double scale, bool causal, RowMap row_map, int threads) {
   return with_type_of(samples[0], [&](auto zero) -> py::array {
     using real = decltype(zero);
-    const auto problem = read_problem<real>(samples, parameters, runs, causal, std::nullopt);
+    const auto problem =
+        read_problem<real>(samples, parameters, runs, causal, row_map, std::nullopt);
     const auto& model = problem.model;
     const auto& data = problem.data;
     const Shape& s = data.shape;
@@ -53,10 +54,11 @@ py::array call_outputs(const py::tuple& samples, const py::tuple& parameters, py
 }
 
 py::array call_attention(const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs,
-                         double scale, bool causal, int threads) {
+                         double scale, bool causal, RowMap row_map, int threads) {
   return with_type_of(samples[0], [&](auto zero) -> py::array {
     using real = decltype(zero);
-    const auto problem = read_problem<real>(samples, parameters, runs, causal, std::nullopt);
+    const auto problem =
+        read_problem<real>(samples, parameters, runs, causal, row_map, std::nullopt);
     const auto& model = problem.model;
     const auto& data = problem.data;
     const Shape& s = data.shape;
@@ -73,11 +75,11 @@ py::array call_attention(const py::tuple& samples, const py::tuple& parameters, 
 
 /// wrt: a bit for each tensor in the order of TensorName, then X, then the query.
 py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& parameters,
-                              py::ssize_t runs, double scale, bool causal, Loss loss, unsigned wrt,
-                              int threads) {
+                              py::ssize_t runs, double scale, bool causal, RowMap row_map,
+                              Loss loss, unsigned wrt, int threads) {
   return with_type_of(samples[0], [&](auto zero) -> py::tuple {
     using real = decltype(zero);
-    const auto problem = read_problem<real>(samples, parameters, runs, causal, loss);
+    const auto problem = read_problem<real>(samples, parameters, runs, causal, row_map, loss);
     const ModelOfRuns<real>& model = problem.model;
     const Data<real>& data = problem.data;
     const Shape& s = data.shape;
@@ -122,11 +124,11 @@ py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& paramet
 
 /// Tangent: tensors like parameters, None where they do not move.
 py::tuple call_hvp(const py::tuple& samples, const py::tuple& parameters, const py::tuple& tangent,
-                   py::ssize_t runs, double scale, bool causal, Loss loss, unsigned wrt,
-                   int threads) {
+                   py::ssize_t runs, double scale, bool causal, RowMap row_map, Loss loss,
+                   unsigned wrt, int threads) {
   return with_type_of(samples[0], [&](auto zero) -> py::tuple {
     using real = decltype(zero);
-    const auto problem = read_problem<real>(samples, parameters, runs, causal, loss);
+    const auto problem = read_problem<real>(samples, parameters, runs, causal, row_map, loss);
     const ModelOfRuns<real>& model = problem.model;
     const Data<real>& data = problem.data;
     const Shape& s = data.shape;
@@ -161,14 +163,16 @@ py::tuple call_hvp(const py::tuple& samples, const py::tuple& parameters, const 
 
 void register_evaluation(py::module_& m) {
   const py::arg samples("samples"), parameters("parameters"), runs("runs"), scale("scale"),
-      causal("causal"), threads("threads"), loss("loss"), wrt("wrt");
+      causal("causal"), row_map("row_map"), threads("threads"), loss("loss"), wrt("wrt");
   const py::kw_only by_name;
-  m.def("outputs", call_outputs, samples, parameters, by_name, runs, scale, causal, threads);
-  m.def("attention", call_attention, samples, parameters, by_name, runs, scale, causal, threads);
+  m.def("outputs", call_outputs, samples, parameters, by_name, runs, scale, causal, row_map,
+        threads);
+  m.def("attention", call_attention, samples, parameters, by_name, runs, scale, causal, row_map,
+        threads);
   m.def("value_and_grad", call_value_and_grad, samples, parameters, by_name, runs, scale, causal,
-        loss, wrt, threads);
+        row_map, loss, wrt, threads);
   m.def("hvp", call_hvp, samples, parameters, py::arg("tangent"), by_name, runs, scale, causal,
-        loss, wrt, threads);
+        row_map, loss, wrt, threads);
 }
 
 }  // namespace mhfast

@@ -37,6 +37,16 @@ const char* text(QuantityOf of) {
   return "";
 }
 
+/// Whether weights are divided by the tokens unless said otherwise; None of a map that is not of
+/// entries.
+template <class Type>
+py::object divides_by_tokens() {
+  if constexpr (Type::kKind == RowKind::kEntries)
+    return py::bool_(Type::kByTokens);
+  else
+    return py::none();
+}
+
 py::tuple kernel_names() {
   py::list names;
 #define MHFAST_KERNEL(result, name, ...) names.append(#name);
@@ -60,7 +70,7 @@ py::object parameter_of_loss() {
 }
 
 py::dict lists() {
-  py::dict parameters, losses, loss_parameters, quantities, optimizers;
+  py::dict parameters, losses, loss_parameters, row_maps, quantities, optimizers;
 #define MHFAST_PARAMETER(enumerator, name, letters, ...) parameters[name] = letters;
 #include "../lists/parameters.inc"
 #undef MHFAST_PARAMETER
@@ -68,6 +78,9 @@ py::dict lists() {
 #define MHFAST_LOSS_PARAMETER(Type, name) loss_parameters[#name] = parameter_of_loss<Type>();
   MHFAST_LOSSES(MHFAST_LOSS_PARAMETER)
 #undef MHFAST_LOSS_PARAMETER
+#define MHFAST_ROW_MAP(Type, name) row_maps[#name] = divides_by_tokens<row_maps::Type>();
+  MHFAST_ROW_MAPS(MHFAST_ROW_MAP)
+#undef MHFAST_ROW_MAP
 #define MHFAST_QUANTITY(enumerator, name, of) quantities[name] = text(QuantityOf::of);
 #include "../lists/quantities.inc"
 #undef MHFAST_QUANTITY
@@ -84,6 +97,7 @@ py::dict lists() {
   all["parameters"] = parameters;
   all["losses"] = losses;
   all["loss_parameters"] = loss_parameters;
+  all["row_maps"] = row_maps;
   all["quantities"] = quantities;
   all["optimizers"] = optimizers;
   all["thresholds"] = py::tuple(thresholds);
@@ -101,6 +115,15 @@ void register_lists(py::module_& m) {
            py::arg("name"), py::arg("parameter") = 0.0)
       .def_readonly("name", &Loss::name)
       .def_readonly("parameter", &Loss::parameter);
+  py::enum_<RowMapName> row_map(m, "RowMapName");
+#define MHFAST_ROW_MAP(Type, name) row_map.value(#name, RowMapName::k##Type);
+  MHFAST_ROW_MAPS(MHFAST_ROW_MAP)
+#undef MHFAST_ROW_MAP
+  py::class_<RowMap>(m, "RowMap")
+      .def(py::init([](RowMapName name, bool by_tokens) { return RowMap{name, by_tokens}; }),
+           py::arg("name"), py::arg("by_tokens") = false)
+      .def_readonly("name", &RowMap::name)
+      .def_readonly("by_tokens", &RowMap::by_tokens);
   py::enum_<StopReason> reason(m, "StopReason");
 #define MHFAST_STOP(enumerator, name) reason.value(#name, StopReason::enumerator);
 #define MHFAST_THRESHOLD(enumerator, name, comparison) MHFAST_STOP(enumerator, name)

@@ -215,13 +215,14 @@ void read_weight(const py::handle& object, Data<real>& data, py::ssize_t runs) {
 }  // namespace
 
 template <class real>
-DataOfRuns<real> read_data(const py::tuple& in, const Shape& model, bool causal, py::ssize_t runs,
-                           std::optional<Loss> loss) {
+DataOfRuns<real> read_data(const py::tuple& in, const Shape& model, bool causal, RowMap row_map,
+                           py::ssize_t runs, std::optional<Loss> loss) {
   if (in.size() != 5) throw py::value_error("samples: expected X, query, y, weight and lengths");
   DataOfRuns<real> out{};
   Data<real>& data = out.data;
   data.shape = model;
   data.causal = causal;
+  data.row_map = row_map;
   read_inputs(in, data, runs);
   const Shape& s = data.shape;
   data.targets = s.is_layer() ? py::ssize_t(s.q) * s.p : 1;
@@ -237,10 +238,11 @@ DataOfRuns<real> read_data(const py::tuple& in, const Shape& model, bool causal,
 
 template <class real>
 ProblemOfRuns<real> read_problem(const py::tuple& samples, const py::tuple& parameters,
-                                 py::ssize_t runs, bool causal, std::optional<Loss> loss) {
+                                 py::ssize_t runs, bool causal, RowMap row_map,
+                                 std::optional<Loss> loss) {
   if (samples.empty()) throw py::value_error("samples: expected X, query, y, weight and lengths");
   const auto model = read_model<real>(parameters, length_of(samples[0], "X", 0), runs);
-  const auto data = read_data<real>(samples, model.shape, causal, runs, loss);
+  const auto data = read_data<real>(samples, model.shape, causal, row_map, runs, loss);
   return {model, data.data, data.classes};
 }
 
@@ -261,10 +263,10 @@ OfRuns<const real*> read_tensors(const py::tuple& in, const char* argument, cons
 #define MHFAST_INSTANTIATE(real)                                                                   \
   template OfRuns<const real*> read_tensors<real>(const py::tuple&, const char*, const Shape&,     \
                                                   int, py::ssize_t);                               \
-  template DataOfRuns<real> read_data<real>(const py::tuple&, const Shape&, bool, py::ssize_t,     \
-                                            std::optional<Loss>);                                  \
+  template DataOfRuns<real> read_data<real>(const py::tuple&, const Shape&, bool, RowMap,          \
+                                            py::ssize_t, std::optional<Loss>);                     \
   template ProblemOfRuns<real> read_problem<real>(const py::tuple&, const py::tuple&, py::ssize_t, \
-                                                  bool, std::optional<Loss>);
+                                                  bool, RowMap, std::optional<Loss>);
 MHFAST_INSTANTIATE(float)
 MHFAST_INSTANTIATE(double)
 

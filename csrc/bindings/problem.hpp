@@ -38,11 +38,12 @@ struct ProblemOfRuns {
 /// lengths. Without a loss y and weight are left alone.
 template <class real>
 DataOfRuns<real> read_data(const py::tuple& samples, const Shape& model, bool causal,
-                           py::ssize_t runs, std::optional<Loss> loss);
+                           RowMap row_map, py::ssize_t runs, std::optional<Loss> loss);
 
 template <class real>
 ProblemOfRuns<real> read_problem(const py::tuple& samples, const py::tuple& parameters,
-                                 py::ssize_t runs, bool causal, std::optional<Loss> loss);
+                                 py::ssize_t runs, bool causal, RowMap row_map,
+                                 std::optional<Loss> loss);
 
 /// Tensors of the model's shapes, None where there are none.
 template <class real>

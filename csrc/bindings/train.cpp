@@ -150,7 +150,7 @@ TrainingResult run_training(TrainingTask<real>& task, const py::object& hook,
 }
 
 TrainingResult call_train(const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs,
-                          double scale, bool causal, Loss loss, unsigned wrt,
+                          double scale, bool causal, RowMap row_map, Loss loss, unsigned wrt,
                           const py::tuple& starts, const OptimizerOfPython& optimizer,
                           const py::tuple& state, std::int64_t batch, Order order,
                           const std::vector<std::uint64_t>& seeds, std::int64_t first,
@@ -167,13 +167,13 @@ TrainingResult call_train(const py::tuple& samples, const py::tuple& parameters,
     TrainingTask<real> task{};
     task.runs = std::max<py::ssize_t>(runs, 1);
     task.loss = loss;
-    const auto problem = read_problem<real>(samples, parameters, runs, causal, loss);
+    const auto problem = read_problem<real>(samples, parameters, runs, causal, row_map, loss);
     task.data = problem.data;
     const ModelOfRuns<real>& model = problem.model;
     const Shape& s = task.data.shape;
     std::vector<DataOfRuns<real>> sets;  // keeps classes alive
     for (const py::tuple& test : tests) {
-      sets.push_back(read_data<real>(test, model.shape, causal, runs, loss));
+      sets.push_back(read_data<real>(test, model.shape, causal, row_map, runs, loss));
       task.tests.push_back(sets.back().data);
     }
     task.optimizer = optimizer.checked(last, runs, wrt);
@@ -210,8 +210,8 @@ void register_training(py::module_& m) {
       .def_readonly("rows", &TrainingResult::rows)
       .def_readonly("error", &TrainingResult::error);
   m.def("train", call_train, py::kw_only(), py::arg("samples"), py::arg("parameters"),
-        py::arg("runs"), py::arg("scale"), py::arg("causal"), py::arg("loss"), py::arg("wrt"),
-        py::arg("starts"), py::arg("optimizer"), py::arg("state"), py::arg("batch"),
+        py::arg("runs"), py::arg("scale"), py::arg("causal"), py::arg("row_map"), py::arg("loss"),
+        py::arg("wrt"), py::arg("starts"), py::arg("optimizer"), py::arg("state"), py::arg("batch"),
         py::arg("order"), py::arg("seeds"), py::arg("first"), py::arg("last"), py::arg("records"),
         py::arg("tests"), py::arg("directions"), py::arg("thresholds"), py::arg("stopped"),
         py::arg("reasons"), py::arg("hook_every"), py::arg("hook"), py::arg("on_progress"),

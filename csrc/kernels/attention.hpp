@@ -8,7 +8,10 @@
 // only strides and the side that is laned differ. Layouts are in table.hpp.
 #pragma once
 
+#include <cstring>
+
 #include "product.hpp"
+#include "row_maps.hpp"
 #include "softmax.hpp"
 #include "table.hpp"
 
@@ -20,9 +23,9 @@ constexpr int round_up(int size, int step) { return (size + step - 1) / step * s
 
 /// Softmax of one unit, by rows. `reduce_gaps` reduces the gaps of the rows to one per sample of
 /// the lane; if gaps are requested, that is the result.
-template <class real, class Reduce>
-inline Vec<real> process_rows(const ScoreArguments<real>& in, const Rows<real>& rows,
-                              const Reduce& reduce_gaps) {
+template <class real, bool kZero, class Reduce>
+inline Vec<real> process_softmax(const ScoreArguments<real>& in, const Rows<real, kZero>& rows,
+                                 const Reduce& reduce_gaps) {
   switch (in.mode) {
     case RowMode::kReadout:
       readout(rows, in.row_readouts);
@@ -48,6 +51,36 @@ inline Vec<real> process_rows(const ScoreArguments<real>& in, const Rows<real>& 
   const IntVec<real> none = gap < std::numeric_limits<real>::lowest();
   differentiate_scaled(rows, select<real>(none, Vec<real>{}, gap), in.row_readouts);
   return gap;
+}
+
+/// The other row maps.
+template <class real, class Reduce>
+[[gnu::noinline]] Vec<real> process_map(const ScoreArguments<real>& in, const Rows<real>& rows,
+                                        const Reduce& reduce_gaps) {
+  if (in.map.name == RowMapName::kSoftmax1)
+    return process_softmax(in, with_zero(rows), reduce_gaps);
+  if (in.gap) std::memset(in.row_gaps, 0, rows.columns * kLanes<real> * sizeof(real));
+  with_map_of_rows<real>(in.map, rows, [&](const auto& map) {
+    switch (in.mode) {
+      case RowMode::kReadout:
+        return map.readout(in.row_readouts);
+      case RowMode::kAttention:
+        return map.template attend<false>();
+      case RowMode::kWeights:
+        return map.template attend<true>();
+      case RowMode::kDerivative:
+      case RowMode::kScaled:
+        return map.differentiate(in.row_readouts);
+    }
+  });
+  return Vec<real>{};
+}
+
+template <class real, class Reduce>
+inline Vec<real> process_rows(const ScoreArguments<real>& in, const Rows<real>& rows,
+                              const Reduce& reduce_gaps) {
+  if (!in.map.is_softmax()) return process_map(in, rows, reduce_gaps);
+  return process_softmax(in, rows, reduce_gaps);
 }
 
 inline bool has_readouts(RowMode mode) {

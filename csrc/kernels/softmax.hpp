@@ -16,6 +16,9 @@
 // Limits: row i may see only the keys s < limit[i]. The others count as logits of -inf, whatever
 // logit and coefficient they have; a row that sees no key has weights, readout and derivative 0,
 // and a row with the limit NaN has them NaN.
+//
+// With kZero a row has a further logit, 0, whose value is 0 and which is no key: the sum has 1
+// more, and where 0 is the largest logit, key m is that of none and C[m] = 0.
 #pragma once
 
 #include <limits>
@@ -27,7 +30,7 @@ namespace mhfast {
 namespace MHFAST_ISA {
 namespace {
 
-template <class real>
+template <class real, bool kZero = false>
 struct Rows {
   int keys, columns;
   Index stride;
@@ -45,7 +48,7 @@ struct Peak {
 };
 
 /// W adjacent columns, worked on together so that their chains of operations overlap.
-template <class real, int W, bool kLimited>
+template <class real, int W, bool kLimited, bool kZero>
 struct Columns {
   static constexpr int kWidth = W;
   int keys;
@@ -54,7 +57,7 @@ struct Columns {
   int at;       // numbers before the first column in limits and results
   Vec<real> limits[W];
 
-  Columns(const Rows<real>& rows, int column)
+  Columns(const Rows<real, kZero>& rows, int column)
       : keys(rows.keys),
         stride(rows.stride),
         step(rows.step),
@@ -86,6 +89,24 @@ struct Columns {
     return real(1) / sum;
   }
 
+  /// The first terms of the sums of exp(logit - peak - shift), times C - C[m], over all but keys.
+  void begin_sums(const Peak<real> (&peaks)[W], Vec<real> (&sum)[W], Vec<real> (&moment)[W]) const {
+    if constexpr (kZero)
+      for (int w = 0; w < W; ++w) {
+        sum[w] = exp_flushed<real>(-peaks[w].logit);
+        moment[w] = -sum[w] * peaks[w].coefficient;
+      }
+  }
+  void begin_others(const Peak<real> (&peaks)[W], Vec<real> shift, Vec<real> (&sum)[W],
+                    Vec<real> (&moment)[W]) const {
+    if constexpr (kZero)
+      for (int w = 0; w < W; ++w) {
+        sum[w] =
+            select<real>(peaks[w].key < 0, Vec<real>{}, exp_flushed<real>(-peaks[w].logit - shift));
+        moment[w] = -sum[w] * peaks[w].coefficient;
+      }
+  }
+
   /// Calls body(w, key, logit, s, c) for every column w and every key from `first`.
   template <class Body>
   void for_keys(const Body& body, int first = 0) const {
@@ -101,10 +122,13 @@ struct Columns {
   }
 
   void find_peaks(Peak<real> (&peaks)[W]) const {
-    for (int w = 0; w < W; ++w)
-      peaks[w] = {logit(w, 0, s + w * step),
-                  broadcast<real>(-std::numeric_limits<real>::infinity()), load<real>(c + w * step),
-                  IntVec<real>{}};
+    for (int w = 0; w < W; ++w) {
+      const Vec<real> none = broadcast<real>(-std::numeric_limits<real>::infinity());
+      if constexpr (kZero)
+        peaks[w] = {Vec<real>{}, none, Vec<real>{}, IntVec<real>{} - 1};
+      else
+        peaks[w] = {logit(w, 0, s + w * step), none, load<real>(c + w * step), IntVec<real>{}};
+    }
     for_keys(
         [&](int w, int key, Vec<real> logit, const real*, const real* c) {
           const Vec<real> coefficient = load<real>(c);
@@ -115,7 +139,7 @@ struct Columns {
           peak.coefficient = select<real>(higher, coefficient, peak.coefficient);
           peak.key = higher ? IntVec<real>{} + typename Lane<real>::Int(key) : peak.key;
         },
-        1);
+        kZero ? 0 : 1);
     if constexpr (kLimited)
       for (int w = 0; w < W; ++w) {
         const IntVec<real> sees = limits[w] > real(0);
@@ -125,25 +149,25 @@ struct Columns {
   }
 };
 
-template <bool kLimited, class real, class Body>
-inline void for_columns_of(const Rows<real>& rows, const Body& body) {
+template <bool kLimited, class real, bool kZero, class Body>
+inline void for_columns_of(const Rows<real, kZero>& rows, const Body& body) {
   int n = 0;
   for (; n + 2 <= rows.columns; n += 2) {
-    const Columns<real, 2, kLimited> columns(rows, n);
+    const Columns<real, 2, kLimited, kZero> columns(rows, n);
     Peak<real> peaks[2];
     columns.find_peaks(peaks);
     body(columns, peaks);
   }
   if (n == rows.columns) return;
-  const Columns<real, 1, kLimited> column(rows, n);
+  const Columns<real, 1, kLimited, kZero> column(rows, n);
   Peak<real> peaks[1];
   column.find_peaks(peaks);
   body(column, peaks);
 }
 
 /// Applies body(columns, peaks) to all columns, two at a time and then the last.
-template <class real, class Body>
-inline void for_columns(const Rows<real>& rows, const Body& body) {
+template <class real, bool kZero, class Body>
+inline void for_columns(const Rows<real, kZero>& rows, const Body& body) {
   if (rows.limits) return for_columns_of<true>(rows, body);
   for_columns_of<false>(rows, body);
 }
@@ -155,11 +179,12 @@ inline void store_gap(const Columns& columns, const Peaks& peaks, int w, real* g
 }
 
 /// Writes the readout of each row to `readouts` (columns vectors); S and C are not changed.
-template <class real>
-inline void readout(const Rows<real>& rows, real* readouts) {
+template <class real, bool kZero>
+inline void readout(const Rows<real, kZero>& rows, real* readouts) {
   for_columns(rows, [readouts](const auto& columns, const auto& peaks) {
     constexpr int W = std::decay_t<decltype(columns)>::kWidth;
     Vec<real> sum[W] = {}, moment[W] = {};
+    columns.begin_sums(peaks, sum, moment);
     columns.for_keys([&](int w, int key, Vec<real> logit, const real*, const real* c) {
       const Vec<real> e = exp_flushed<real>(logit - peaks[w].logit);
       sum[w] += e;
@@ -174,11 +199,13 @@ inline void readout(const Rows<real>& rows, real* readouts) {
 
 /// S becomes A; denormal weights are kept or flushed to zero. C is not used. `gaps` as for
 /// `differentiate`, or null.
-template <bool kFlush, class real>
-inline void attend(const Rows<real>& rows, real* gaps) {
+template <bool kFlush, class real, bool kZero>
+inline void attend(const Rows<real, kZero>& rows, real* gaps) {
   for_columns(rows, [gaps](const auto& columns, const auto& peaks) {
     constexpr int W = std::decay_t<decltype(columns)>::kWidth;
     Vec<real> sum[W] = {}, inverse[W];
+    if constexpr (kZero)
+      for (int w = 0; w < W; ++w) sum[w] = exp_flushed<real>(-peaks[w].logit);
     columns.for_keys([&](int w, int, Vec<real> logit, real* s, const real*) {
       const Vec<real> x = logit - peaks[w].logit;
       const Vec<real> e = kFlush ? exp_flushed<real>(x) : exp<real>(x);
@@ -197,11 +224,12 @@ inline void attend(const Rows<real>& rows, real* gaps) {
 
 /// S becomes A and C becomes D; writes the readouts. With kGaps, `gaps` (columns vectors) receives
 /// log(largest weight of a key other than m / weight of m), -inf for a single key.
-template <bool kGaps, class real>
-inline void differentiate(const Rows<real>& rows, real* readouts, real* gaps) {
+template <bool kGaps, class real, bool kZero>
+inline void differentiate(const Rows<real, kZero>& rows, real* readouts, real* gaps) {
   for_columns(rows, [=](const auto& columns, const auto& peaks) {
     constexpr int W = std::decay_t<decltype(columns)>::kWidth;
     Vec<real> sum[W] = {}, moment[W] = {}, inverse[W], p[W];
+    columns.begin_sums(peaks, sum, moment);
     columns.for_keys([&](int w, int key, Vec<real> logit, real* s, real* c) {
       const Vec<real> e = exp_flushed<real>(logit - peaks[w].logit);
       const Vec<real> centred = columns.centred(w, key, c, peaks[w].coefficient);
@@ -226,8 +254,8 @@ inline void differentiate(const Rows<real>& rows, real* readouts, real* gaps) {
 }
 
 /// Only the gaps of `differentiate`.
-template <class real>
-inline void find_gaps(const Rows<real>& rows, real* gaps) {
+template <class real, bool kZero>
+inline void find_gaps(const Rows<real, kZero>& rows, real* gaps) {
   for_columns(rows, [gaps](const auto& columns, const auto& peaks) {
     constexpr int W = std::decay_t<decltype(columns)>::kWidth;
     for (int w = 0; w < W; ++w) store_gap(columns, peaks, w, gaps);
@@ -236,13 +264,14 @@ inline void find_gaps(const Rows<real>& rows, real* gaps) {
 
 /// As `differentiate`, but C becomes D exp(-shift), accurate even if every entry of D underflows.
 /// `shift`, at most 0, must be at least the gap of each row it serves.
-template <class real>
-inline void differentiate_scaled(const Rows<real>& rows, Vec<real> shift, real* readouts) {
+template <class real, bool kZero>
+inline void differentiate_scaled(const Rows<real, kZero>& rows, Vec<real> shift, real* readouts) {
   using Int = typename Lane<real>::Int;
   const Vec<real> scale = exp<real>(shift);
   for_columns(rows, [=](const auto& columns, const auto& peaks) {
     constexpr int W = std::decay_t<decltype(columns)>::kWidth;
     Vec<real> others[W] = {}, moment[W] = {}, inverse[W], p[W];  // sums divided by exp(shift)
+    columns.begin_others(peaks, shift, others, moment);
     columns.for_keys([&](int w, int key, Vec<real> logit, real* s, real* c) {
       const Vec<real> e = select<real>(peaks[w].key == Int(key), Vec<real>{},
                                        exp_flushed<real>(logit - peaks[w].logit - shift));

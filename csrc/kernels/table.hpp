@@ -14,6 +14,7 @@
 
 #include "../lists/losses.hpp"
 #include "../lists/optimizers.hpp"
+#include "../lists/row_maps.hpp"
 
 namespace mhfast {
 
@@ -71,6 +72,7 @@ struct ScoreArguments {
   real* row_readouts;  // scratch of q * L or qL
   real* row_gaps;      // the same, when gap is given or rows are scaled
   RowMode mode;
+  RowMap map;
 };
 
 /// Gradients of one head over `units` units, from A, D and keys multiplied by the loss derivative.
@@ -189,6 +191,7 @@ struct TileArguments {
   real* gap;                  // one number, or null: out, in for kScaled
   real *gu, *gw;              // A X (rows, dL), written; Z^T D X (d, dL), written or added to
   TileMode mode;
+  RowMap map;
   bool add;
 };
 

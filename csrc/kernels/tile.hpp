@@ -13,6 +13,40 @@ namespace mhfast {
 namespace MHFAST_ISA {
 namespace {
 
+template <class real, bool kZero, class Reduce>
+inline void tile_softmax(const TileArguments<real>& in, const Rows<real, kZero>& rows,
+                         const Reduce& largest_gap) {
+  switch (in.mode) {
+    case TileMode::kReadout:
+      return readout(rows, in.readouts);
+    case TileMode::kDerivative:
+      if (!in.gap) return differentiate<false>(rows, in.readouts, in.row_gaps);
+      differentiate<true>(rows, in.readouts, in.row_gaps);
+      *in.gap = largest_gap();
+      return;
+    case TileMode::kGap:
+      find_gaps(rows, in.row_gaps);
+      *in.gap = largest_gap();
+      return;
+    case TileMode::kScaled:
+      return differentiate_scaled(rows, broadcast<real>(*in.gap), in.readouts);
+  }
+}
+
+/// The other row maps.
+template <class real, class Reduce>
+[[gnu::noinline]] void tile_map(const TileArguments<real>& in, const Rows<real>& rows,
+                                const Reduce& largest_gap) {
+  if (in.map.name == RowMapName::kSoftmax1) return tile_softmax(in, with_zero(rows), largest_gap);
+  if (in.gap) *in.gap = 0;
+  with_map_of_rows<real>(in.map, rows, [&](const auto& map) {
+    if (in.mode == TileMode::kReadout)
+      map.readout(in.readouts);
+    else if (in.mode != TileMode::kGap)
+      map.differentiate(in.readouts);
+  });
+}
+
 template <class real>
 void tile_scores(const TileArguments<real>& in) {
   constexpr int L = kLanes<real>;
@@ -31,21 +65,8 @@ void tile_scores(const TileArguments<real>& in) {
     for (int t = 1; t < in.rows; ++t) largest = in.row_gaps[t] > largest ? in.row_gaps[t] : largest;
     return largest;
   };
-  switch (in.mode) {
-    case TileMode::kReadout:
-      return readout(rows, in.readouts);
-    case TileMode::kDerivative:
-      if (!in.gap) return differentiate<false>(rows, in.readouts, in.row_gaps);
-      differentiate<true>(rows, in.readouts, in.row_gaps);
-      *in.gap = largest_gap();
-      return;
-    case TileMode::kGap:
-      find_gaps(rows, in.row_gaps);
-      *in.gap = largest_gap();
-      return;
-    case TileMode::kScaled:
-      return differentiate_scaled(rows, broadcast<real>(*in.gap), in.readouts);
-  }
+  if (!in.map.is_softmax()) return tile_map(in, rows, largest_gap);
+  tile_softmax(in, rows, largest_gap);
 }
 
 template <class real>

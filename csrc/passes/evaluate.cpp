@@ -276,6 +276,7 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
     const Workspace& workspace = workspaces[member.index];
     ScoreOperands<real> operands{w, workspace.x, workspace.z,
                                  data.is_limited() ? workspace.limits : nullptr};
+    operands.map = data.row_map;
     const ScoreMemory<real> memory{workspace.p, workspace.s, nullptr, nullptr, nullptr, nullptr};
     for (std::ptrdiff_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < last;) {
       kernels.pack_rows(data.x + i * s.T * s.d, s.T, s.d, TL, workspace.x);

@@ -27,7 +27,8 @@ ScoreArguments<real> HeadSteps<real>::scores(RowMode mode, int head, const Slab<
                                      state_.data.is_limited() ? memory.limits : nullptr,
                                      state_.model.transposed(head),
                                      transposed_row_,
-                                     state_.width > 1};
+                                     state_.width > 1,
+                                     state_.data.row_map};
   ScoreArguments<real> in =
       score_arguments(mode, d, {slab.keys, slab.rows, slab.units}, operands, to, weights_size_);
   in.gap = gap;

@@ -152,9 +152,9 @@ void InputGradients<real>::add_head(std::ptrdiff_t i, int h, int first, int rows
   const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d;
   const int qL = int(round_up(rows, L_)), N = dL_ / L_;
   const real* ut = load_readout(h, first, rows, workspace);
-  const ScoreOperands<real> operands{w_ + h * dd,  workspace.xt,
-                                     workspace.zt, data_.is_limited() ? workspace.limits : nullptr,
-                                     ut,           qL};
+  const ScoreOperands<real> operands{
+      w_ + h * dd, workspace.xt, workspace.zt, data_.is_limited() ? workspace.limits : nullptr,
+      ut,          qL,           false,        data_.row_map};
   const ScoreMemory<real> memory{
       workspace.p, workspace.s, workspace.c, workspace.readout, workspace.row_readouts, nullptr};
   kernels_.scores_rows(

@@ -229,8 +229,8 @@ void LayerRowPass<real>::differentiate(Pass pass, int chunk, const Slab<real>& s
                                                slab, workspace.heads, of_head(h, workspace), gap);
     again.ut = workspace.ut;
     again.ut_k = qL;
-    if (scaled || !state_.plan.keep)
-      steps_.run_scores(again);
+    if (scaled || !state_.plan.keep || !state_.data.row_map.is_softmax())
+      steps_.run_scores(again);  // from the logits
     else
       kernels.derivative_rows(again);
     if (scaled)

@@ -247,6 +247,21 @@ void LayerSlabs<real>::add_readout_gradient(int chunk, int head, const Slab<real
   state_.kernels.layer_gradient(in);
 }
 
+/// Scores of a head whose U is G V^T.
+template <class real>
+ScoreArguments<real> LayerSlabs<real>::scores_of_upstream(RowMode mode, int head,
+                                                          const Slab<real>& slab, int thread,
+                                                          real* gap) const {
+  const std::ptrdiff_t rows = std::ptrdiff_t(slab.rows) * state_.lanes.lanes;
+  ScoreArguments<real> in = steps_.scores(mode, head, slab, this->workspaces_[thread].heads,
+                                          of_head(head, slab, thread), gap);
+  in.ut = outputs_[thread].ut;
+  in.ut_k = slab.units * rows;
+  in.ut_unit = rows;
+  in.ut_laned = true;
+  return in;
+}
+
 template <class real>
 void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thread) const {
   const HeadMemory<real>& memory = this->workspaces_[thread].heads;
@@ -254,7 +269,10 @@ void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thre
     if (state_.options.wrt_W) {
       const LayerArguments<real> in = layer(h, slab, thread);
       layer_upstream_(in);
-      state_.kernels.layer_derivative(in);
+      if (state_.data.row_map.is_softmax())
+        state_.kernels.layer_derivative(in);
+      else  // needs the logits
+        steps_.run_scores(scores_of_upstream(RowMode::kDerivative, h, slab, thread, nullptr));
       steps_.accumulate(chunk, h, slab, nullptr, memory.scores.c, slab.x, memory);
     }
     if (state_.options.wrt_readout)
@@ -282,13 +300,7 @@ void LayerSlabs<real>::differentiate_scaled(int chunk, const Slab<real>& slab, i
     if (!state_.options.wrt_W) continue;
     layer_upstream_(layer(h, slab, thread));
     real* gap = memory.gap + h * held;
-    ScoreArguments<real> again =
-        steps_.scores(RowMode::kScaled, h, slab, memory, of_head(h, slab, thread), gap);
-    again.ut = of.ut;
-    again.ut_k = slab.units * rows;
-    again.ut_unit = rows;
-    again.ut_laned = true;
-    steps_.run_scores(again);
+    steps_.run_scores(scores_of_upstream(RowMode::kScaled, h, slab, thread, gap));
     const real* factors =
         steps_.scaled_factors(slab, gap, state_.scales.log_of_W(h), nullptr, memory);
     steps_.accumulate(chunk, h, slab, nullptr, memory.scores.c,

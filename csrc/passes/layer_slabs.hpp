@@ -29,6 +29,8 @@ class LayerSlabs final : public SlabPass<real> {
 
   void lay_out_readout(Arena& layout, int thread, std::size_t units) override;
   void run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) override;
+  ScoreArguments<real> scores_of_upstream(RowMode mode, int head, const Slab<real>& slab,
+                                          int thread, real* gap) const;
   LayerArguments<real> layer(int head, const Slab<real>& slab, int thread) const;
   ScoreMemory<real> of_head(int head, const Slab<real>& slab, int thread) const;
   void write_outputs(const Slab<real>& slab, const real* f) const;

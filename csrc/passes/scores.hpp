@@ -19,6 +19,7 @@ struct ScoreOperands {
   const real* ut = nullptr;
   std::ptrdiff_t ut_k = 0;
   bool ut_laned = false;
+  RowMap map{};
 };
 
 /// Where a thread's scores go. `s` and `c` are those of the head that is scored.
@@ -41,6 +42,7 @@ ScoreArguments<real> score_arguments(RowMode mode, int features, const ScoreSize
   in.ut = of.ut;
   in.ut_k = of.ut_k;
   in.ut_laned = of.ut_laned;
+  in.map = of.map;
   in.x = of.x;
   in.z = of.z;
   in.limits = of.limits;

@@ -133,6 +133,7 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
       tile.gw = gW;
       tile.gu = gradient ? gW + (s.d + t - begin) * dL_ : nullptr;
       tile.mode = mode;
+      tile.map = data.row_map;
       tile.add = t > begin;
       body(tile);
     }

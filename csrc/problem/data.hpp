@@ -35,6 +35,7 @@ template <class real>
 struct Data {
   Shape shape;
   bool self, causal;
+  RowMap row_map;
   const real* x;
   const real* z;
   const real* y;

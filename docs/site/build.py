@@ -35,7 +35,8 @@ MODULES = {
 SECTIONS = {
     "Start": ["tutorial", "from_pytorch"],
     "Guide": [
-        "family", "losses", "training", "sweeps", "long_sequences", "reproducibility", "interop",
+        "family", "rows", "losses", "training", "sweeps", "long_sequences", "reproducibility",
+        "interop",
     ],
     "Theory": ["theory", "learner", "atlas/index"],
     "Examples": ["gallery/index"],

@@ -10,8 +10,8 @@ query it is self-attention, or the prompt asks if there is one. y is (n,) for a 
 lengths int64 (n,), and X is zero beyond them.
 
 `runs` is 0 for none, else R: then every array may have a leading R or not. `causal`: row t of the
-query side sees the keys 0 ... t. `wrt` has bits, W 1, Q 2, K 4, U 8, V 16, prompt 32, X 64,
-query 128. `threads` 0 is the default.
+query side sees the keys 0 ... t. `row_map` makes weights of logits. `wrt` has
+bits, W 1, Q 2, K 4, U 8, V 16, prompt 32, X 64, query 128. `threads` 0 is the default.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,6 +37,19 @@ class Loss:
     def name(self) -> LossName: ...
     @property
     def parameter(self) -> float: ...
+
+class RowMapName:
+    __members__: ClassVar[dict[str, RowMapName]]
+    @property
+    def name(self) -> str: ...
+    def __int__(self) -> int: ...
+
+class RowMap:
+    def __init__(self, name: RowMapName, by_tokens: bool = False) -> None: ...
+    @property
+    def name(self) -> RowMapName: ...
+    @property
+    def by_tokens(self) -> bool: ...
 
 class StopReason:
     __members__: ClassVar[dict[str, StopReason]]
@@ -79,6 +92,7 @@ class Lists(TypedDict):
     parameters: dict[str, str]  # name: letters of the axes
     losses: dict[str, str]  # name: kind of targets
     loss_parameters: dict[str, tuple[str, float] | None]  # name: its parameter and the default
+    row_maps: dict[str, bool | None]  # name: divides by the tokens; None: no choice
     quantities: dict[str, str]  # name: what it is of
     optimizers: dict[str, int]  # name: arrays kept of each parameter
     thresholds: tuple[str, ...]
@@ -103,6 +117,7 @@ def outputs(
     runs: int,
     scale: float,
     causal: bool,
+    row_map: RowMap,
     threads: int,
 ) -> Array: ...
 def attention(
@@ -112,6 +127,7 @@ def attention(
     runs: int,
     scale: float,
     causal: bool,
+    row_map: RowMap,
     threads: int,
 ) -> Array: ...
 
@@ -123,6 +139,7 @@ def value_and_grad(
     runs: int,
     scale: float,
     causal: bool,
+    row_map: RowMap,
     loss: Loss,
     wrt: int,
     threads: int,
@@ -137,6 +154,7 @@ def hvp(
     runs: int,
     scale: float,
     causal: bool,
+    row_map: RowMap,
     loss: Loss,
     wrt: int,
     threads: int,
@@ -198,6 +216,7 @@ def train(
     runs: int,
     scale: float,
     causal: bool,
+    row_map: RowMap,
     loss: Loss,
     wrt: int,
     starts: CoreParameters,

@@ -31,6 +31,8 @@ SEEN = [
     {"query": "given", "lengths": True, "causal": True},
     {"prompt": True},
     {"query": -1, "lengths": True},
+    {"attention": "softmax1", "lengths": True},
+    {"attention": "sigmoid", "normalize": True, "causal": True},
 ]
 
 
@@ -50,7 +52,8 @@ def operands(the):
     tensors = [None if array is None else torch.tensor(array) for array in arrays]
     lengths = options.get("lengths")
     lengths = None if lengths is None else torch.tensor(lengths)
-    settings = isinstance(model, mh.Layer), model.query, model.scale, model.causal, None
+    settings = isinstance(model, mh.Layer), model.query, model.scale, model.causal
+    settings += (str(model.attention), model.normalize, None)
     return tensors, (lengths, *settings)
 
 

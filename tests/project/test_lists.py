@@ -30,6 +30,14 @@ def test_parameters_of_losses():
         assert getattr(mh, kind.__name__) is kind
 
 
+def test_row_maps():
+    assert get_args(names.AttentionName) == tuple(lists.ROW_MAPS)
+    of_entries = {name for name, by_tokens in lists.ROW_MAPS.items() if by_tokens is not None}
+    assert set(mh.reference.row_maps.ENTRIES) == of_entries
+    for name in of_entries:
+        assert mh.reference.row_maps.ENTRIES[name].by_tokens is lists.ROW_MAPS[name]
+
+
 def test_optimizers():
     assert {kind.name for kind in OPTIMIZERS} == set(lists.SLOTS) == set(mh.reference.STEPS)
     common = {field.name for field in dataclasses.fields(StepRule)} | {"lr"}

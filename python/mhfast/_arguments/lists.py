@@ -43,6 +43,10 @@ OF_OUTPUTS = tuple(
 )
 """The losses of single outputs, which every model may have."""
 
+ROW_MAPS = _LISTS["row_maps"]
+"""Every row map and whether it divides by the tokens unless said otherwise; None where that cannot
+be said, since the rows sum to one or less."""
+
 QUANTITIES = _LISTS["quantities"]
 """What each quantity is of: any "data set", the "gradient", the "parameters", the "attention"."""
 

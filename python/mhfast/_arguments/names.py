@@ -9,6 +9,9 @@ LossName: TypeAlias = Literal[
     "negative_log", "correlation", "huber", "quantile", "cross_entropy", "soft_cross_entropy",
 ]  # fmt: skip
 
+AttentionName: TypeAlias = Literal["softmax", "linear", "relu", "softmax1", "sigmoid", "hardmax"]
+"""The row maps: how logits become attention weights."""
+
 Threshold: TypeAlias = Literal["loss", "grad_norm", "accuracy", "margin"]
 
 RecordName: TypeAlias = Literal[

@@ -179,9 +179,12 @@ def _differentiated(
 ) -> tuple[Value, Gradients]:
     core = model._core
     bits = core.bits if wrt is None else _bits(model, problem, wrt)
+    if core.row_map_name == "hardmax":
+        arguments.differentiable(model, bits)
     value, gradients = _core.value_and_grad(
         problem.data, core.parameters, runs=problem.runs.length, scale=model.scale,
-        causal=problem.causal, loss=loss, wrt=bits, threads=config.threads(num_threads),
+        causal=problem.causal, row_map=core.row_map, loss=loss, wrt=bits,
+        threads=config.threads(num_threads),
     )  # fmt: skip
     if problem.token is not None and bits & BITS["X"]:
         gradients = _gathered(gradients, problem.token)

@@ -83,14 +83,19 @@ def hvp(
     kind = losses.name_of(loss)
     problem = arguments.problem(model, X, y, loss=kind, query=query, weight=weight, lengths=lengths)
     tangents, runs = _tangents(model, tangent), problem.runs
+    if model.attention != "softmax":
+        raise ValueError(
+            f"model: expected attention 'softmax', whose second derivatives there are, got "
+            f"{str(model.attention)!r}"
+        )
     for name, array in tangents.items():
         runs = runs.meet(f"tangent.{name}", array.shape, AXES[name])
     core = model._core
     bits = core.bits if wrt is None else arguments.bits(arguments.wrt(model, wrt))
     products = _core.hvp(
         problem.data, core.parameters, tuple(tangents.get(name) for name in PARAMETERS),
-        runs=runs.length, scale=model.scale, causal=problem.causal, loss=losses.core(loss),
-        wrt=bits, threads=config.threads(num_threads),
+        runs=runs.length, scale=model.scale, causal=problem.causal, row_map=core.row_map,
+        loss=losses.core(loss), wrt=bits, threads=config.threads(num_threads),
     )  # fmt: skip
     return Gradients(*products)
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import config
 from .._arguments import checks
+from .._arguments.names import AttentionName
 from .._arguments.values import Array
 from ..gradients import backward
 from ..models import Classifier, Layer, Model
@@ -47,6 +48,8 @@ def classifier(
     prompt: Any = None,
     scale: float = 1.0,
     causal: bool = False,
+    attention: AttentionName = "softmax",
+    normalize: bool | None = None,
     lengths: Any = None,
     num_threads: int | None = None,
 ) -> Any:
@@ -67,7 +70,7 @@ def classifier(
         The query side Z, as for a `Classifier`. An int is static.
     prompt : array (q, d), optional
         Query rows that all samples share, in place of a query.
-    scale, causal
+    scale, causal, attention, normalize
         As for a `Classifier`; static.
     lengths : integers (n,), optional
         The number of tokens of each sample; not differentiated.
@@ -101,7 +104,8 @@ def classifier(
     (3, 9, 9)
     """
     arrays = {"X": X, "W": W, "U": U, "prompt": prompt, "lengths": lengths}
-    return _apply(Classifier, arrays, query, scale, causal, num_threads)
+    settings = _Settings(scale, causal, attention, normalize, num_threads)
+    return _apply(Classifier, arrays, query, settings)
 
 
 def layer(
@@ -113,6 +117,8 @@ def layer(
     prompt: Any = None,
     scale: float = 1.0,
     causal: bool = False,
+    attention: AttentionName = "softmax",
+    normalize: bool | None = None,
     lengths: Any = None,
     num_threads: int | None = None,
 ) -> Any:
@@ -125,7 +131,7 @@ def layer(
     X : array (n, T, d), float32 or float64
     W : array (H, d, d) of the same dtype
     V : array (H, d, p) of the same dtype
-    query, prompt, scale, causal, lengths, num_threads
+    query, prompt, scale, causal, attention, normalize, lengths, num_threads
         As for `classifier`, and so are gradients and errors.
 
     Returns
@@ -152,7 +158,16 @@ def layer(
     (20, 1, 2)
     """
     arrays = {"X": X, "W": W, "V": V, "prompt": prompt, "lengths": lengths}
-    return _apply(Layer, arrays, query, scale, causal, num_threads)
+    settings = _Settings(scale, causal, attention, normalize, num_threads)
+    return _apply(Layer, arrays, query, settings)
+
+
+class _Settings(NamedTuple):
+    scale: float
+    causal: bool
+    attention: AttentionName
+    normalize: bool | None
+    num_threads: int | None
 
 
 @dataclass(frozen=True)
@@ -164,21 +179,21 @@ class _Outputs:
 
     kind: type[Classifier | Layer]
     query: int | None
-    scale: float
-    causal: bool
-    num_threads: int | None
+    settings: _Settings
     shape: tuple[int, ...]
 
     def model(self, arrays: Mapping[str, Any]) -> Model:
         """Make the model from the arrays that are its parameters."""
         options: dict[str, Any] = {"query": self.query}
         options |= {name: array for name, array in arrays.items() if name not in ("X", "lengths")}
-        return self.kind(**options, scale=self.scale, causal=self.causal)
+        settings = self.settings._asdict()
+        del settings["num_threads"]
+        return self.kind(**options, **settings)
 
     def __call__(self, arrays: Mapping[str, Any]) -> Array:
         lead, given = _as_runs(arrays)
         outputs = self.model(given)(
-            given["X"], lengths=given.get("lengths"), num_threads=self.num_threads
+            given["X"], lengths=given.get("lengths"), num_threads=self.settings.num_threads
         )
         return outputs.reshape(lead + self.shape)
 
@@ -195,7 +210,7 @@ class _Gradients:
         upstream = given.pop("cotangent")
         gradients = backward(
             self.of.model(given), given["X"], upstream, wrt=self.wrt,
-            lengths=given.get("lengths"), num_threads=self.of.num_threads,
+            lengths=given.get("lengths"), num_threads=self.of.settings.num_threads,
         )  # fmt: skip
         own = {name: given[name].shape[-_axes(name) :] for name in self.wrt}
         return {name: getattr(gradients, name).reshape(lead + own[name]) for name in self.wrt}
@@ -205,9 +220,7 @@ def _apply(
     kind: type[Classifier | Layer],
     given: Mapping[str, Any],
     query: Any,
-    scale: float,
-    causal: bool,
-    num_threads: int | None,
+    settings: _Settings,
 ) -> Any:
     """Check what can be checked without the entries of the arrays, then compute."""
     token: Any = None if np.ndim(query) else query
@@ -217,14 +230,15 @@ def _apply(
         checks.shape(array, name, LETTERS[name], (None,) * _axes(name))
     # Zeros of the same dtypes and shapes give the same errors as the arrays.
     zeros = {name: np.zeros(array.shape, array.dtype) for name, array in arrays.items()}
-    threads = config.threads(num_threads) or None
-    call = _Outputs(kind, token, scale, causal, threads, ())
+    threads = config.threads(settings.num_threads) or None
+    call = _Outputs(kind, token, settings._replace(num_threads=threads), ())
     model = call.model(zeros)
     problem(model, zeros["X"], lengths=zeros.get("lengths"))
     n, tokens, _ = arrays["X"].shape
     _, shape = model._targets(n, model._query_rows(tokens), "squared")
     token = None if "query" in arrays else model.query
-    call = replace(call, query=token, scale=model.scale, causal=model.causal, shape=shape)
+    settings = _Settings(model.scale, model.causal, settings.attention, settings.normalize, threads)
+    call = replace(call, query=token, settings=settings, shape=shape)
     return _attend(call, arrays)
 
 

@@ -23,14 +23,14 @@ import numpy.typing as npt
 
 from ..reference.attention import read_out, weights
 from ..reference.gradients import (
-    centre,
     cotangent_of_attended,
     logit_gradient,
     matrix_gradient,
     query_gradient,
     readout_gradient,
-    softmax_tangent,
+    weights_tangent,
 )
+from ..reference.hessian import derivative_tangent_of_rows
 from ..reference.model import Array, Inputs, Model, double, inputs
 from ..reference.runs import over_runs
 
@@ -139,14 +139,14 @@ def _of_samples(
     P = np.einsum("nqd,hde->nhqe", Z, W)
     dP = np.einsum("nqd,hde->nhqe", Z, dW) + np.einsum("nqd,hde->nhqe", dZ, W)
     dS = scale * (np.einsum("nhqe,nte->nhqt", dP, X) + np.einsum("nhqe,nte->nhqt", P, dX))
-    dA = softmax_tangent(A, dS)
+    dA = weights_tangent(model, data, A, dS)
     dF = read_out(model, X, dA) + read_out(model, dX, A) + read_out(moving, X, A)
     if G is None:
         return dF, {}
     B, dB = cotangent_of_attended(model, G), cotangent_of_attended(moving, G)
     C, dC = logit_gradient(X, B), logit_gradient(X, dB) + logit_gradient(dX, B)
-    D = softmax_tangent(A, C)
-    dD = softmax_tangent(A, centre(A, dS)[0] * centre(A, C)[0] + dC)
+    D = weights_tangent(model, data, A, C)
+    dD = derivative_tangent_of_rows(model, data, A, dS, C, dC)
 
     by_W = (
         matrix_gradient(scale, dZ, D, X)

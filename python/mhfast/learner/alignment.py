@@ -249,12 +249,14 @@ def dense_parameters(layer: Layer, name: str) -> tuple[Float64, Float64]:
     TypeError
         `layer` is not a Layer.
     ValueError
-        It has a run axis or holds NaN or inf.
+        It has a run axis, is not of softmax attention, or holds NaN or inf.
     """
     if not isinstance(layer, Layer):
         raise TypeError(f"{name}: expected a Layer, got {type(layer).__name__}")
     if layer.runs is not None:
         raise ValueError(f"{name}: expected one run, as {name}[0] is, got {layer.runs} runs")
+    if layer.attention != "softmax":
+        raise ValueError(f"{name}: expected attention 'softmax', got {str(layer.attention)!r}")
     dense = layer.W.dense() if isinstance(layer.W, LowRank) else layer.W
     W, V = layer.scale * dense.astype(np.float64), layer.V.astype(np.float64)
     if not (np.isfinite(W).all() and np.isfinite(V).all()):

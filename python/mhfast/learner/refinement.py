@@ -365,6 +365,8 @@ def layer_numbers(layer: Layer) -> Float64:
         raise ValueError(f"layer: expected one run, as layer[0] is, got {layer.runs} runs")
     if layer.query is not None or layer.prompt is not None or layer.causal:
         raise ValueError("layer: expected self-attention without query, prompt or causal")
+    if layer.attention != "softmax":
+        raise ValueError(f"layer: expected attention 'softmax', got {str(layer.attention)!r}")
     if layer.scale != 1.0:
         raise ValueError(f"layer: expected scale 1, got {layer.scale}")
     point: Float64 = np.concatenate([layer.W.ravel(), layer.V.ravel()]).astype(np.float64)

@@ -1,8 +1,8 @@
-"""`Classifier`: multi-head softmax attention read out to one number per sample."""
+"""`Classifier`: multi-head attention read out to one number per sample."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,9 +11,11 @@ import numpy.typing as npt
 from .._arguments import checks
 from .._arguments.deprecated import keyword_only
 from .._arguments.lists import OF_OUTPUTS
+from .._arguments.names import AttentionName
 from .._arguments.values import Array, Optional, frozen
 from ..dataset.dataset import Dataset, Seed, Seeds
 from . import initializers, validation
+from .attention import Attention
 from .low_rank import LowRank
 from .model import Model
 from .random_step import random_step
@@ -28,8 +30,9 @@ class Classifier(Model):
 
         Φ(X) = H^(-1/2) Σ_h ⟨U_h, softmax(scale · Z W_h Xᵀ) X⟩,
 
-    a scalar for each sample X (T, d). softmax acts on every row; ⟨,⟩ sums the products of all
-    entries. The query side Z (q, d) is X itself, one of its tokens, external or a prompt.
+    a scalar for each sample X (T, d). softmax, or another map, acts on every row; ⟨,⟩ sums the
+    products of all entries. The query side Z (q, d) is X itself, one of its tokens, external or a
+    prompt.
 
     The arrays are read-only, and copied if the caller could write to them. A model therefore never
     changes; `model + s * gradients` and `dataclasses.replace` make new ones.
@@ -54,13 +57,23 @@ class Classifier(Model):
     causal : bool
         Whether a row sees only the tokens up to its own: row t of Z the tokens 0 ... t, the row of
         an integer query those up to that token. A prompt cannot be causal.
+    attention : str
+        The row map, which makes attention weights A of the logits S of a row: "softmax";
+        "softmax1", exp(S) / (1 + Σ exp(S)); "linear", S; "relu", max(S, 0); "sigmoid",
+        1 / (1 + exp(-S)); "hardmax", all weight on the largest logit, shared equally among equal
+        ones, which has no derivative by the logits.
+    normalize : bool, optional
+        Whether the weights of linear, relu and sigmoid are divided by the number of tokens that the
+        row sees. None: those of linear and relu are, those of sigmoid are not. None beside the
+        others.
 
     Raises
     ------
     TypeError
         If W, U, query or prompt are not of one dtype, float32 or float64.
     ValueError
-        If their shapes do not fit together, or scale is not finite.
+        If their shapes do not fit together, scale is not finite, there is no such row map, or it
+        has no choice of `normalize`.
 
     References
     ----------
@@ -94,6 +107,8 @@ class Classifier(Model):
     prompt: Optional = None
     scale: float = 1.0
     causal: bool = False
+    attention: Attention = field(kw_only=True, repr=False)
+    normalize: bool | None = field(kw_only=True, repr=False)
 
     def __init__(
         self,
@@ -104,6 +119,8 @@ class Classifier(Model):
         *,
         scale: float = 1.0,
         causal: bool = False,
+        attention: AttentionName = "softmax",
+        normalize: bool | None = None,
     ) -> None:
         W, heads, dim = validation.key_query(W)
         U = checks.real(U, "U", W.dtype, "W")
@@ -118,6 +135,7 @@ class Classifier(Model):
             prompt=prompt,
             scale=validation.scale(scale, W.dtype),
             causal=validation.causal(causal, prompt),
+            _row_map=validation.row_map(attention, normalize),
         )
         self._core  # noqa: B018  (checks that the run axes agree)
 
@@ -136,6 +154,8 @@ class Classifier(Model):
         query: int | npt.ArrayLike | None = None,
         scale: float = 1.0,
         causal: bool = False,
+        attention: AttentionName = "softmax",
+        normalize: bool | None = None,
     ) -> Self:
         """Make the classifier with all parameters zero, for samples of `tokens` tokens.
 
@@ -158,6 +178,10 @@ class Classifier(Model):
             The factor of the logits.
         causal : bool
             Whether a row sees only the tokens up to its own.
+        attention : str
+            The row map, as for the class.
+        normalize : bool, optional
+            As for the class.
 
         Returns
         -------
@@ -180,7 +204,10 @@ class Classifier(Model):
         """
         shapes = _shapes(heads, tokens, dim, rank, tied, prompt_rows, query, dtype)
         arrays = initializers.zeros(shapes, runs, dtype)
-        return cls(**arrays, query=query, scale=scale, causal=causal)
+        return cls(
+            **arrays, query=query, scale=scale, causal=causal, attention=attention,
+            normalize=normalize,
+        )  # fmt: skip
 
     @classmethod
     def gaussian(
@@ -199,6 +226,8 @@ class Classifier(Model):
         query: int | npt.ArrayLike | None = None,
         scale: float = 1.0,
         causal: bool = False,
+        attention: AttentionName = "softmax",
+        normalize: bool | None = None,
     ) -> Self:
         """Draw a classifier with independent entries N(0, std²), for samples of `tokens` tokens.
 
@@ -229,6 +258,10 @@ class Classifier(Model):
             The factor of the logits.
         causal : bool
             Whether a row sees only the tokens up to its own.
+        attention : str
+            The row map, as for the class.
+        normalize : bool, optional
+            As for the class.
 
         Returns
         -------
@@ -252,7 +285,10 @@ class Classifier(Model):
         """
         shapes = _shapes(heads, tokens, dim, rank, tied, prompt_rows, query, dtype)
         arrays = initializers.gaussian(shapes, std, seed, runs, dtype)
-        return cls(**arrays, query=query, scale=scale, causal=causal)
+        return cls(
+            **arrays, query=query, scale=scale, causal=causal, attention=attention,
+            normalize=normalize,
+        )  # fmt: skip
 
     @classmethod
     @keyword_only("seed", 3)

@@ -1,8 +1,8 @@
-"""`Layer`: multi-head softmax attention with a value matrix for each head."""
+"""`Layer`: multi-head attention with a value matrix for each head."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -10,9 +10,11 @@ import numpy.typing as npt
 
 from .._arguments import checks
 from .._arguments.lists import OF_CLASSES, OF_OUTPUTS, OF_ROWS
+from .._arguments.names import AttentionName
 from .._arguments.values import Array, Optional, frozen
 from ..dataset.dataset import Seed, Seeds
 from . import initializers, validation
+from .attention import Attention
 from .low_rank import LowRank
 from .model import Model
 
@@ -46,13 +48,16 @@ class Layer(Model):
         Factor of the logits; the default is 1.0, not 1/sqrt(d).
     causal : bool
         Whether a row sees only the tokens up to its own.
+    attention, normalize
+        The row map, softmax by default, as for a `Classifier`.
 
     Raises
     ------
     TypeError
         If W, V, query or prompt are not of one dtype, float32 or float64.
     ValueError
-        If their shapes do not fit together, or scale is not finite.
+        If their shapes do not fit together, scale is not finite, there is no such row map, or it
+        has no choice of `normalize`.
 
     References
     ----------
@@ -81,6 +86,8 @@ class Layer(Model):
     prompt: Optional = None
     scale: float = 1.0
     causal: bool = False
+    attention: Attention = field(kw_only=True, repr=False)
+    normalize: bool | None = field(kw_only=True, repr=False)
 
     def __init__(
         self,
@@ -91,6 +98,8 @@ class Layer(Model):
         *,
         scale: float = 1.0,
         causal: bool = False,
+        attention: AttentionName = "softmax",
+        normalize: bool | None = None,
     ) -> None:
         W, heads, dim = validation.key_query(W)
         V = checks.real(V, "V", W.dtype, "W")
@@ -104,6 +113,7 @@ class Layer(Model):
             prompt=prompt,
             scale=validation.scale(scale, W.dtype),
             causal=validation.causal(causal, prompt),
+            _row_map=validation.row_map(attention, normalize),
         )
         self._core  # noqa: B018  (checks that the run axes agree)
 
@@ -127,6 +137,8 @@ class Layer(Model):
         query: int | npt.ArrayLike | None = None,
         scale: float = 1.0,
         causal: bool = False,
+        attention: AttentionName = "softmax",
+        normalize: bool | None = None,
     ) -> Self:
         """Make the layer with all parameters zero.
 
@@ -149,6 +161,10 @@ class Layer(Model):
             The factor of the logits.
         causal : bool
             Whether a row sees only the tokens up to its own.
+        attention : str
+            The row map, as for the class.
+        normalize : bool, optional
+            As for the class.
 
         Returns
         -------
@@ -171,7 +187,10 @@ class Layer(Model):
         """
         shapes = _shapes(heads, dim, out_dim, rank, tied, prompt_rows)
         arrays = initializers.zeros(shapes, runs, dtype)
-        return cls(**arrays, query=query, scale=scale, causal=causal)
+        return cls(
+            **arrays, query=query, scale=scale, causal=causal, attention=attention,
+            normalize=normalize,
+        )  # fmt: skip
 
     @classmethod
     def gaussian(
@@ -190,6 +209,8 @@ class Layer(Model):
         query: int | npt.ArrayLike | None = None,
         scale: float = 1.0,
         causal: bool = False,
+        attention: AttentionName = "softmax",
+        normalize: bool | None = None,
     ) -> Self:
         """Draw a layer with independent entries N(0, std²).
 
@@ -220,6 +241,10 @@ class Layer(Model):
             The factor of the logits.
         causal : bool
             Whether a row sees only the tokens up to its own.
+        attention : str
+            The row map, as for the class.
+        normalize : bool, optional
+            As for the class.
 
         Returns
         -------
@@ -243,7 +268,10 @@ class Layer(Model):
         """
         shapes = _shapes(heads, dim, out_dim, rank, tied, prompt_rows)
         arrays = initializers.gaussian(shapes, std, seed, runs, dtype)
-        return cls(**arrays, query=query, scale=scale, causal=causal)
+        return cls(
+            **arrays, query=query, scale=scale, causal=causal, attention=attention,
+            normalize=normalize,
+        )  # fmt: skip
 
     @property
     def _rows(self) -> None:

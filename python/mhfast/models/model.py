@@ -20,6 +20,7 @@ from ..dataset.dataset import Dataset
 from . import problem as arguments
 from . import validation
 from .accuracy import accuracy
+from .attention import Attention
 from .low_rank import LowRank
 from .problem import CoreModel
 
@@ -147,42 +148,17 @@ class Model:
     def _outputs(self, seen: arguments.CoreProblem, num_threads: int | None) -> Array:
         return _core.outputs(
             seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
-            causal=seen.causal, threads=config.threads(num_threads),
+            causal=seen.causal, row_map=self._core.row_map, threads=config.threads(num_threads),
         )  # fmt: skip
 
-    def attention(
-        self,
-        X: npt.ArrayLike | Dataset,
-        *,
-        query: npt.ArrayLike | None = None,
-        lengths: npt.ArrayLike | None = None,
-        num_threads: int | None = None,
-    ) -> Array:
-        """Compute the attention weights softmax(scale · Z_i W_h X_iᵀ).
+    @property
+    def attention(self) -> Attention:
+        """The name of the row map, which can be called: ``model.attention(X)`` are the weights.
 
-        Rows sum to one; a row that sees no token is 0, and so is every weight of an unseen token.
-
-        Parameters
-        ----------
-        X : array (n, T, d) of the model's dtype, or Dataset
-        query : array (n, q, d), optional
-            An external query, in place of the model's own.
-        lengths : integers (n,), optional
-            The number of tokens of each sample; what is beyond has no influence.
-        num_threads : int, optional
-            Threads for this call, in place of the default.
-
-        Returns
-        -------
-        array of the model's dtype
-            (n, H, q, T), or (R, n, H, q, T) with a run axis.
-
-        Raises
-        ------
-        TypeError
-            If an argument is of the wrong kind or dtype.
-        ValueError
-            If a shape or a value does not fit the model.
+        Called with X (n, T, d) or a Dataset, and as keywords with query, lengths and num_threads as
+        the model is, it returns the weights (n, H, q, T) of the model's dtype, with a leading R
+        where there is a run axis. Rows of softmax sum to one; a row that sees no token is 0, and so
+        is every weight of an unseen token.
 
         Examples
         --------
@@ -191,12 +167,24 @@ class Model:
         >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
         >>> model.attention(data).shape  # (n, H, q, T)
         (20, 3, 5, 5)
+        >>> model.attention == "softmax"
+        True
         """
-        seen = arguments.problem(self, X, query=query, lengths=lengths)
-        return _core.attention(
-            seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
-            causal=seen.causal, threads=config.threads(num_threads),
-        )  # fmt: skip
+        return Attention(self)
+
+    @property
+    def normalize(self) -> bool | None:
+        """Whether weights are divided by the tokens of the row; None: as is usual for the map.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> linear = mh.Layer.zeros(heads=3, dim=9, out_dim=2, attention="linear", normalize=False)
+        >>> linear.normalize
+        False
+        """
+        normalize: bool | None = vars(self)["_row_map"][1]
+        return normalize
 
     def loss(
         self,
@@ -252,7 +240,8 @@ class Model:
         seen = arguments.problem(self, X, y, loss=kind, query=query, weight=weight, lengths=lengths)
         value, _ = _core.value_and_grad(
             seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
-            causal=seen.causal, loss=losses.core(loss), wrt=0, threads=config.threads(num_threads),
+            causal=seen.causal, row_map=self._core.row_map, loss=losses.core(loss), wrt=0,
+            threads=config.threads(num_threads),
         )  # fmt: skip
         return value
 
@@ -369,7 +358,7 @@ class Model:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return field_values(self)
+        return field_values(self) | {"attention": str(self.attention)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         type(self).__init__(self, **state)
@@ -377,4 +366,10 @@ class Model:
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other)
 
-    __repr__ = describe
+    def __repr__(self) -> str:
+        text = describe(self)
+        if self.attention != "softmax":
+            text = f"{text[:-1]}, attention={str(self.attention)!r})"
+        if self.normalize is not None:
+            text = f"{text[:-1]}, normalize={self.normalize})"
+        return text

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from .. import _core
 from .._arguments import checks, sample_checks
 from .._arguments.checks import Wrt
-from .._arguments.lists import AXES, BITS, PARAMETERS
+from .._arguments.lists import AXES, BITS, PARAMETERS, ROW_MAPS
 from .._arguments.losses import CLASSES, CrossEntropy, Loss
 from .._arguments.runs import NO_RUNS, RunAxis, repeated
 from .._arguments.values import Array, frozen
@@ -51,12 +53,18 @@ class CoreModel(NamedTuple):
     plain : (q, d) or None
         Shape of a sample of a classifier with plain self-attention, whose calls take a shorter
         path.
+    row_map_name : str
+        How logits become attention weights.
+    row_map : RowMap
+        The same for the core.
     """
 
     parameters: CoreParameters
     runs: RunAxis
     bits: int
     plain: tuple[int, int] | None
+    row_map_name: str
+    row_map: _core.RowMap
 
 
 class CoreProblem(NamedTuple):
@@ -84,6 +92,8 @@ def core_model(model: Model) -> CoreModel:
     """Convert a model to the form that the core expects. Models cache the result as ``_core``."""
     arrays = model.parameters
     U = arrays.get("U")
+    row_map, normalize = vars(model)["_row_map"]
+    by_tokens = ROW_MAPS[row_map] if normalize is None else normalize
     runs = NO_RUNS
     for name, array in arrays.items():
         runs = runs.meet(name, array.shape, AXES[name])
@@ -95,7 +105,14 @@ def core_model(model: Model) -> CoreModel:
         runs,
         sum(BITS[name] for name in arrays),
         (U.shape[-2], U.shape[-1]) if simple and U is not None else None,
+        row_map,
+        _core_row_map(row_map, bool(by_tokens)),
     )
+
+
+@cache
+def _core_row_map(name: str, by_tokens: bool) -> _core.RowMap:
+    return _core.RowMap(_core.RowMapName.__members__[name], by_tokens)
 
 
 def _core_parameters(arrays: Mapping[str, Array]) -> CoreParameters:
@@ -223,6 +240,23 @@ def _are_probabilities(model: Model, y: npt.ArrayLike) -> bool:
     array = checks.as_array(y, "y")
     outputs = model.parameters["V"].shape[-1]
     return array.dtype.kind == "f" and array.ndim >= 3 and array.shape[-1] == outputs
+
+
+def differentiable(model: Model, bits: int) -> None:
+    """Raise ValueError if the weights of the model have no derivative by one of the arrays.
+
+    Parameters
+    ----------
+    model : Classifier or Layer
+    bits : int
+        `wrt` as bits.
+    """
+    if model._core.row_map_name == "hardmax" and bits & ~(BITS["U"] | BITS["V"]):
+        readout = "U" if "U" in model.parameters else "V"
+        raise ValueError(
+            f"attention: 'hardmax' has no derivative by the logits; expected wrt={readout!r}, or a "
+            "model with another row map"
+        )
 
 
 def problem(

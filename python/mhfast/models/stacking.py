@@ -25,7 +25,8 @@ def stack(models: Sequence[M]) -> M:
     Parameters
     ----------
     models : sequence of Classifier or of Layer
-        At least one; all of the same kind, shapes, dtype, scale, causal and integer query.
+        At least one; all of the same kind, shapes, dtype, scale, causal, row map and integer
+        query.
 
     Returns
     -------
@@ -85,6 +86,8 @@ def _check_alike(first: Model, model: Model, name: str) -> None:
         ("query", _kind(first), _kind(model)),
         ("scale", first.scale, model.scale),
         ("causal", first.causal, model.causal),
+        ("attention", str(first.attention), str(model.attention)),
+        ("normalize", first.normalize, model.normalize),
     ):
         if expected != got:
             raise ValueError(f"{name}: expected {what} {expected} like the first, got {got}")

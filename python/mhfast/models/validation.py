@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks
+from .._arguments.lists import ROW_MAPS
 from .._arguments.values import Array, frozen
 from .low_rank import LowRank
 
@@ -105,6 +106,34 @@ def causal(value: object, prompt: Array | None) -> bool:
             "got True"
         )
     return bool(value)
+
+
+def row_map(attention: object, normalize: object) -> tuple[str, bool | None]:
+    """Return the name of the row map and whether its weights are divided by the tokens.
+
+    Raises
+    ------
+    TypeError
+        If the name is no string, or `normalize` neither None nor a bool.
+    ValueError
+        If there is no such row map, or it has no choice of `normalize`.
+    """
+    if not isinstance(attention, str):
+        names = ", ".join(ROW_MAPS)
+        raise TypeError(f"attention: expected one of {names}, got {type(attention).__name__}")
+    name = str(attention)
+    if name not in ROW_MAPS:
+        raise ValueError(f"attention: expected one of {', '.join(ROW_MAPS)}, got {name!r}")
+    if normalize is None:
+        return name, None
+    if not isinstance(normalize, bool | np.bool_):
+        raise TypeError(f"normalize: expected None, True or False, got {type(normalize).__name__}")
+    if ROW_MAPS[name] is None:
+        raise ValueError(
+            f"normalize: expected None beside attention {name!r}, whose rows have a sum of their "
+            f"own, got {bool(normalize)}"
+        )
+    return name, bool(normalize)
 
 
 def no_empty_axis(name: str, W: Array | LowRank, readout_name: str, readout: Array) -> None:

@@ -7,6 +7,8 @@
 Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
 Attention" (TMLR 2024); Chen, Li, "Provably learning a multi-head attention layer" (STOC 2025).
 
+Other maps of the row than softmax are in `row_maps`.
+
 Products are written with `einsum`, whose loops treat every token alike: equal tokens get equal
 scores to the last bit, which a blocked matrix product does not promise and which the gradients of
 saturated attention over repeated tokens need.
@@ -20,14 +22,25 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .model import Array, Inputs, Model, Query, inputs
+from .row_maps import ENTRIES, hardmax, tokens_seen, with_zero
 from .runs import over_runs
 
 
-def scores(model: Model, data: Inputs) -> Array:
-    """Logits (n,H,q,T) minus the largest of their row; -inf where the key is invisible."""
+def logits(model: Model, data: Inputs) -> Array:
+    """Logits (n,H,q,T) of all keys."""
     ZW = np.einsum("nqd,hde->nhqe", data.Z, model.dense())
-    S = model.scale * np.einsum("nhqe,nte->nhqt", ZW, data.X)
-    S = np.where(data.visible[:, None], S, -np.inf)
+    S: Array = model.scale * np.einsum("nhqe,nte->nhqt", ZW, data.X)
+    return S
+
+
+def scores(model: Model, data: Inputs) -> Array:
+    """Logits minus the largest of their row; -inf where the key is invisible.
+
+    Those of softmax1 (n,H,q,T+1) begin with that of no key.
+    """
+    S = np.where(data.visible[:, None], logits(model, data), -np.inf)
+    if model.attention == "softmax1":
+        S = with_zero(S)
     top = S.max(axis=-1, keepdims=True)
     return S - np.where(top == -np.inf, 0.0, top)
 
@@ -42,7 +55,19 @@ def softmax(S: Array) -> Array:
 
 def weights(model: Model, data: Inputs) -> Array:
     """Attention weights A (n,H,q,T)."""
-    return softmax(scores(model, data))
+    if model.attention in ENTRIES:
+        return of_entries(model, data, "value")
+    if model.attention == "hardmax":
+        return hardmax(logits(model, data), data.visible)
+    return softmax(scores(model, data))[..., -data.X.shape[1] :]
+
+
+def of_entries(model: Model, data: Inputs, what: str) -> Array:
+    """f(S) / N, or f' or f'', of a map of entries; 0 where the key is invisible."""
+    function = getattr(ENTRIES[model.attention], what)
+    N = tokens_seen(model.attention, model.normalize, data.visible)
+    values: Array = np.where(data.visible[:, None], function(logits(model, data)) / N, 0.0)
+    return values
 
 
 def output_root(model: Model) -> float:

@@ -22,9 +22,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .attention import output_root, read_out, weights
+from .attention import of_entries, output_root, read_out, scores, softmax, weights
 from .losses import Loss, loss_terms, loss_weights, real_targets
 from .model import Array, Inputs, Model, Query, double, inputs
+from .row_maps import with_zero
 from .runs import over_runs
 
 Wrt: TypeAlias = str | Iterable[str] | None
@@ -84,6 +85,21 @@ def textbook_softmax_tangent(A: Array, C: Array) -> Array:
     return D
 
 
+def weights_tangent(
+    model: Model, data: Inputs, A: Array, C: Array, jacobian: Jacobian = softmax_tangent
+) -> Array:
+    """Multiply the Jacobian of the row map, which is symmetric, by C; `jacobian` for softmax."""
+    if model.attention == "softmax":
+        return jacobian(A, C)
+    if model.attention == "softmax1":
+        whole = softmax(scores(model, data))
+        tangent: Array = jacobian(whole, with_zero(C))[..., 1:]
+        return tangent
+    if model.attention == "hardmax":
+        return np.zeros_like(C)
+    return of_entries(model, data, "derivative") * C
+
+
 def cotangent_of_attended(model: Model, G: Array) -> Array:
     """B (n,H,q,d), linear in G (n,) or (n,q,p) and in U or V."""
     if model.U is not None:
@@ -135,7 +151,7 @@ def _pull_back(
 ) -> Gradient:
     X, Z, W = data.X, data.Z, model.dense()
     B = cotangent_of_attended(model, G)
-    D = jacobian(A, logit_gradient(X, B))
+    D = weights_tangent(model, data, A, logit_gradient(X, B), jacobian)
     dZ = query_gradient(model.scale, D, X, W)
     dX = np.einsum("nhqt,nhqd->ntd", A, B)
     dX += model.scale * np.einsum("nhqt,nhqd->ntd", D, np.einsum("nqd,hde->nhqe", Z, W))

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .attention import read_out, weights
+from .attention import of_entries, read_out, scores, softmax, weights
 from .gradients import (
     Gradient,
     Wrt,
@@ -37,9 +37,11 @@ from .gradients import (
     readout_gradient,
     softmax_tangent,
     through_factors,
+    weights_tangent,
 )
 from .losses import Loss, derivative_tangent, loss_terms, loss_weights, real_targets
-from .model import Array, Model, Query, double, inputs
+from .model import Array, Inputs, Model, Query, double, inputs
+from .row_maps import ENTRIES, with_zero
 from .runs import named_parts, over_runs
 
 
@@ -87,7 +89,7 @@ def _hvp(
     A = weights(model, data)
     ZW = np.einsum("nqd,hde->nhqe", Z, dW) + np.einsum("nqd,hde->nhqe", dZ, W)
     dS = model.scale * np.einsum("nhqe,nte->nhqt", ZW, X)
-    dA = softmax_tangent(A, dS)
+    dA = weights_tangent(model, data, A, dS)
 
     F = read_out(model, X, A)
     dF = read_out(model, X, dA) + read_out(moving, X, A)
@@ -97,8 +99,9 @@ def _hvp(
 
     C = logit_gradient(X, cotangent_of_attended(model, G))
     dB = cotangent_of_attended(model, dG) + cotangent_of_attended(moving, G)
-    E = centre(A, dS)[0] * centre(A, C)[0] + logit_gradient(X, dB)
-    D, dD = softmax_tangent(A, C), softmax_tangent(A, E)
+    dC = logit_gradient(X, dB)
+    D = weights_tangent(model, data, A, C)
+    dD = derivative_tangent_of_rows(model, data, A, dS, C, dC)
 
     gW = matrix_gradient(model.scale, Z, D, X)
     found = through_factors(
@@ -111,6 +114,20 @@ def _hvp(
     rows = query_gradient(model.scale, dD, X, W) + query_gradient(model.scale, D, X, dW)
     found["prompt"] = rows.sum(axis=0)
     return {n: found[n] for n in asked(model, wrt, also=())}
+
+
+def derivative_tangent_of_rows(
+    model: Model, data: Inputs, A: Array, dS: Array, C: Array, dC: Array
+) -> Array:
+    """Ḋ, how D moves as the logits move by Ṡ and C by Ċ."""
+    if model.attention in ENTRIES:
+        by_C = of_entries(model, data, "derivative") * dC
+        return of_entries(model, data, "curvature") * dS * C + by_C
+    if model.attention == "softmax1":
+        A, dS, C, dC = softmax(scores(model, data)), with_zero(dS), with_zero(C), with_zero(dC)
+    E = centre(A, dS)[0] * centre(A, C)[0] + dC
+    moved: Array = softmax_tangent(A, E)[..., -data.X.shape[1] :]
+    return moved
 
 
 def _dense_tangent(model: Model, moving: Model) -> Array:

@@ -28,7 +28,7 @@ class Model:
     """A classifier (it has U) or a layer (it has V) with parameters in float64.
 
     W (H,d,d); or factors Q (H,d,r) and K (H,d,r), W_h = Q_h K_hᵀ, where K None means K = Q.
-    U (H,q,d), V (H,d,p), prompt (q,d).
+    U (H,q,d), V (H,d,p), prompt (q,d).  attention, normalize: the row map, see `row_maps`.
     """
 
     W: Array | None = None
@@ -40,6 +40,8 @@ class Model:
     query: int | Array | None = None
     scale: float = 1.0
     causal: bool = False
+    attention: str = "softmax"
+    normalize: bool | None = None
 
     @classmethod
     def of(cls, model: Any) -> Model:
@@ -54,6 +56,8 @@ class Model:
             query=model.query,
             scale=model.scale,
             causal=model.causal,
+            attention=str(getattr(model, "attention", "softmax")),
+            normalize=getattr(model, "normalize", None),
         )
 
     def parameters(self) -> dict[str, Array]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .attention import read_out, scores
+from .attention import of_entries, read_out, scores
 from .gradients import (
     Wrt,
     asked,
@@ -29,6 +29,7 @@ from .gradients import (
 )
 from .losses import Loss, loss_terms, loss_weights, real_targets
 from .model import Array, Inputs, Model, Query, inputs
+from .row_maps import ENTRIES, with_zero
 
 Part: TypeAlias = tuple[str, int]
 
@@ -80,28 +81,54 @@ def scaled_gradients(
     model = Model.of(model)
     data = inputs(model, X, query, lengths)
     tokens, Z = data.X, data.Z
+    if model.attention in ENTRIES:
+        return _of_entries(model, data, y, loss, weight, wrt)
     S = scores(model, data)
     total = np.exp(S).sum(axis=-1, keepdims=True)
     log_A = S - np.log(np.where(total == 0.0, 1.0, total))
-    A = np.exp(log_A)
-    G, log_g = _split_cotangent(data, read_out(model, tokens, A), y, loss, weight)
+    A, T = np.exp(log_A), tokens.shape[1]
+    G, log_g = _split_cotangent(data, read_out(model, tokens, A[..., -T:]), y, loss, weight)
     log_terms = log_g[:, None, :, None] + log_A
 
-    centred, m = centre(A, logit_gradient(tokens, cotangent_of_attended(model, G)))
+    C = logit_gradient(tokens, cotangent_of_attended(model, G))
+    centred, m = centre(A, C if A.shape == C.shape else with_zero(C))
     factor = centred.copy()
     np.put_along_axis(factor, m, 0.0, axis=-1)
     terms, log_W = _factor_out(log_terms, factor * np.abs(Z).max(axis=-1)[:, None, :, None])
-    D = balanced(terms, centred, m)
+    D = balanced(terms, centred, m)[..., -T:]
     matrices = through_factors(model, matrix_gradient(model.scale, Z, D, tokens))
 
-    terms, log_U = _factor_out(log_terms, np.abs(tokens).max(axis=-1)[:, None, None, :])
+    terms, log_U = _factor_out(log_terms[..., -T:], np.abs(tokens).max(axis=-1)[:, None, None, :])
     readouts = readout_gradient(model, terms, tokens, G)
 
     found = {name: Scaled(part, log_W) for name, part in matrices.items()}
     found |= {name: Scaled(part, log_U) for name, part in readouts.items()}
     if model.prompt is not None:
         terms, log = _factor_out(log_terms, factor, by_head=False)
-        dZ = query_gradient(model.scale, balanced(terms, centred, m), tokens, model.dense())
+        D = balanced(terms, centred, m)[..., -T:]
+        dZ = query_gradient(model.scale, D, tokens, model.dense())
+        found["prompt"] = Scaled(dZ.sum(axis=0)[None], log)
+    return {name: found[name] for name in asked(model, wrt, also=())}
+
+
+def _of_entries(
+    model: Model, data: Inputs, y: ArrayLike, loss: Loss, weight: ArrayLike | None, wrt: Wrt
+) -> dict[str, Scaled]:
+    """Take the sizes of the cotangents out: no weight is taken out of a map of entries."""
+    tokens, A = data.X, of_entries(model, data, "value")
+    G, log_g = _split_cotangent(data, read_out(model, tokens, A), y, loss, weight)
+    logs = np.broadcast_to(log_g[:, None, :, None], A.shape)
+    C = logit_gradient(tokens, cotangent_of_attended(model, G))
+    D = of_entries(model, data, "derivative") * C
+    terms, log_W = _factor_out(logs, D * np.abs(data.Z).max(axis=-1)[:, None, :, None])
+    matrices = through_factors(model, matrix_gradient(model.scale, data.Z, terms * D, tokens))
+    terms, log_U = _factor_out(logs, A * np.abs(tokens).max(axis=-1)[:, None, None, :])
+    found = {name: Scaled(part, log_W) for name, part in matrices.items()}
+    readouts = readout_gradient(model, terms * A, tokens, G)
+    found |= {name: Scaled(part, log_U) for name, part in readouts.items()}
+    if model.prompt is not None:
+        terms, log = _factor_out(logs, D, by_head=False)
+        dZ = query_gradient(model.scale, terms * D, tokens, model.dense())
         found["prompt"] = Scaled(dZ.sum(axis=0)[None], log)
     return {name: found[name] for name in asked(model, wrt, also=())}
 

@@ -316,7 +316,7 @@ def same_family(start: Classifier, comparator: Classifier) -> None:
             f"comparator: expected W and U of the shapes of the start, {start.U.shape} for U, "
             f"got {comparator.U.shape}"
         )
-    for name in ("scale", "causal", "query"):
+    for name in ("scale", "causal", "query", "attention", "normalize"):
         ours, theirs = getattr(start, name), getattr(comparator, name)
         if not np.array_equal(ours, theirs) or (ours is None) != (theirs is None):
             raise ValueError(f"comparator: expected the {name} of the start, got another")

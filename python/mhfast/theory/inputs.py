@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
-from ..models import Classifier, Layer
+from ..models import Classifier, Layer, Model
 from ..models import problem as arguments
 
 Record = TypeVar("Record", Classifier, Layer, Dataset)
@@ -24,15 +24,26 @@ NOT_OF_LAYERS = (
 )
 
 
-def classifier(model: object, *, dense: bool = False) -> Classifier:
+def softmax_only(model: Model, name: str = "model") -> None:
+    """Raise ValueError if attention is not softmax, which the result is about."""
+    if model.attention != "softmax":
+        raise ValueError(
+            f"{name}: expected attention 'softmax', which this result is about, got "
+            f"{str(model.attention)!r}"
+        )
+
+
+def classifier(model: object, *, dense: bool = False, any_map: bool = False) -> Classifier:
     """Return `model` if it is a single `Classifier`, with dense W and no prompt if `dense` is true.
+
+    It is of softmax attention unless `any_map` is true.
 
     Raises
     ------
     TypeError
         It is not a Classifier, or its W is factored or it has a prompt and `dense` is true.
     ValueError
-        It has a run axis.
+        It has a run axis, or is not of softmax attention.
     """
     if isinstance(model, Layer):
         raise TypeError(f"model: expected a Classifier, got Layer: {NOT_OF_LAYERS}")
@@ -40,6 +51,8 @@ def classifier(model: object, *, dense: bool = False) -> Classifier:
         raise TypeError(f"model: expected a Classifier, got {type(model).__name__}")
     if model.runs is not None:
         raise ValueError(f"model: expected one run, as model[0] is, got {model.runs} runs")
+    if not any_map:
+        softmax_only(model)
     if dense and not isinstance(model.W, np.ndarray):
         raise TypeError(f"W: expected an array (H, d, d), got {type(model.W).__name__}")
     if dense and model.prompt is not None:
@@ -130,6 +143,7 @@ def plain_layer(model: object, data: Dataset) -> tuple[Layer, Dataset]:
         raise TypeError(f"W: expected an array (H, d, d), got {type(model.W).__name__}")
     if model.prompt is not None:
         raise TypeError("prompt: expected None, got an array, which these bounds do not cover")
+    softmax_only(model)
     if data.dtype != model.dtype:
         raise TypeError(
             f"X: expected dtype {model.dtype.name}, that of the model, got {data.dtype.name}"

@@ -19,6 +19,7 @@ from ..gradients import Gradients
 from ..models import Classifier, LowRank, Model, stack
 from ..models import problem as arguments
 from .alignment import alignment
+from .inputs import softmax_only
 from .projected import Descent, Point
 from .separation import TokenSVM, token_svm
 from .token_optimality import optimal_tokens
@@ -316,6 +317,10 @@ def _solution(
     settings: dict[str, Any] = {"wrt": wrt, "query": query, "causal": model.causal}
     if wrt == "prompt":
         settings["query"] = None
+    if model.attention != "softmax":
+        if best is not None:
+            softmax_only(model, "start")
+        return None
     if best is None:
         if not isinstance(model, Classifier) or model.heads != 1:
             return None

@@ -127,7 +127,7 @@ def leave_one_out(
     >>> bool(result.left_out_loss[-1] > result.train_loss[-1])
     True
     """
-    model, data = classifier(model), as_dataset(X, y)
+    model, data = classifier(model, any_map=True), as_dataset(X, y)
     if data.runs is not None:
         raise ValueError(f"X: expected one data set, as X.run(0) is, got {data.runs} runs")
     n = data.n

@@ -63,6 +63,8 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         "query": None if "query" in arrays else model.query,
         "scale": model.scale,
         "causal": model.causal,
+        "attention": str(model.attention),
+        "normalize": model.normalize,
         "optimizer": [optimizer.name, settings],
         "arrays": list(arrays),
         "names": list(run["history"]),
@@ -216,8 +218,9 @@ def _model(role: str, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray
         given["W"] = LowRank(given.pop("Q"), given.pop("K", None))
     query = arrays.get("query", about["query"])
     made: Model = _MODELS[about["model"]](
-        **given, query=query, scale=about["scale"], causal=about["causal"]
-    )
+        **given, query=query, scale=about["scale"], causal=about["causal"],
+        attention=about.get("attention", "softmax"), normalize=about.get("normalize"),
+    )  # fmt: skip
     return made
 
 

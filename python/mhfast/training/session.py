@@ -127,9 +127,9 @@ class Loop:
         size = 0 if run.batches is None else batches.size  # 0: steps on all samples
         return _core.train(
             samples=problem.data, parameters=self.parameters, runs=run.runs or 0,
-            scale=run.model.scale, causal=problem.causal, loss=losses.core(run.loss),
-            wrt=bits(run.wrt), starts=start._core.parameters, optimizer=settings,
-            state=self.state, batch=size, order=ORDERS[batches.order],
+            scale=run.model.scale, causal=problem.causal, row_map=run.model._core.row_map,
+            loss=losses.core(run.loss), wrt=bits(run.wrt), starts=start._core.parameters,
+            optimizer=settings, state=self.state, batch=size, order=ORDERS[batches.order],
             seeds=batches.seeds, first=run.step, last=last, records=records,
             tests=[test.data for test in tests],
             directions=directions, thresholds=thresholds, stopped=self.stopped,

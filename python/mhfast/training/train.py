@@ -196,6 +196,7 @@ def train(
         batches=batches,
     )
     arguments.settings_of_parameters(run.optimizer, run.model)
+    _core_arguments.differentiable(run.model, _core_arguments.bits(run.wrt))
     problem, test_problems = arguments.problems(run, data, tests)
     run = spread(run, problem.runs.length)
     frozen = arguments.frozen(run, released=stop is not None)

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 
 from ..._arguments import checks
-from ...models import Classifier, Layer
+from ..._arguments.names import AttentionName
+from ...models import Classifier, Layer, validation
 from .operators import Tensor, names_of, outputs_op
 
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
@@ -25,6 +26,8 @@ def classifier(
     prompt: Tensor | None = None,
     scale: float = 1.0,
     causal: bool = False,
+    attention: AttentionName = "softmax",
+    normalize: bool | None = None,
     lengths: npt.ArrayLike | None = None,
     num_threads: int | None = None,
 ) -> Tensor:
@@ -45,7 +48,7 @@ def classifier(
         None for Z_i = X_i, an integer for that token of each sample, or an external query.
     prompt : tensor (q, d), optional
         Query rows that all samples share; query must then be None.
-    scale, causal
+    scale, causal, attention, normalize
         As for an `mhfast.Classifier`.
     lengths : integers (n,), optional
         The number of tokens of each sample; what is beyond has no influence. An array or a tensor.
@@ -81,7 +84,7 @@ def classifier(
     >>> W.grad.shape
     torch.Size([3, 9, 9])
     """
-    settings = Settings(Classifier, query, scale, causal, num_threads)
+    settings = Settings(Classifier, query, scale, causal, attention, normalize, num_threads)
     return applied(outputs_op, settings, W, U, prompt, X, lengths)
 
 
@@ -94,6 +97,8 @@ def layer(
     prompt: Tensor | None = None,
     scale: float = 1.0,
     causal: bool = False,
+    attention: AttentionName = "softmax",
+    normalize: bool | None = None,
     lengths: npt.ArrayLike | None = None,
     num_threads: int | None = None,
 ) -> Tensor:
@@ -103,7 +108,7 @@ def layer(
 
     Parameters
     ----------
-    X, W, query, prompt, scale, causal, lengths, num_threads
+    X, W, query, prompt, scale, causal, attention, normalize, lengths, num_threads
         As for `classifier`, and so is the run axis.
     V : tensor (H, d, p)
 
@@ -127,7 +132,7 @@ def layer(
     >>> outputs.shape  # of the first token only
     torch.Size([20, 1, 2])
     """
-    settings = Settings(Layer, query, scale, causal, num_threads)
+    settings = Settings(Layer, query, scale, causal, attention, normalize, num_threads)
     return applied(outputs_op, settings, W, V, prompt, X, lengths)
 
 
@@ -138,6 +143,8 @@ class Settings(NamedTuple):
     query: Any
     scale: float = 1.0
     causal: bool = False
+    attention: str = "softmax"
+    normalize: bool | None = None
     num_threads: int | None = None
 
 
@@ -154,7 +161,8 @@ def applied(
 
     Shapes and values are checked by the kernel. An external query is one of the tensors.
     """
-    kind, query, scale, causal, num_threads = settings
+    kind, query, scale, causal, attention, normalize, num_threads = settings
+    validation.row_map(attention, normalize)
     external = query if isinstance(query, torch.Tensor) else None
     token = None
     if query is not None and external is None:
@@ -173,8 +181,9 @@ def applied(
     if num_threads is not None:
         num_threads = checks.count(num_threads, "num_threads")
     return op(
-        *tensors, lengths, kind is Layer, token, checks.finite(scale, "scale"), causal, num_threads
-    )
+        *tensors, lengths, kind is Layer, token, checks.finite(scale, "scale"), causal, attention,
+        normalize, num_threads,
+    )  # fmt: skip
 
 
 def _wide(tensors: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ..._arguments import checks
+from ..._arguments.names import AttentionName
 from ...models import Classifier, Layer
 from .functions import DTYPES, Settings, applied, short
 from .operators import READOUT, Tensor, array, outputs_op, weights_op
@@ -29,6 +30,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         prompt_rows: int | None,
         scale: float,
         causal: bool,
+        row_map: tuple[AttentionName, bool | None],
         std: float | None,
         dtype: Any,
     ) -> None:
@@ -38,7 +40,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
             raise TypeError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
         model = self._kind.zeros(
             *sizes, query=query, prompt_rows=prompt_rows, scale=scale, causal=causal,
-            dtype=DTYPES[dtype],
+            attention=row_map[0], normalize=row_map[1], dtype=DTYPES[dtype],
         )  # fmt: skip
         self._take_over(model, 1 / model.dim if std is None else std)
         self.reset_parameters()
@@ -51,6 +53,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
                 "calls of a module"
             )
         self.query, self.scale, self.causal = model.query, model.scale, model.causal
+        self.row_map, self.normalize = str(model.attention), model.normalize
         self.std = checks.finite(std, "std")
         if self.std < 0:
             raise ValueError(f"std: expected a number of at least 0, got {std}")
@@ -115,7 +118,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
     def attention(
         self, X: Tensor, query: Tensor | None = None, lengths: npt.ArrayLike | None = None
     ) -> Tensor:
-        """Compute the attention weights softmax(scale · Z_i W_h X_iᵀ), without gradients.
+        """Compute the attention weights, of softmax(scale · Z_i W_h X_iᵀ), without gradients.
 
         Parameters
         ----------
@@ -146,7 +149,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
 
     def _settings(self, query: Tensor | None) -> Settings:
         asking = self.query if query is None else query
-        return Settings(self._kind, asking, self.scale, self.causal)
+        return Settings(self._kind, asking, self.scale, self.causal, self.row_map, self.normalize)
 
     def model(self) -> Any:
         """Make the `mhfast` model that has a copy of the parameters as they are now.
@@ -162,7 +165,10 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         Classifier(W=<float32 (3, 9, 9)>, U=<float32 (3, 5, 9)>, scale=1.0)
         """
         W, readout, prompt = map(array, self._tensors)
-        return self._kind(W, readout, self.query, prompt, scale=self.scale, causal=self.causal)
+        settings: Any = {"attention": self.row_map, "normalize": self.normalize}
+        return self._kind(
+            W, readout, self.query, prompt, scale=self.scale, causal=self.causal, **settings
+        )
 
     @classmethod
     def from_model(cls, model: Classifier | Layer) -> Self:
@@ -224,6 +230,8 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         parts = [f"{name}={tuple(tensor.shape)}" for name, tensor in self.named_parameters()]
         parts += [] if self.query is None else [f"query={self.query}"]
         parts += [f"scale={self.scale}"] + ["causal=True"] * self.causal
+        parts += [f"attention={self.row_map!r}"] * (self.row_map != "softmax")
+        parts += [] if self.normalize is None else [f"normalize={self.normalize}"]
         return ", ".join([*parts, f"dtype={short(self.W.dtype)}"])
 
 
@@ -239,8 +247,8 @@ class MultiHeadClassifier(_Module):
         The token of each sample that is the query; None for all of them.
     prompt_rows : int, optional
         q, for a prompt.
-    scale, causal
-        As for an `mhfast.Classifier`.
+    scale, causal, attention, normalize
+        As for an `mhfast.Classifier`. The name of the row map is kept as `row_map`.
     std : float, optional
         Initial standard deviation of all parameters, at least 0. The default 1/d gives logits of
         order 1 if the entries of tokens are of order 1.
@@ -284,11 +292,14 @@ class MultiHeadClassifier(_Module):
         prompt_rows: int | None = None,
         scale: float = 1.0,
         causal: bool = False,
+        attention: AttentionName = "softmax",
+        normalize: bool | None = None,
         std: float | None = None,
         dtype: Any = None,
     ) -> None:
         sizes = (heads, tokens, dim)
-        super().__init__(sizes, query, prompt_rows, scale, causal, std, dtype)
+        row_map = (attention, normalize)
+        super().__init__(sizes, query, prompt_rows, scale, causal, row_map, std, dtype)
 
 
 class MultiHeadLayer(_Module):
@@ -298,7 +309,7 @@ class MultiHeadLayer(_Module):
     ----------
     heads, dim, out_dim : int
         H, d and p.
-    query, prompt_rows, scale, causal, std, dtype
+    query, prompt_rows, scale, causal, attention, normalize, std, dtype
         As for a `MultiHeadClassifier`, and so are errors.
 
     Examples
@@ -323,8 +334,11 @@ class MultiHeadLayer(_Module):
         prompt_rows: int | None = None,
         scale: float = 1.0,
         causal: bool = False,
+        attention: AttentionName = "softmax",
+        normalize: bool | None = None,
         std: float | None = None,
         dtype: Any = None,
     ) -> None:
         sizes = (heads, dim, out_dim)
-        super().__init__(sizes, query, prompt_rows, scale, causal, std, dtype)
+        row_map = (attention, normalize)
+        super().__init__(sizes, query, prompt_rows, scale, causal, row_map, std, dtype)

@@ -41,7 +41,10 @@ AXES = (3, 3, 2, 3, 3)
 READOUT = {Classifier: "U", Layer: "V"}
 
 _TENSORS = "Tensor W, Tensor readout, Tensor? prompt, Tensor X, Tensor? query, Tensor? lengths"
-_SETTINGS = "bool is_layer, int? token, float scale, bool causal, int? num_threads"
+_SETTINGS = (
+    "bool is_layer, int? token, float scale, bool causal, str attention, bool? normalize, "
+    "int? num_threads"
+)
 _OUTPUTS = 1 << len(NAMES)  # the bit of the outputs themselves in `wanted` of attention_tangents
 
 library = torch.library.Library("mhfast", "DEF")
@@ -81,7 +84,7 @@ def chosen(wanted: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _checked(
-    kind: Any, arrays: tuple[tuple[Any, Any], ...], token: int | None, scale: float, causal: bool
+    kind: Any, arrays: tuple[tuple[Any, Any], ...], token: int | None, *settings: Any
 ) -> Any:
     """Return a model of zeros, checked once for all calls of these shapes."""
     zeros = [None if shape is None else np.zeros(shape, dtype) for shape, dtype in arrays]
@@ -91,18 +94,19 @@ def _checked(
     W, readout, prompt = zeros
     assert W is not None
     assert readout is not None
-    return kind(W, readout, token, prompt, scale=scale, causal=causal)
+    names = ("scale", "causal", "attention", "normalize")
+    return kind(W, readout, token, prompt, **dict(zip(names, settings, strict=True)))
 
 
 def _model(
     W: Tensor, readout: Tensor, prompt: Tensor | None, settings: Sequence[Any]
 ) -> Classifier | Layer:
     """Make the model that borrows the memory of the tensors for one call."""
-    is_layer, token, scale, causal, _ = settings
+    is_layer, token, *others, _ = settings
     kind: Any = Layer if is_layer else Classifier
     arrays = array(W), array(readout), array(prompt)
     kept = tuple((None, None) if a is None else (a.shape, a.dtype) for a in arrays)
-    model: Classifier | Layer = _checked(kind, kept, token, scale, causal)
+    model: Classifier | Layer = _checked(kind, kept, token, *others)
     names = names_of(kind)[:3]
     return borrowing(
         model,

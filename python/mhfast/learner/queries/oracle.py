@@ -120,6 +120,10 @@ def as_oracle(oracle: Layer | Ask, tokens: int, dim: int) -> Oracle:
                 raise ValueError(
                     f"oracle: expected a Layer without {name}, of plain self-attention"
                 )
+        if oracle.attention != "softmax":
+            raise ValueError(
+                f"oracle: expected a Layer of softmax attention, got {str(oracle.attention)!r}"
+            )
         if oracle.dim != dim or oracle.V.ndim != 3:
             raise ValueError(
                 f"oracle: expected a Layer of tokens of dimension {dim} without a run axis, "
