@@ -42,6 +42,16 @@ def by_hand(start, data=DATA, **changes):
     return mh.train(start, data, **options)
 
 
+@pytest.mark.parametrize("start", ["random_step", "zeros", "gaussian"])
+def test_row_maps(start):
+    fitted = estimator(start=start, row_map="sigmoid", normalize=True).fit(DATA.X, DATA.y)
+    begun = fitted.run_.start
+    assert (begun.attention, begun.normalize) == ("sigmoid", True)
+    assert np.array_equal(by_hand(begun).model.U, fitted.model_.U)
+    assert np.array_equal(fitted.decision_function(TEST.X), fitted.model_(TEST.X))
+    assert clone(fitted).row_map == "sigmoid"
+
+
 def test_learns_the_mixture():
     fitted = estimator().fit(DATA.X, DATA.y)
     # Without noise of labels the classes are separable with a wide margin; all 200 are right.

@@ -15,6 +15,7 @@ NAMES = (
     "mirror_descent",
     "benign_overfitting",
     "softmax_regression_in_context",
+    "linear_attention_in_context",
     "head_specialization",
     "prompt_attention",
     "rank_growth",

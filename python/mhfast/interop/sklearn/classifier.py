@@ -15,6 +15,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
 from ..._arguments.losses import Loss
+from ..._arguments.names import AttentionName
 from ..._arguments.values import Array
 from ...optimizers import GradientDescent, Optimizer
 from ...training.quantities import Record
@@ -99,6 +100,10 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
         every fit.
     num_threads : int, optional
         Threads, in place of the default. The result is the same for every number.
+    row_map : str
+        How logits become attention weights: the `attention` of an `mhfast.Classifier`.
+    normalize : bool, optional
+        Whether weights are divided by the number of tokens, as for an `mhfast.Classifier`.
 
     Attributes
     ----------
@@ -172,6 +177,8 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
         tol: float = 1e-4,
         random_state: int | np.random.Generator | np.random.RandomState | None = 0,
         num_threads: int | None = None,
+        row_map: AttentionName = "softmax",
+        normalize: bool | None = None,
     ) -> None:
         self.heads = heads
         self.steps = steps
@@ -194,6 +201,8 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
         self.tol = tol
         self.random_state = random_state
         self.num_threads = num_threads
+        self.row_map = row_map
+        self.normalize = normalize
 
     def fit(
         self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None

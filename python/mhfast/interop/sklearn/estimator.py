@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from ..._arguments import checks
 from ..._arguments.losses import Loss
+from ..._arguments.names import AttentionName
 from ..._arguments.values import Array
 from ...dataset.dataset import Dataset, Seed
 from ...dataset.seeds import integer_seed
@@ -72,6 +73,8 @@ class MultiHeadEstimator(BaseEstimator):  # type: ignore[misc]
     tol: float
     random_state: int | np.random.Generator | np.random.RandomState | None
     num_threads: int | None
+    row_map: AttentionName
+    normalize: bool | None
 
     model_: Classifier
     run_: Run[Classifier]
@@ -259,11 +262,16 @@ class MultiHeadEstimator(BaseEstimator):  # type: ignore[misc]
         heads = checks.count(self.heads, "heads")
         seeds = seed if runs is None else [integer_seed(seed)] * runs
         if self.start == "random_step":
-            return Classifier.random_step(data, heads, seed=seeds, query=query)
+            made = Classifier.random_step(data, heads, seed=seeds, query=query)
+            return made.replace(attention=self.row_map, normalize=self.normalize)
         sizes = heads, data.tokens, data.dim
         if self.start == "zeros":
-            return Classifier.zeros(*sizes, runs=runs, dtype=data.dtype, query=query)
-        return Classifier.gaussian(*sizes, std=self.std, seed=seeds, dtype=data.dtype, query=query)
+            made = Classifier.zeros(*sizes, runs=runs, dtype=data.dtype, query=query)
+        else:
+            made = Classifier.gaussian(
+                *sizes, std=self.std, seed=seeds, dtype=data.dtype, query=query
+            )
+        return made.replace(attention=self.row_map, normalize=self.normalize)
 
 
 def _warn_of_divergence(run: Run[Classifier]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import RegressorMixin
 
+from ..._arguments.names import AttentionName
 from ..._arguments.values import Array
 from ...optimizers import Adam, Optimizer
 from ...training.quantities import Record
@@ -80,6 +81,10 @@ class MultiHeadRegressor(RegressorMixin, MultiHeadEstimator):  # type: ignore[mi
         every fit.
     num_threads : int, optional
         Threads, in place of the default. The result is the same for every number.
+    row_map : str
+        How logits become attention weights: the `attention` of an `mhfast.Classifier`.
+    normalize : bool, optional
+        Whether weights are divided by the number of tokens, as for an `mhfast.Classifier`.
 
     Attributes
     ----------
@@ -137,6 +142,8 @@ class MultiHeadRegressor(RegressorMixin, MultiHeadEstimator):  # type: ignore[mi
         tol: float = 1e-4,
         random_state: int | np.random.Generator | np.random.RandomState | None = 0,
         num_threads: int | None = None,
+        row_map: AttentionName = "softmax",
+        normalize: bool | None = None,
     ) -> None:
         self.heads = heads
         self.steps = steps
@@ -158,6 +165,8 @@ class MultiHeadRegressor(RegressorMixin, MultiHeadEstimator):  # type: ignore[mi
         self.tol = tol
         self.random_state = random_state
         self.num_threads = num_threads
+        self.row_map = row_map
+        self.normalize = normalize
 
     def fit(
         self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None
