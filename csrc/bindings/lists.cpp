@@ -1,5 +1,6 @@
 // What the lists say, for Python: enums, kinds of targets, parameters, quantities, kernels.
 #include "arrays.hpp"
+#include "own_loss.hpp"
 #include "register.hpp"
 
 namespace mhfast {
@@ -19,6 +20,8 @@ const char* text(Targets targets) {
       return "probabilities";
     case Targets::kDerivatives:
       return "derivatives";
+    case Targets::kOwn:
+      return "own";
   }
   return "";
 }
@@ -110,11 +113,15 @@ py::dict lists() {
 void register_lists(py::module_& m) {
   py::enum_<LossName> loss(m, "LossName");
   for (const LossFacts& one : kLosses) loss.value(one.name, one.loss);
+  register_own_loss(m);
   py::class_<Loss>(m, "Loss")
       .def(py::init([](LossName name, double parameter) { return Loss{name, parameter}; }),
            py::arg("name"), py::arg("parameter") = 0.0)
+      .def(py::init([](OwnLoss& own) { return Loss{LossName::kOwn, 0.0, &own}; }), py::arg("own"),
+           py::keep_alive<1, 2>())
       .def_readonly("name", &Loss::name)
-      .def_readonly("parameter", &Loss::parameter);
+      .def_readonly("parameter", &Loss::parameter)
+      .def_readonly("own", &Loss::own);
   py::enum_<RowMapName> row_map(m, "RowMapName");
 #define MHFAST_ROW_MAP(Type, name) row_map.value(#name, RowMapName::k##Type);
   MHFAST_ROW_MAPS(MHFAST_ROW_MAP)

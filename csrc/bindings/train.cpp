@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "optimizers.hpp"
+#include "own_loss.hpp"
 #include "problem.hpp"
 #include "records.hpp"
 #include "register.hpp"
@@ -140,6 +141,8 @@ TrainingResult run_training(TrainingTask<real>& task, const py::object& hook,
     end = train(task);
   }
   TrainingResult result{end.reached, end.reasons, {}, hooks.error()};
+  const auto* const own = dynamic_cast<const PythonLoss*>(task.loss.own);
+  if (own && result.error.is_none()) result.error = own->error();
   for (const Record& record : task.records) {
     const bool written = end.last_row == LastRow::kAll ||
                          (end.last_row == LastRow::kDue && end.reached % record.every == 0);

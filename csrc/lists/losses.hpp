@@ -18,6 +18,7 @@
 #include "../losses/linear.hpp"
 #include "../losses/logistic.hpp"
 #include "../losses/negative_log.hpp"
+#include "../losses/own.hpp"
 #include "../losses/polynomial_tail.hpp"
 #include "../losses/quantile.hpp"
 #include "../losses/soft_cross_entropy.hpp"
@@ -38,7 +39,8 @@
   X(Quantile, quantile)                   \
   X(CrossEntropy, cross_entropy)          \
   X(SoftCrossEntropy, soft_cross_entropy) \
-  X(Cotangent, cotangent)
+  X(Cotangent, cotangent)                 \
+  X(Own, own)
 
 namespace mhfast {
 
@@ -48,10 +50,15 @@ enum class LossName {
 #undef MHFAST_ENUMERATOR
 };
 
-/// A loss with its parameter, which those without one ignore.
+class OwnLoss;
+class OwnLossResults;
+
+/// A loss with its parameter, which those without one ignore, or the caller's function.
 struct Loss {
   LossName name;
   double parameter = 0;
+  OwnLoss* own = nullptr;
+  const OwnLossResults* results = nullptr;  // of the function, where all outputs are known
 };
 
 template <class Type>
@@ -87,9 +94,9 @@ constexpr bool is_of_rows(Loss loss) { return are_of_rows(targets_of(loss)); }
 template <class Body>
 inline auto with_loss_of_outputs(Loss loss, const Body& body) {
   switch (loss.name) {
-#define MHFAST_CASE(Type, name)                                                             \
-  case LossName::k##Type:                                                                   \
-    if constexpr (!are_of_rows(Type::kTargets)) return body(loss_of<Type>(loss.parameter)); \
+#define MHFAST_CASE(Type, name)                                                               \
+  case LossName::k##Type:                                                                     \
+    if constexpr (are_of_outputs(Type::kTargets)) return body(loss_of<Type>(loss.parameter)); \
     break;
     MHFAST_LOSSES(MHFAST_CASE)
 #undef MHFAST_CASE

@@ -24,12 +24,18 @@
 namespace mhfast {
 
 /// What a target may be: -1 or 1; any number; a number of at least 0; a class of the row, 0 to
-/// p - 1; the probabilities of these; or, in its place, the derivative of the caller's own loss.
-enum class Targets { kSigns, kReals, kNonnegative, kClasses, kProbabilities, kDerivatives };
+/// p - 1; the probabilities of these; the derivative of a loss, in its place; or whatever the
+/// caller's own function takes.
+enum class Targets { kSigns, kReals, kNonnegative, kClasses, kProbabilities, kDerivatives, kOwn };
 
 /// Whether the loss is one of a row's outputs together.
 constexpr bool are_of_rows(Targets targets) {
   return targets == Targets::kClasses || targets == Targets::kProbabilities;
+}
+
+/// Whether the loss is a formula of one output.
+constexpr bool are_of_outputs(Targets targets) {
+  return !are_of_rows(targets) && targets != Targets::kOwn;
 }
 
 template <class Number>

@@ -31,30 +31,87 @@ ScoreMemory<real> ClassifierSlabs<real>::of_head(const HeadMemory<real>& memory,
 }
 
 template <class real>
-void ClassifierSlabs<real>::run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) {
-  const int H = state_.data.shape.H;
-  const HeadMemory<real>& memory = this->workspaces_[thread].heads;
-  const Outputs& outputs = outputs_[thread];
-  const bool gaps = state_.options.finds_gaps(pass), keep = state_.plan.keep;
+double ClassifierSlabs<real>::kept_bytes(std::size_t units) const {
+  return 2.0 * state_.data.shape.H * double(units) * double(steps_.weights_size()) * sizeof(real);
+}
+
+/// A thread's memory for the slab, at its place in its block.
+template <class real>
+HeadMemory<real> ClassifierSlabs<real>::memory_of(const Slab<real>& slab, int thread) const {
+  HeadMemory<real> memory = this->workspaces_[thread].heads;
+  if (slab.place == 0 || !this->keeps_weights()) return memory;
+  const std::ptrdiff_t heads = std::ptrdiff_t(slab.place) * state_.data.shape.H;
+  memory.scores.s += heads * this->slab_units() * steps_.weights_size();
+  memory.scores.c += heads * this->slab_units() * steps_.weights_size();
+  if (state_.options.gaps) memory.gap += heads * this->held();
+  return memory;
+}
+
+template <class real>
+void ClassifierSlabs<real>::run_scores(Pass pass, const Slab<real>& slab,
+                                       const HeadMemory<real>& memory) const {
+  const bool keeps = pass == Pass::kOwnOutputs && this->keeps_weights();
+  const bool gaps = state_.options.finds_gaps(pass) || (keeps && state_.options.gaps);
+  const bool keep = state_.plan.keep;
   // Weights that are not kept are computed again later; here they matter only for their gaps.
-  const RowMode mode = !gaps && !(is_gradient(pass) && keep) ? RowMode::kReadout
-                       : pass == Pass::kScaledGradient       ? RowMode::kScaled
-                                                             : RowMode::kDerivative;
-  const int held = state_.entries_held(slab), count = state_.entries(slab);
-  for (int h = 0; h < H; ++h)
+  const RowMode mode = !gaps && !keeps && !(is_gradient(pass) && keep) ? RowMode::kReadout
+                       : pass == Pass::kScaledGradient                 ? RowMode::kScaled
+                                                                       : RowMode::kDerivative;
+  const int held = state_.entries_held(slab);
+  for (int h = 0; h < state_.data.shape.H; ++h)
     steps_.run_scores(steps_.scores(mode, h, slab, memory,
                                     of_head(memory, h, slab, keep && mode != RowMode::kReadout),
                                     gaps ? memory.gap + h * held : nullptr));
-  state_.kernels.sum_readouts({count, H, memory.scores.readout, held,
-                               1.0 / readout_of(state_.data.shape).divisor, outputs.value});
-  if (state_.outputs)
-    for (int i = 0; i < count; ++i) state_.outputs[slab.first_sample + i] = real(outputs.value[i]);
+}
+
+template <class real>
+void ClassifierSlabs<real>::run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) {
+  const HeadMemory<real> memory = memory_of(slab, thread);
+  const Outputs& outputs = outputs_[thread];
+  const int count = state_.entries(slab);
+  // Weights that are not kept are computed again with the gradient.
+  const bool later = state_.own.takes_blocks() && pass == Pass::kGradient && !state_.plan.keep &&
+                     !state_.options.gaps;
+  if (!this->knows_outputs(pass) && !later) {
+    run_scores(pass, slab, memory);
+    state_.kernels.sum_readouts({count, state_.data.shape.H, memory.scores.readout,
+                                 state_.entries_held(slab),
+                                 1.0 / readout_of(state_.data.shape).divisor, outputs.value});
+    if (state_.outputs)
+      for (int i = 0; i < count; ++i)
+        state_.outputs[slab.first_sample + i] = real(outputs.value[i]);
+  }
   if (pass == Pass::kOutputs) return;
-  loss_.measure(state_.totals_wanted || pass == Pass::kScaledGradient, state_.shares,
-                slab.first_sample, count, outputs.value, state_.totals[chunk], outputs.derivative,
-                memory.log_derivative);
+  if (pass == Pass::kOwnOutputs) {
+    const OwnLossNumbers own = this->own_numbers(slab, thread);
+    std::copy_n(outputs.value, count, own.outputs);
+    std::copy_n(loss_.labels(slab.first_sample), count, own.targets);
+    return;
+  }
+  measure(pass, chunk, slab, thread);
   if (state_.options.gathers_scales(pass)) steps_.gather_scales(chunk, slab, memory);
   if (is_gradient(pass)) differentiate(pass, chunk, slab, memory, outputs.derivative);
+}
+
+/// Loss and its derivatives of a slab whose outputs are known.
+template <class real>
+void ClassifierSlabs<real>::measure(Pass pass, int chunk, const Slab<real>& slab, int thread) {
+  const int count = state_.entries(slab);
+  const Outputs& outputs = outputs_[thread];
+  double* const log_derivative = this->workspaces_[thread].heads.log_derivative;
+  LaneTotals& totals = state_.totals[chunk];
+  if (!state_.own.exists())
+    return loss_.measure(state_.totals_wanted || pass == Pass::kScaledGradient, state_.shares,
+                         slab.first_sample, count, outputs.value, totals, outputs.derivative,
+                         log_derivative);
+  const OwnLossNumbers own = this->own_numbers(slab, thread);
+  if (!state_.own.takes_blocks()) {
+    std::copy_n(outputs.value, count, own.outputs);
+    std::copy_n(loss_.labels(slab.first_sample), count, own.targets);
+    state_.own.call(count, own);
+  }
+  loss_.measure_own(own, state_.shares, slab.first_sample, count, totals, outputs.derivative,
+                    log_derivative);
 }
 
 /// One head's A or D of the slab times a factor for each entry, in place: of few rows less work

@@ -26,6 +26,10 @@ class ClassifierSlabs final : public SlabPass<real> {
   };
 
   void lay_out_readout(Arena& layout, int thread, std::size_t units) override;
+  double kept_bytes(std::size_t units) const override;
+  HeadMemory<real> memory_of(const Slab<real>& slab, int thread) const;
+  void run_scores(Pass pass, const Slab<real>& slab, const HeadMemory<real>& memory) const;
+  void measure(Pass pass, int chunk, const Slab<real>& slab, int thread);
   void run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) override;
   ScoreMemory<real> of_head(const HeadMemory<real>& memory, int head, const Slab<real>& slab,
                             bool kept) const;

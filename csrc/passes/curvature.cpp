@@ -2,10 +2,14 @@
 #include "curvature.hpp"
 
 #include <cmath>
+#include <optional>
+#include <vector>
 
 #include "../problem/clean.hpp"
 #include "../problem/rescale.hpp"
+#include "evaluate.hpp"
 #include "hessian_product.hpp"
+#include "own_loss.hpp"
 
 namespace mhfast {
 namespace {
@@ -67,9 +71,14 @@ void ClassifierHessian<real>::run_sample(std::ptrdiff_t i, Workspace& workspace,
   });
   const double by_heads = 1 / std::sqrt(double(s_.H)), w = data_.weight_of(0, i, 0);
   const double y = double(data_.y[i]), share = w / total_ * by_heads;
-  const double derivative = w == 0 ? 0.0 : loss_term(loss_, phi * by_heads, y).derivative * share;
-  const double move =
-      w == 0 ? 0.0 : curvature(loss_, phi * by_heads, y) * (phi_move * by_heads) * share;
+  double derivative = 0, move = 0;
+  if (w != 0) {
+    const OwnLossResults* const own = loss_.results;
+    derivative =
+        (own ? own->derivative(i) : loss_term(loss_, phi * by_heads, y).derivative) * share;
+    move = (own ? own->curvature(i) : curvature(loss_, phi * by_heads, y)) * (phi_move * by_heads) *
+           share;
+  }
   for_heads([&](int h, const Tile& tile) {
     if (!kept) evaluate(h, tile);
     this->add_weight_terms(i, h, tile, derivative, move, workspace, sums, fresh);
@@ -146,12 +155,20 @@ void LayerHessian<real>::find_derivatives(std::ptrdiff_t i, const Tile& tile,
     // Targets beside the outputs, whose numbers are R apart.
     for (int o = 0; o < row_targets; ++o) workspace.y[o * R + t] = given[o];
     if (w != 0) {
-      row_loss(loss_, workspace.f + t, workspace.y + t, R, p, true, [&](int o, double derivative) {
+      const auto emit = [&](int o, double derivative) {
         workspace.g[o * R + t] = real(derivative * share);
-      });
-      derivative_tangents(
-          loss_, workspace.f + t, workspace.df + t, workspace.y + t, R, p,
-          [&](int o, double move) { workspace.dg[o * R + t] = real(move * share); });
+      };
+      const auto emit_move = [&](int o, double move) {
+        workspace.dg[o * R + t] = real(move * share);
+      };
+      if (loss_.results) {
+        loss_.results->row(i, tile.first + t, emit);
+        loss_.results->derivative_tangents(i, tile.first + t, workspace.df + t, R, emit_move);
+      } else {
+        row_loss(loss_, workspace.f + t, workspace.y + t, R, p, true, emit);
+        derivative_tangents(loss_, workspace.f + t, workspace.df + t, workspace.y + t, R, p,
+                            emit_move);
+      }
     }
     for (int o = 0; o < p; ++o) {
       workspace.g_rows[t * p + o] = workspace.g[o * R + t];
@@ -228,6 +245,14 @@ void hessian_product(const Data<real>& data, const Model<const real*>& model,
   const RescaledTensors<real> tensors(model.at, s, model.rank, tied, exponents);
   const RescaledTensors<real> moves(tangent, s, model.rank, tied, exponents);
   const Model<const real*> scaled_model{*tensors, model.rank};
+  std::optional<OwnLossResults> own;
+  if (loss.own) {
+    std::vector<real> f(s.n * s.outputs());
+    outputs(*clean, model, scale, threads, f.data());
+    own.emplace(*clean, *loss.own, f.data(), true);
+    if (!own->succeeded()) return;
+    loss.results = &*own;
+  }
   const HessianCall<real> call{*scaled_data, scaled_model, *moves, scale, loss, threads, out};
   if (s.is_layer())
     LayerHessian<real>(call).run();

@@ -19,8 +19,13 @@ std::int64_t pieces(const Plan& plan, const Shape& s) {
 }
 
 template <class real>
-Plan plan_of(const Data<real>& data, const PassOptions& options) {
-  return make_plan(data.shape, registers_of(active_kernels<real>()), options.runs_are_lanes);
+Plan plan_of(const Data<real>& data, std::optional<Loss> loss, const PassOptions& options) {
+  Plan plan = make_plan(data.shape, registers_of(active_kernels<real>()), options.runs_are_lanes);
+  if (loss && loss->own && loss->own->is_slow()) {  // called at least once for a chunk
+    const double calls = std::max(1.0, plan.cycles[int(plan.kind)] / kOwnLossCycles);
+    plan.chunks = int(std::min<double>(plan.chunks, calls));
+  }
+  return plan;
 }
 
 }  // namespace
@@ -28,7 +33,7 @@ Plan plan_of(const Data<real>& data, const PassOptions& options) {
 template <class real>
 Engine<real>::Engine(const Data<real>& data, std::optional<Loss> loss, const Options& options,
                      int threads)
-    : Engine(data, loss, options, plan_of(data, options), threads) {}
+    : Engine(data, loss, options, plan_of(data, loss, options), threads) {}
 
 template <class real>
 Engine<real>::Engine(const Data<real>& data, std::optional<Loss> loss, const Options& options,

@@ -57,6 +57,9 @@ class Engine {
   /// One member's call before a further pass, when the last one is complete.
   void restart() { strategy_->restart(); }
 
+  /// After a pass: whether the caller's own loss failed, so that nothing of the pass is right.
+  bool own_loss_failed() const { return state_.own.failed(); }
+
   /// Called by the first member after each of its chunks; returning true ends the pass early.
   void on_chunk(std::function<bool()> interrupted) { state_.interrupted = std::move(interrupted); }
 

@@ -141,6 +141,7 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
     engine.run_chunks(differentiates ? Pass::kGradient : Pass::kLoss, member);
     if (!differentiates) return;
     member.wait();
+    if (engine.own_loss_failed()) return;
     if (careful) {
       if (member.index == 0) {
         scaled = engine.needs_scaling(gradient.prompt != nullptr);
@@ -150,6 +151,7 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
       if (scaled) {
         engine.run_chunks(Pass::kScaledGradient, member);
         member.wait();
+        if (engine.own_loss_failed()) return;
       }
     }
     engine.reduce_gradient(gradient, member);

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "../dispatch/dispatch.hpp"
 #include "../problem/loss.hpp"
@@ -19,6 +20,7 @@
 #include "../runtime/scratch.hpp"
 #include "../runtime/team.hpp"
 #include "../runtime/tuning.hpp"
+#include "own_loss.hpp"
 #include "scores.hpp"
 
 namespace mhfast {
@@ -282,7 +284,9 @@ class ClassifierInputs final : public InputGradients<real> {
     const double w = data_.weight_of(0, i, 0);
     workspace.g[0] = 0;
     if (w == 0) return 0;  // left out, whatever the output is
-    const auto term = loss_term(loss_, double(f[i]), double(data_.y[i]));
+    const OwnLossResults* const own = loss_.results;
+    const auto term = own ? LossTerm<double>{own->value(i), own->derivative(i), 0}
+                          : loss_term(loss_, double(f[i]), double(data_.y[i]));
     workspace.g[0] = real(term.derivative * w / (total_ * readout_of(data_.shape).divisor));
     return w * term.value;
   }
@@ -339,9 +343,11 @@ class LayerInputs final : public InputGradients<real> {
         std::fill_n(g, s.p, real(0));
         continue;
       }
-      const RowLoss row = row_loss(
-          loss_, f + (i * s.q + t) * s.p, data_.y + i * data_.targets + t * row_targets, 1, s.p,
-          true, [&](int o, double derivative) { g[o] = real(derivative * w / total_); });
+      const auto emit = [&](int o, double derivative) { g[o] = real(derivative * w / total_); };
+      const RowLoss row = loss_.results ? loss_.results->row(i, t, emit)
+                                        : row_loss(loss_, f + (i * s.q + t) * s.p,
+                                                   data_.y + i * data_.targets + t * row_targets, 1,
+                                                   s.p, true, emit);
       value += w * row.value;
     }
     return value;
@@ -375,6 +381,12 @@ class LayerInputs final : public InputGradients<real> {
 template <class real>
 double input_gradients(const Data<real>& data, const Parameters<real>& parameters, Loss loss,
                        const real* outputs, int threads, real* gx, real* gz) {
+  std::optional<OwnLossResults> own;
+  if (loss.own) {
+    own.emplace(data, *loss.own, outputs, false);
+    if (!own->succeeded()) return 0;
+    loss.results = &*own;
+  }
   if (data.shape.is_layer())
     return LayerInputs<real>(data, parameters, loss, gx, gz).run(outputs, threads);
   return ClassifierInputs<real>(data, parameters, loss, gx, gz).run(outputs, threads);

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "../runtime/tuning.hpp"
+
 namespace mhfast {
 
 template <class real>
@@ -12,11 +14,25 @@ LayerRowPass<real>::LayerRowPass(PassState<real>& state)
       pL_(int(round_up(state.data.shape.p, state.lanes.lanes))),
       workspaces_(state.threads) {}
 
+/// Of tiles with the caller's own loss, see tuning.hpp.
+template <class real>
+void LayerRowPass<real>::choose_block() {
+  if (!state_.own.takes_blocks()) return;
+  const Shape& s = state_.data.shape;
+  double units = double(kOwnLossOutputs) / (double(state_.plan.tile) * s.p);
+  const double kept = s.H * (double(of_head_size()) + double(steps_.weights_size()));
+  if (state_.options.gradient) units = std::min(units, kOwnLossBytes / (kept * sizeof(real)));
+  const double of_chunk = double(state_.plan.units / state_.plan.chunks + 1);
+  block_ = int(std::min(of_chunk, std::max(1.0, units)));
+}
+
 template <class real>
 void LayerRowPass<real>::lay_out(Arena& layout) {
+  choose_block();
   const Shape& s = state_.data.shape;
   const PassOptions& options = state_.options;
   const std::size_t L = state_.lanes.lanes, H = s.H, d = s.d, T = s.T, rows = steps_.rows_size();
+  const std::size_t block = block_;
   const bool gradient = options.gradient;
   v_rows_ = layout.take<real>(H * d * pL_);
   for (Workspace& workspace : workspaces_) {
@@ -25,17 +41,18 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
     workspace.z = layout.take<real>(d * rows);
     heads.limits = layout.take<real>(rows);
     heads.scores.p = layout.take<real>(d * rows);
-    heads.scores.s = layout.take<real>((gradient && state_.plan.keep ? H : 1) * T * rows);
+    heads.scores.s = layout.take<real>((gradient && state_.plan.keep ? block * H : 1) * T * rows);
     heads.scores.c = layout.take<real>(gradient ? T * rows : 0);
     heads.scores.readout = layout.take<real>(L);
     heads.scores.row_readouts = layout.take<real>(rows);
     heads.scores.row_gaps = layout.take<real>(rows);
-    heads.gap = layout.take<real>(options.gaps ? H * L : 0);
+    heads.gap = layout.take<real>(options.gaps ? block * H * L : 0);
     heads.log_derivative = layout.take<double>(L);
     heads.factors = layout.take<real>(L);
     workspace.largest = layout.take<double>(L);
-    workspace.ax = layout.take<real>((gradient ? H : 1) * d * rows);
+    workspace.ax = layout.take<real>((gradient ? block * H : 1) * d * rows);
     workspace.f = layout.take<real>(rows * pL_);
+    workspace.own.lay_out(layout, state_.own.exists() ? block * rows * s.p : 0);
     if (!gradient) continue;
     workspace.g = layout.take<real>(rows * pL_);
     workspace.scaled_g = layout.take<real>(options.gaps ? rows * pL_ : 0);
@@ -59,11 +76,59 @@ template <class real>
 void LayerRowPass<real>::run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
                                    int thread) {
   const Workspace& workspace = workspaces_[thread];
-  for (std::ptrdiff_t unit = first; unit < last; ++unit) {
-    Slab<real> tile = open_tile(unit, workspace);
-    tile.first = unit == first;
-    run_tile(pass, chunk, tile, workspace);
+  if (!state_.own.takes_blocks() || pass == Pass::kOutputs)
+    return run_block(pass, chunk, first, first, last, workspace);
+  for (std::ptrdiff_t begin = first; begin < last && !state_.own.failed(); begin += block_)
+    run_block(pass, chunk, first, begin, std::min(begin + block_, last), workspace);
+}
+
+/// Units `begin` to `end` of the chunk whose first one is `first`.
+template <class real>
+void LayerRowPass<real>::run_block(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t begin,
+                                   std::ptrdiff_t end, const Workspace& workspace) const {
+  const bool in_phases = state_.own.takes_blocks() && pass != Pass::kOutputs;
+  const auto run = [&](Pass phase) {
+    std::ptrdiff_t rows = 0;
+    for (std::ptrdiff_t unit = begin; unit < end; ++unit) {
+      Slab<real> tile = open_tile(unit, workspace);
+      tile.first = unit == first;
+      if (in_phases) {
+        tile.place = int(unit - begin);
+        tile.row = rows;
+        rows += tile.rows;
+      }
+      run_tile(phase, chunk, tile, workspace);
+    }
+    return rows;
+  };
+  if (in_phases) {
+    state_.own.call(run(Pass::kOwnOutputs), workspace.own);
+    if (state_.own.failed()) return;
   }
+  run(pass);
+}
+
+/// A thread's workspace for the tile at a place in its block.
+template <class real>
+typename LayerRowPass<real>::Workspace LayerRowPass<real>::at_place(
+    int place, const Workspace& of_thread) const {
+  Workspace workspace = of_thread;
+  if (place == 0 || !state_.options.gradient) return workspace;
+  const std::ptrdiff_t heads = std::ptrdiff_t(place) * state_.data.shape.H;
+  if (state_.plan.keep) workspace.heads.scores.s += heads * steps_.weights_size();
+  workspace.ax += heads * of_head_size();
+  if (state_.options.gaps) workspace.heads.gap += heads * state_.lanes.lanes;
+  return workspace;
+}
+
+/// Outputs and targets of the tile as the caller's own loss takes them.
+template <class real>
+void LayerRowPass<real>::load_own(const Slab<real>& slab, const Workspace& workspace,
+                                  const OwnLossNumbers& own) const {
+  const int p = state_.data.shape.p;
+  for (int t = 0; t < slab.rows; ++t)
+    std::copy_n(workspace.f + std::ptrdiff_t(t) * pL_, p, own.outputs + std::ptrdiff_t(t) * p);
+  std::copy_n(slab.y, std::ptrdiff_t(slab.rows) * p, own.targets);
 }
 
 /// The tile of query rows that is unit `unit`, its keys and queries packed.
@@ -132,7 +197,7 @@ void LayerRowPass<real>::run_outputs(bool gaps, const Slab<real>& slab,
 template <class real>
 template <class Emit>
 void LayerRowPass<real>::measure(LaneTotals& totals, const Slab<real>& slab, const real* f,
-                                 const Emit& emit) const {
+                                 const OwnLossNumbers& own, const Emit& emit) const {
   const Shape& s = state_.data.shape;
   const std::ptrdiff_t targets = state_.data.targets / s.q;
   for (int t = 0; t < slab.rows; ++t) {
@@ -142,9 +207,10 @@ void LayerRowPass<real>::measure(LaneTotals& totals, const Slab<real>& slab, con
       for (int o = 0; o < s.p; ++o) emit(at + o, 0.0);
       continue;
     }
-    const RowLoss row =
-        row_loss(*state_.loss, f + at, slab.y + t * targets, 1, s.p, state_.totals_wanted,
-                 [&](int o, double derivative) { emit(at + o, w * derivative); });
+    const auto emit_weighted = [&](int o, double derivative) { emit(at + o, w * derivative); };
+    const RowLoss row = state_.own.exists() ? own.row(std::ptrdiff_t(t) * s.p, s.p, emit_weighted)
+                                            : row_loss(*state_.loss, f + at, slab.y + t * targets,
+                                                       1, s.p, state_.totals_wanted, emit_weighted);
     totals.loss[0] += w * row.value;
     totals.correct[0] += w * row.correct;
     totals.margin[0] = std::min(totals.margin[0], row.margin);
@@ -153,18 +219,31 @@ void LayerRowPass<real>::measure(LaneTotals& totals, const Slab<real>& slab, con
 
 template <class real>
 void LayerRowPass<real>::run_tile(Pass pass, int chunk, const Slab<real>& slab,
-                                  const Workspace& workspace) const {
+                                  const Workspace& of_thread) const {
+  const bool blocks = state_.own.takes_blocks();
+  const bool keeps_gaps = blocks && pass == Pass::kOwnOutputs && state_.options.gaps;
+  const bool known =
+      blocks && (pass == Pass::kLoss || pass == Pass::kScales || pass == Pass::kGradient);
+  const Workspace workspace = at_place(slab.place, of_thread);
   const Shape& s = state_.data.shape;
   const int L = state_.lanes.lanes;
   const bool gaps = state_.options.gathers_scales(pass);
-  run_outputs(gaps, slab, workspace);
-  if (state_.outputs)
+  if (!known) run_outputs(gaps || keeps_gaps, slab, workspace);
+  if (state_.outputs && !known)
     for (int t = 0; t < slab.rows; ++t)
       std::copy_n(workspace.f + std::ptrdiff_t(t) * pL_, s.p,
                   state_.outputs + (slab.first_sample * s.q + slab.first_row + t) * s.p);
   if (pass == Pass::kOutputs) return;
+  const OwnLossNumbers own =
+      state_.own.exists() ? workspace.own.from(slab.row * s.p) : OwnLossNumbers{};
+  if (pass == Pass::kOwnOutputs) return load_own(slab, workspace, own);
+  if (state_.own.exists() && !blocks) {
+    load_own(slab, workspace, own);
+    state_.own.call(slab.rows, own);
+  }
   LaneTotals& totals = state_.totals[chunk];
-  if (pass == Pass::kLoss) return measure(totals, slab, workspace.f, [](std::ptrdiff_t, double) {});
+  if (pass == Pass::kLoss)
+    return measure(totals, slab, workspace.f, own, [](std::ptrdiff_t, double) {});
   std::fill_n(workspace.largest, L, 0.0);
   double& largest = workspace.largest[0];
   std::fill_n(workspace.g, round_up(slab.rows, L) * pL_, real(0));
@@ -173,12 +252,12 @@ void LayerRowPass<real>::run_tile(Pass pass, int chunk, const Slab<real>& slab,
   };
   if (pass == Pass::kScaledGradient) {  // derivatives relative to the tile's largest
     LaneTotals unused;
-    measure(unused, slab, workspace.f, find_largest);
-    measure(totals, slab, workspace.f, [&](std::ptrdiff_t at, double derivative) {
+    measure(unused, slab, workspace.f, own, find_largest);
+    measure(totals, slab, workspace.f, own, [&](std::ptrdiff_t at, double derivative) {
       workspace.g[at] = largest > 0 ? real(derivative / largest) : real(0);
     });
   } else {
-    measure(totals, slab, workspace.f, [&](std::ptrdiff_t at, double derivative) {
+    measure(totals, slab, workspace.f, own, [&](std::ptrdiff_t at, double derivative) {
       workspace.g[at] = real(derivative * state_.shares.of_lane[0]);
       if (gaps) find_largest(at, derivative);
     });

@@ -31,16 +31,24 @@ class LayerRowPass final : public ChunkPass<real> {
     real *g, *scaled_g;       // their derivatives (rows, pL), and with a factor
     real *g_transposed, *ut;  // (pL, rows), (d, rows)
     real* ax_rows;            // (rows, dL)
+    OwnLossNumbers own;       // of a block, or of a tile where the function is called for each
   };
 
   void run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
                  int thread) override;
   Slab<real> open_tile(std::ptrdiff_t unit, const Workspace& workspace) const;
-  void run_tile(Pass pass, int chunk, const Slab<real>& slab, const Workspace& workspace) const;
+  void choose_block();
+  void run_block(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t begin,
+                 std::ptrdiff_t end, const Workspace& workspace) const;
+  Workspace at_place(int place, const Workspace& of_thread) const;
+  void load_own(const Slab<real>& slab, const Workspace& workspace,
+                const OwnLossNumbers& own) const;
+  void run_tile(Pass pass, int chunk, const Slab<real>& slab, const Workspace& of_thread) const;
   ScoreMemory<real> of_head(int head, const Workspace& workspace) const;
   void run_outputs(bool gaps, const Slab<real>& slab, const Workspace& workspace) const;
   template <class Emit>
-  void measure(LaneTotals& totals, const Slab<real>& slab, const real* f, const Emit& emit) const;
+  void measure(LaneTotals& totals, const Slab<real>& slab, const real* f, const OwnLossNumbers& own,
+               const Emit& emit) const;
   void differentiate(Pass pass, int chunk, const Slab<real>& slab,
                      const Workspace& workspace) const;
 
@@ -53,6 +61,7 @@ class LayerRowPass final : public ChunkPass<real> {
   const HeadSteps<real> steps_;
   const int dL_, pL_;
   std::vector<Workspace> workspaces_;
+  int block_ = 1;           // units of a block
   real* v_rows_ = nullptr;  // V, its rows padded to whole vectors
 };
 

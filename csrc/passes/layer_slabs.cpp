@@ -20,27 +20,49 @@ void LayerSlabs<real>::lay_out_readout(Arena& layout, int thread, std::size_t un
   const std::size_t rows = units * steps_.rows_size();  // vectors of rows, in numbers
   Outputs& of = outputs_[thread];
   of.largest = layout.take<double>(units * state_.lanes.lanes);
-  of.ax = layout.take<real>((options.gradient ? s.H : 1) * rows * s.d);
+  of.ax = layout.take<real>((options.gradient ? this->block_ * s.H : 1) * rows * s.d);
   of.f = layout.take<real>(rows * s.p);
   of.g = layout.take<real>(options.gradient ? rows * s.p : 0);
   of.scaled_g = layout.take<real>(options.gaps ? rows * s.p : 0);
   of.ut = layout.take<real>(options.gradient ? rows * s.d : 0);
 }
 
+template <class real>
+double LayerSlabs<real>::kept_bytes(std::size_t units) const {
+  const Shape& s = state_.data.shape;
+  const double of_unit = double(steps_.weights_size()) + double(steps_.rows_size()) * s.d;
+  return s.H * double(units) * of_unit * sizeof(real);
+}
+
+template <class real>
+typename LayerSlabs<real>::Memory LayerSlabs<real>::memory_of(const Slab<real>& slab,
+                                                              int thread) const {
+  Memory memory{this->workspaces_[thread].heads, outputs_[thread].ax};
+  if (slab.place == 0 || !this->keeps_weights()) return memory;
+  const std::ptrdiff_t heads = std::ptrdiff_t(slab.place) * state_.data.shape.H;
+  const std::ptrdiff_t units = heads * this->slab_units();
+  memory.heads.scores.s += units * steps_.weights_size();
+  memory.ax += units * steps_.rows_size() * state_.data.shape.d;
+  if (state_.options.gaps) memory.heads.gap += heads * this->held();
+  return memory;
+}
+
 /// The part of the memory that one head's scores are written to: A of all heads is kept for the
 /// gradient, D of one at a time.
 template <class real>
-ScoreMemory<real> LayerSlabs<real>::of_head(int head, const Slab<real>& slab, int thread) const {
-  ScoreMemory<real> to = this->workspaces_[thread].heads.scores;
+ScoreMemory<real> LayerSlabs<real>::of_head(int head, const Slab<real>& slab,
+                                            const Memory& memory) const {
+  ScoreMemory<real> to = memory.heads.scores;
   if (state_.options.gradient) to.s += head * (slab.units * steps_.weights_size());
   return to;
 }
 
 template <class real>
-LayerArguments<real> LayerSlabs<real>::layer(int head, const Slab<real>& slab, int thread) const {
+LayerArguments<real> LayerSlabs<real>::layer(int head, const Slab<real>& slab, int thread,
+                                             const Memory& memory) const {
   const Shape& s = state_.data.shape;
   const Outputs& of = outputs_[thread];
-  const ScoreMemory<real> scores = of_head(head, slab, thread);
+  const ScoreMemory<real> scores = of_head(head, slab, memory);
   const std::ptrdiff_t rows = std::ptrdiff_t(slab.units) * slab.rows * state_.lanes.lanes;
   LayerArguments<real> in{};
   in.T = s.T;
@@ -53,7 +75,7 @@ LayerArguments<real> LayerSlabs<real>::layer(int head, const Slab<real>& slab, i
   in.x = slab.x;
   in.a = scores.s;
   in.unit_stride = steps_.weights_size();
-  in.y = of.ax + (state_.options.gradient ? head : 0) * rows * s.d;
+  in.y = memory.ax + (state_.options.gradient ? head : 0) * rows * s.d;
   in.f = of.f;
   in.g = of.g;
   in.ut = of.ut;
@@ -106,20 +128,22 @@ void LayerSlabs<real>::add_totals(LaneTotals& totals, const double* w, const Row
 /// place among the outputs.
 template <class real>
 template <class Emit>
-void LayerSlabs<real>::measure(LaneTotals& totals, const Slab<real>& slab, const real* f,
+void LayerSlabs<real>::measure(LaneTotals& totals, const Slab<real>& slab, const Outputs& of,
                                const Emit& emit) const {
   const int L = state_.lanes.lanes, p = state_.data.shape.p;
-  for_rows(slab, [&](int u, int, std::ptrdiff_t at, const real* y, const double* w) {
+  for_rows(slab, [&](int u, int t, std::ptrdiff_t at, const real* y, const double* w) {
     RowLoss rows[kMaxLanes];
     for (int l = 0; l < L; ++l) {
       const auto emit_weighted = [&](int o, double derivative) {
         emit(at + o * L + l, u * L + l, w[l] * derivative);
       };
-      if (w[l] != 0)
-        rows[l] =
-            row_loss(*state_.loss, f + at + l, y + l, L, p, state_.totals_wanted, emit_weighted);
-      else  // whatever the outputs are
+      if (w[l] == 0)  // whatever the outputs are
         for (int o = 0; o < p; ++o) emit(at + o * L + l, u * L + l, 0.0);
+      else if (state_.own.exists())
+        rows[l] = of.own.row((std::ptrdiff_t(u * L + l) * slab.rows + t) * p, p, emit_weighted);
+      else
+        rows[l] =
+            row_loss(*state_.loss, of.f + at + l, y + l, L, p, state_.totals_wanted, emit_weighted);
     }
     add_totals(totals, w, rows);
   });
@@ -172,10 +196,10 @@ void LayerSlabs<real>::measure_relative(LaneTotals& totals, const Slab<real>& sl
     return;
   }
   LaneTotals unused;
-  measure(unused, slab, of.f, [&](std::ptrdiff_t, int entry, double derivative) {
+  measure(unused, slab, of, [&](std::ptrdiff_t, int entry, double derivative) {
     largest[entry] = std::max(largest[entry], std::fabs(derivative));
   });
-  measure(totals, slab, of.f, [&](std::ptrdiff_t at, int entry, double derivative) {
+  measure(totals, slab, of, [&](std::ptrdiff_t at, int entry, double derivative) {
     of.g[at] = relative_derivative(derivative, entry);
   });
 }
@@ -192,55 +216,88 @@ void LayerSlabs<real>::write_outputs(const Slab<real>& slab, const real* f) cons
   }
 }
 
+/// Outputs and targets of the slab as the caller's own loss takes them.
 template <class real>
-void LayerSlabs<real>::run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) {
-  const HeadMemory<real>& memory = this->workspaces_[thread].heads;
-  const Outputs& of = outputs_[thread];
-  const bool gaps = state_.options.gathers_scales(pass);
+void LayerSlabs<real>::load_own(const Slab<real>& slab, const Outputs& of) const {
+  const int L = state_.lanes.lanes, p = state_.data.shape.p, count = state_.entries(slab);
+  for_rows(slab, [&](int u, int t, std::ptrdiff_t at, const real* y, const double*) {
+    for (int e = u * L; e < std::min((u + 1) * L, count); ++e)
+      for (int o = 0; o < p; ++o) {
+        const std::ptrdiff_t to = (std::ptrdiff_t(e) * slab.rows + t) * p + o;
+        of.own.outputs[to] = double(of.f[at + o * L + e % L]);
+        of.own.targets[to] = double(y[o * L + e % L]);
+      }
+  });
+}
+
+/// Outputs of the slab; A and A X of every head stay for the gradient.
+template <class real>
+void LayerSlabs<real>::run_outputs(bool gaps, const Slab<real>& slab, int thread,
+                                   const Memory& memory) const {
   const int held = state_.entries_held(slab);
   for (int h = 0; h < state_.data.shape.H; ++h) {
-    steps_.run_scores(steps_.scores(RowMode::kWeights, h, slab, memory, of_head(h, slab, thread),
-                                    gaps ? memory.gap + h * held : nullptr));
-    LayerArguments<real> in = layer(h, slab, thread);
+    steps_.run_scores(steps_.scores(RowMode::kWeights, h, slab, memory.heads,
+                                    of_head(h, slab, memory),
+                                    gaps ? memory.heads.gap + h * held : nullptr));
+    LayerArguments<real> in = layer(h, slab, thread, memory);
     in.add = h > 0;
     layer_outputs_(in);
   }
-  if (state_.outputs) write_outputs(slab, of.f);
+}
+
+template <class real>
+void LayerSlabs<real>::run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) {
+  const Memory memory = memory_of(slab, thread);
+  Outputs& of = outputs_[thread];
+  const bool gaps = state_.options.gathers_scales(pass);
+  const int held = state_.entries_held(slab);
+  if (!this->knows_outputs(pass)) {
+    const bool keeps_gaps =
+        pass == Pass::kOwnOutputs && state_.options.gaps && this->keeps_weights();
+    run_outputs(gaps || keeps_gaps, slab, thread, memory);
+    if (state_.outputs) write_outputs(slab, of.f);
+  }
   if (pass == Pass::kOutputs) return;
+  if (state_.own.exists()) of.own = this->own_numbers(slab, thread);
+  if (pass == Pass::kOwnOutputs) return load_own(slab, of);
+  if (state_.own.exists() && !state_.own.takes_blocks()) {
+    load_own(slab, of);
+    state_.own.call(std::ptrdiff_t(state_.entries(slab)) * slab.rows, of.own);
+  }
   LaneTotals& totals = state_.totals[chunk];
   const bool squares = state_.loss->name == LossName::kSquared;
   if (pass == Pass::kLoss) {
     if (squares)
       measure_squares(totals, slab, of, nullptr, nullptr);
     else
-      measure(totals, slab, of.f, [](std::ptrdiff_t, int, double) {});
+      measure(totals, slab, of, [](std::ptrdiff_t, int, double) {});
     return;
   }
   std::fill_n(of.largest, held, 0.0);
   if (pass == Pass::kScaledGradient) {
     measure_relative(totals, slab, of);
-    for (int e = 0; e < held; ++e) memory.log_derivative[e] = std::log(of.largest[e]);
-    differentiate_scaled(chunk, slab, thread);
+    for (int e = 0; e < held; ++e) memory.heads.log_derivative[e] = std::log(of.largest[e]);
+    differentiate_scaled(chunk, slab, thread, memory);
     return;
   }
   const double* shares = state_.shares.of_lane.data();
   if (squares)
     measure_squares(totals, slab, of, shares, gaps ? of.largest : nullptr);
   else
-    measure(totals, slab, of.f, [&](std::ptrdiff_t at, int entry, double derivative) {
+    measure(totals, slab, of, [&](std::ptrdiff_t at, int entry, double derivative) {
       of.g[at] = real(derivative * shares[entry % state_.lanes.lanes]);
       if (gaps) of.largest[entry] = std::max(of.largest[entry], std::fabs(derivative));
     });
-  for (int e = 0; gaps && e < held; ++e) memory.log_derivative[e] = std::log(of.largest[e]);
-  if (gaps) steps_.gather_scales(chunk, slab, memory);
-  if (pass != Pass::kScales) differentiate(chunk, slab, thread);
+  for (int e = 0; gaps && e < held; ++e) memory.heads.log_derivative[e] = std::log(of.largest[e]);
+  if (gaps) steps_.gather_scales(chunk, slab, memory.heads);
+  if (pass != Pass::kScales) differentiate(chunk, slab, thread, memory);
 }
 
 /// Adds one head's gradient by V, from the derivatives g of the outputs.
 template <class real>
 void LayerSlabs<real>::add_readout_gradient(int chunk, int head, const Slab<real>& slab, int thread,
-                                            const real* g) const {
-  LayerArguments<real> in = layer(head, slab, thread);
+                                            const Memory& memory, const real* g) const {
+  LayerArguments<real> in = layer(head, slab, thread, memory);
   in.g = g;
   in.gv = state_.gradients.readout(chunk, head);
   in.add = !slab.first || slab.follows;
@@ -251,10 +308,10 @@ void LayerSlabs<real>::add_readout_gradient(int chunk, int head, const Slab<real
 template <class real>
 ScoreArguments<real> LayerSlabs<real>::scores_of_upstream(RowMode mode, int head,
                                                           const Slab<real>& slab, int thread,
-                                                          real* gap) const {
+                                                          const Memory& memory, real* gap) const {
   const std::ptrdiff_t rows = std::ptrdiff_t(slab.rows) * state_.lanes.lanes;
-  ScoreArguments<real> in = steps_.scores(mode, head, slab, this->workspaces_[thread].heads,
-                                          of_head(head, slab, thread), gap);
+  ScoreArguments<real> in =
+      steps_.scores(mode, head, slab, memory.heads, of_head(head, slab, memory), gap);
   in.ut = outputs_[thread].ut;
   in.ut_k = slab.units * rows;
   in.ut_unit = rows;
@@ -263,48 +320,50 @@ ScoreArguments<real> LayerSlabs<real>::scores_of_upstream(RowMode mode, int head
 }
 
 template <class real>
-void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thread) const {
-  const HeadMemory<real>& memory = this->workspaces_[thread].heads;
+void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thread,
+                                     const Memory& memory) const {
   for (int h = 0; h < state_.data.shape.H; ++h) {
     if (state_.options.wrt_W) {
-      const LayerArguments<real> in = layer(h, slab, thread);
+      const LayerArguments<real> in = layer(h, slab, thread, memory);
       layer_upstream_(in);
       if (state_.data.row_map.is_softmax())
         state_.kernels.layer_derivative(in);
       else  // needs the logits
-        steps_.run_scores(scores_of_upstream(RowMode::kDerivative, h, slab, thread, nullptr));
-      steps_.accumulate(chunk, h, slab, nullptr, memory.scores.c, slab.x, memory);
+        steps_.run_scores(
+            scores_of_upstream(RowMode::kDerivative, h, slab, thread, memory, nullptr));
+      steps_.accumulate(chunk, h, slab, nullptr, memory.heads.scores.c, slab.x, memory.heads);
     }
     if (state_.options.wrt_readout)
-      add_readout_gradient(chunk, h, slab, thread, outputs_[thread].g);
+      add_readout_gradient(chunk, h, slab, thread, memory, outputs_[thread].g);
   }
 }
 
 /// The same with the largest factors of each entry taken out, see GradientScales.
 template <class real>
-void LayerSlabs<real>::differentiate_scaled(int chunk, const Slab<real>& slab, int thread) const {
+void LayerSlabs<real>::differentiate_scaled(int chunk, const Slab<real>& slab, int thread,
+                                            const Memory& memory) const {
   const Shape& s = state_.data.shape;
-  const HeadMemory<real>& memory = this->workspaces_[thread].heads;
+  const HeadMemory<real>& heads = memory.heads;
   const Outputs& of = outputs_[thread];
   const int L = state_.lanes.lanes, held = state_.entries_held(slab);
   const std::ptrdiff_t rows = std::ptrdiff_t(slab.rows) * L;
   for (int h = 0; h < s.H; ++h) {
     if (state_.options.wrt_readout) {
       const real* factors =
-          steps_.scaled_factors(slab, nullptr, state_.scales.log_of_readout(), nullptr, memory);
+          steps_.scaled_factors(slab, nullptr, state_.scales.log_of_readout(), nullptr, heads);
       for (int u = 0; u < slab.units; ++u)
         state_.kernels.scale_samples(of.g + u * rows * s.p, factors + u * L,
                                      std::ptrdiff_t(slab.rows) * s.p, of.scaled_g + u * rows * s.p);
-      add_readout_gradient(chunk, h, slab, thread, of.scaled_g);
+      add_readout_gradient(chunk, h, slab, thread, memory, of.scaled_g);
     }
     if (!state_.options.wrt_W) continue;
-    layer_upstream_(layer(h, slab, thread));
-    real* gap = memory.gap + h * held;
-    steps_.run_scores(scores_of_upstream(RowMode::kScaled, h, slab, thread, gap));
+    layer_upstream_(layer(h, slab, thread, memory));
+    real* gap = heads.gap + h * held;
+    steps_.run_scores(scores_of_upstream(RowMode::kScaled, h, slab, thread, memory, gap));
     const real* factors =
-        steps_.scaled_factors(slab, gap, state_.scales.log_of_W(h), nullptr, memory);
-    steps_.accumulate(chunk, h, slab, nullptr, memory.scores.c,
-                      steps_.scale_keys(slab, factors, memory), memory);
+        steps_.scaled_factors(slab, gap, state_.scales.log_of_W(h), nullptr, heads);
+    steps_.accumulate(chunk, h, slab, nullptr, heads.scores.c,
+                      steps_.scale_keys(slab, factors, heads), heads);
   }
 }
 

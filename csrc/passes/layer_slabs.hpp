@@ -25,28 +25,41 @@ class LayerSlabs final : public SlabPass<real> {
     double* largest;      // the largest derivative of each entry
     real *ax, *f, *g;     // A X (heads), outputs, derivatives of the loss by them
     real *scaled_g, *ut;  // g with factors; G V^T
+    OwnLossNumbers own;   // of the slab at hand
+  };
+  /// The memory of a slab, at its place in its block.
+  struct Memory {
+    HeadMemory<real> heads;
+    real* ax;
   };
 
   void lay_out_readout(Arena& layout, int thread, std::size_t units) override;
+  double kept_bytes(std::size_t units) const override;
+  Memory memory_of(const Slab<real>& slab, int thread) const;
+  void load_own(const Slab<real>& slab, const Outputs& of) const;
+  void run_outputs(bool gaps, const Slab<real>& slab, int thread, const Memory& memory) const;
   void run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) override;
   ScoreArguments<real> scores_of_upstream(RowMode mode, int head, const Slab<real>& slab,
-                                          int thread, real* gap) const;
-  LayerArguments<real> layer(int head, const Slab<real>& slab, int thread) const;
-  ScoreMemory<real> of_head(int head, const Slab<real>& slab, int thread) const;
+                                          int thread, const Memory& memory, real* gap) const;
+  LayerArguments<real> layer(int head, const Slab<real>& slab, int thread,
+                             const Memory& memory) const;
+  ScoreMemory<real> of_head(int head, const Slab<real>& slab, const Memory& memory) const;
   void write_outputs(const Slab<real>& slab, const real* f) const;
   void load_row_weights(const Slab<real>& slab, int unit, int row, double* w) const;
   template <class Body>
   void for_rows(const Slab<real>& slab, const Body& body) const;
   void add_totals(LaneTotals& totals, const double* w, const RowLoss* rows) const;
   template <class Emit>
-  void measure(LaneTotals& totals, const Slab<real>& slab, const real* f, const Emit& emit) const;
+  void measure(LaneTotals& totals, const Slab<real>& slab, const Outputs& of,
+               const Emit& emit) const;
   void measure_squares(LaneTotals& totals, const Slab<real>& slab, const Outputs& of,
                        const double* shares, double* largest) const;
   void measure_relative(LaneTotals& totals, const Slab<real>& slab, const Outputs& of) const;
-  void differentiate(int chunk, const Slab<real>& slab, int thread) const;
-  void differentiate_scaled(int chunk, const Slab<real>& slab, int thread) const;
+  void differentiate(int chunk, const Slab<real>& slab, int thread, const Memory& memory) const;
+  void differentiate_scaled(int chunk, const Slab<real>& slab, int thread,
+                            const Memory& memory) const;
   void add_readout_gradient(int chunk, int head, const Slab<real>& slab, int thread,
-                            const real* g) const;
+                            const Memory& memory, const real* g) const;
 
   std::vector<Outputs> outputs_;  // by thread
   void (*const layer_outputs_)(const LayerArguments<real>&);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../problem/readout.hpp"
+#include "own_loss.hpp"
 #include "pass.hpp"
 
 namespace mhfast {
@@ -82,6 +83,28 @@ class ClassifierLoss {
     in.margin = totals.margin;
     kernels_.classifier_loss(in);
   }
+
+  /// The same of the caller's own loss, whose values and derivatives are known.
+  void measure_own(const OwnLossNumbers& own, const LossShares& shares, std::ptrdiff_t first_sample,
+                   int count, LaneTotals& totals, real* derivative, double* log_derivative) const {
+    const std::ptrdiff_t at = first_sample * width_;
+    for (int e = 0; e < int(round_up(count, kernels_.lanes)); ++e) {
+      const int l = e % kernels_.lanes;
+      const double w = e < count ? weights_[at + e] : 0.0;
+      const bool counts = w != 0;  // the others are left out, whatever the output is
+      derivative[e] = counts ? real(own.derivatives[e] * (w * shares.of_lane[l])) : real(0);
+      if (gaps_)
+        log_derivative[e] = counts ? std::log(w * std::fabs(own.derivatives[e])) : -kInfinity;
+      if (!counts) continue;
+      const double margin = own.targets[e] * own.outputs[e];
+      totals.loss[l] += w * own.values[e];
+      totals.correct[l] += margin > 0 ? w : 0.0;
+      totals.margin[l] = std::min(totals.margin[l], margin);
+    }
+  }
+
+  /// Of a sample and those after it.
+  const double* labels(std::ptrdiff_t sample) const { return labels_.data() + sample * width_; }
 
  private:
   const Kernels<real>& kernels_;

@@ -12,6 +12,7 @@ namespace mhfast {
 /// What a pass computes beyond the readouts.
 enum class Pass {
   kOutputs,
+  kOwnOutputs,  // the first phase of a block with the caller's own loss, see own_loss.hpp
   kLoss,
   kScales,  // the loss, and what GradientScales::needs_scaling asks for
   kGradient,
@@ -72,11 +73,13 @@ template <class real>
 struct Slab {
   std::ptrdiff_t first_sample;
   int units, samples;
-  const real *x, *z, *y;  // packed; y: a layer's
-  int first_row, rows;    // of the query; all, but for layers of long sequences
-  int keys;               // that any of these rows sees; all, but for layers by rows
-  bool first;             // of its chunk
-  bool follows = false;   // other rows of its samples have been added to the chunk's gradient
+  const real *x, *z, *y;   // packed; y: a layer's
+  int first_row, rows;     // of the query; all, but for layers of long sequences
+  int keys;                // that any of these rows sees; all, but for layers by rows
+  bool first;              // of its chunk
+  int place = 0;           // in its block, see own_loss.hpp
+  std::ptrdiff_t row = 0;  // the first of its rows in the block
+  bool follows = false;    // other rows of its samples have been added to the chunk's gradient
 };
 
 }  // namespace mhfast

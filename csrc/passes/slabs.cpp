@@ -1,5 +1,7 @@
 #include "slabs.hpp"
 
+#include "../runtime/tuning.hpp"
+
 namespace mhfast {
 
 template <class real>
@@ -11,14 +13,29 @@ SlabPass<real>::SlabPass(PassState<real>& state, const Sizes& sizes)
       key_size_(state.data.shape.d * state.lanes.rows(state.data.shape.T)),
       query_size_(state.data.shape.d * state.lanes.rows(state.data.shape.q)) {}
 
+/// Of slabs with the caller's own loss, see tuning.hpp.
+template <class real>
+void SlabPass<real>::choose_block() {
+  if (!state_.own.takes_blocks()) return;
+  const Shape& s = state_.data.shape;
+  const std::ptrdiff_t units = slab_units();
+  const std::ptrdiff_t slabs_of_chunk =
+      (state_.plan.units / state_.plan.chunks + units) / units * tiles();
+  const double of_slab = double(units) * (state_.lanes.laned ? state_.lanes.lanes : 1) *
+                         (s.is_layer() ? sizes_.rows * s.p : 1);
+  double slabs = kOwnLossOutputs / of_slab;
+  if (keeps_weights()) slabs = std::min(slabs, kOwnLossBytes / kept_bytes(units));
+  block_ = int(std::min(double(slabs_of_chunk), std::max(1.0, slabs)));
+}
+
 template <class real>
 void SlabPass<real>::lay_out(Arena& layout) {
+  choose_block();
   const Shape& s = state_.data.shape;
   const Data<real>& data = state_.data;
-  const std::ptrdiff_t L = state_.lanes.lanes;
-  const std::size_t units = std::min<std::ptrdiff_t>(state_.plan.slab, state_.plan.units);
-  const std::size_t held = round_up(units * (state_.lanes.laned ? L : 1), L);  // entries
-  const std::size_t weights = units * steps_.weights_size(), H = s.H;
+  const std::size_t units = slab_units(), held = this->held();
+  const std::size_t weights = units * steps_.weights_size(), H = s.H, block = block_;
+  const std::size_t own = !state_.own.exists() ? 0 : s.is_layer() ? held * sizes_.rows * s.p : held;
   for (int thread = 0; thread < state_.threads; ++thread) {
     Workspace& workspace = workspaces_[thread];
     HeadMemory<real>& heads = workspace.heads;
@@ -28,14 +45,15 @@ void SlabPass<real>::lay_out(Arena& layout) {
     workspace.y = packed_ ? nullptr : layout.take<real>(units * sizes_.unit_targets);
     heads.limits = layout.take<real>(data.is_limited() ? units * steps_.rows_size() : 0);
     heads.scores.p = layout.take<real>(units * query_size_);
-    heads.scores.s = layout.take<real>(heads_kept() * weights);
-    heads.scores.c = layout.take<real>(sizes_.derivatives * weights);
+    heads.scores.s = layout.take<real>(block * heads_kept() * weights);
+    heads.scores.c = layout.take<real>(block * sizes_.derivatives * weights);
     heads.scores.readout = layout.take<real>(sizes_.readouts * held);
     heads.scores.row_readouts = layout.take<real>(steps_.rows_size());
     heads.scores.row_gaps = layout.take<real>(steps_.rows_size());
-    heads.gap = layout.take<real>(state_.options.gaps ? H * held : 0);
+    heads.gap = layout.take<real>(state_.options.gaps ? block * H * held : 0);
     heads.log_derivative = layout.take<double>(held);
     heads.factors = layout.take<real>(held);
+    workspace.own.lay_out(layout, block * own);
     lay_out_readout(layout, thread, units);
     if (!state_.options.gradient) continue;
     heads.keys = layout.take<real>(steps_.row_size(units) * s.T);
@@ -100,19 +118,50 @@ void SlabPass<real>::pack_all(const Member& member) {
 template <class real>
 void SlabPass<real>::run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
                                int thread) {
+  const std::ptrdiff_t units = state_.plan.slab;
+  const std::ptrdiff_t slabs = (last - first + units - 1) / units * tiles();
+  if (!state_.own.takes_blocks() || pass == Pass::kOutputs)
+    return run_block(pass, chunk, first, last, 0, slabs, thread);
+  for (std::ptrdiff_t begin = 0; begin < slabs && !state_.own.failed(); begin += block_)
+    run_block(pass, chunk, first, last, begin, std::min(begin + block_, slabs), thread);
+}
+
+/// Works on slabs `begin` to `end` of the chunk of units `first` to `last`; a slab is some units
+/// and, of a long layer, some rows of them.
+template <class real>
+void SlabPass<real>::run_block(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
+                               std::ptrdiff_t begin, std::ptrdiff_t end, int thread) {
   const Shape& s = state_.data.shape;
   const Workspace& workspace = workspaces_[thread];
-  for (std::ptrdiff_t unit = first; unit < last; unit += state_.plan.slab) {
-    Slab<real> slab = open_slab(unit, std::min(unit + state_.plan.slab, last), workspace);
-    slab.first = unit == first;
-    for (int row = 0; row < s.q; row += sizes_.rows) {
-      slab.first_row = row;
-      slab.rows = std::min(sizes_.rows, s.q - row);
-      slab.follows = row > 0;
+  const bool in_phases = state_.own.takes_blocks() && pass != Pass::kOutputs;
+  const auto run = [&](Pass phase) {
+    std::ptrdiff_t rows = 0;
+    Slab<real> slab{};
+    for (std::ptrdiff_t i = begin; i < end; ++i) {
+      const int tile = int(i % tiles());
+      if (tile == 0 || i == begin) {
+        const std::ptrdiff_t unit = first + i / tiles() * state_.plan.slab;
+        slab = open_slab(unit, std::min(unit + state_.plan.slab, last), workspace);
+        slab.first = unit == first;
+      }
+      slab.first_row = tile * sizes_.rows;
+      slab.rows = std::min(sizes_.rows, s.q - slab.first_row);
+      slab.follows = tile > 0;
+      if (in_phases) {
+        slab.place = int(i - begin);
+        slab.row = rows;
+        rows += state_.entries(slab) * (s.is_layer() ? slab.rows : 1);
+      }
       if (state_.data.is_limited()) find_limits(slab, workspace.heads.limits);
-      run_slab(pass, chunk, slab, thread);
+      run_slab(phase, chunk, slab, thread);
     }
+    return rows;
+  };
+  if (in_phases) {
+    state_.own.call(run(Pass::kOwnOutputs), workspace.own);
+    if (state_.own.failed()) return;
   }
+  run(pass);
 }
 
 template <class real>

@@ -25,6 +25,7 @@ class SlabPass : public ChunkPass<real> {
   struct Workspace {
     real *x, *z, *y;
     HeadMemory<real> heads;
+    OwnLossNumbers own;  // of a block, or of a slab where the function is called for each
   };
 
   SlabPass(PassState<real>& state, const Sizes& sizes);
@@ -32,6 +33,33 @@ class SlabPass : public ChunkPass<real> {
   /// Takes what the readout needs of each thread, for slabs of `units` units.
   virtual void lay_out_readout(Arena& layout, int thread, std::size_t units) = 0;
   virtual void run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) = 0;
+
+  /// Whether the first phase of a block has left what this pass of its second phase needs: weights
+  /// for a gradient that takes them as they are, and outputs for a loss.
+  bool finds_weights(Pass pass) const {
+    return keeps_weights() && (pass == Pass::kScales || pass == Pass::kGradient);
+  }
+  bool keeps_weights() const {
+    return state_.own.takes_blocks() && state_.options.gradient && state_.plan.keep;
+  }
+  bool knows_outputs(Pass pass) const {
+    return finds_weights(pass) || (state_.own.takes_blocks() && pass == Pass::kLoss);
+  }
+  /// What the slab's rows are in the block.
+  OwnLossNumbers own_numbers(const Slab<real>& slab, int thread) const {
+    return workspaces_[thread].own.from(slab.row * std::max(1, state_.data.shape.p));
+  }
+  /// Bytes that a slab keeps from one phase of a block to the other.
+  virtual double kept_bytes(std::size_t units) const = 0;
+
+  /// Units of a whole slab, and its entries with those of lanes without a sample.
+  std::ptrdiff_t slab_units() const {
+    return std::min<std::ptrdiff_t>(state_.plan.slab, state_.plan.units);
+  }
+  std::ptrdiff_t held() const {
+    const int L = state_.lanes.lanes;
+    return round_up(slab_units() * (state_.lanes.laned ? L : 1), L);
+  }
 
   /// Heads whose A is kept from the loss to the gradient; 1: none is.
   int heads_kept() const {
@@ -42,8 +70,13 @@ class SlabPass : public ChunkPass<real> {
   const Sizes sizes_;
   const HeadSteps<real> steps_;
   std::vector<Workspace> workspaces_;
+  int block_ = 1;  // slabs of a block
 
  private:
+  int tiles() const { return (state_.data.shape.q + sizes_.rows - 1) / sizes_.rows; }
+  void choose_block();
+  void run_block(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
+                 std::ptrdiff_t begin, std::ptrdiff_t end, int thread);
   void run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last, int thread) final;
   Slab<real> open_slab(std::ptrdiff_t first, std::ptrdiff_t last, const Workspace& workspace) const;
   void pack(const real* from, std::ptrdiff_t run, int rows, int columns, std::ptrdiff_t first,

@@ -18,6 +18,7 @@ PassState<real>::PassState(const Data<real>& data_, std::optional<Loss> loss_,
       lanes(plan_, kernels.lanes),
       width(lanes.entries_in_sample),
       threads(threads_),
+      own(data.shape, loss_, sizeof(real) == sizeof(double)),
       model(kernels, data.shape, plan, width),
       gradients(kernels, data.shape, plan, options, width),
       scales(data.shape.H, kernels.lanes, plan.chunks, options.gaps),
@@ -38,7 +39,7 @@ void ChunkPass<real>::run(Pass pass, const Member& member) {
     state_.totals[chunk] = LaneTotals();
     if (state_.options.gathers_scales(pass)) state_.scales.begin_chunk(chunk);
     run_units(pass, chunk, begin(chunk), begin(chunk + 1), member.index);
-    if (member.index == 0 && state_.interrupted && state_.interrupted())
+    if (state_.own.failed() || (member.index == 0 && state_.interrupted && state_.interrupted()))
       next_chunk_.store(plan.chunks, std::memory_order_relaxed);
   }
 }

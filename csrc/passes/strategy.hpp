@@ -16,6 +16,7 @@
 #include "gradient_scales.hpp"
 #include "loaded_model.hpp"
 #include "loss_weights.hpp"
+#include "own_loss.hpp"
 #include "partial_gradients.hpp"
 
 namespace mhfast {
@@ -34,6 +35,7 @@ struct PassState {
   const int threads;  // that may take part in a pass
 
   LossShares shares;
+  OwnLossPass own;
   LoadedModel<real> model;
   PartialGradients<real> gradients;
   GradientScales scales;

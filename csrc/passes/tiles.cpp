@@ -39,6 +39,7 @@ void TilePass<real>::lay_out(Arena& layout) {
   shared_.outputs = layout.take<double>(held);
   shared_.log_derivative = layout.take<double>(held);
   shared_.derivative = layout.take<real>(held);
+  shared_.own.lay_out(layout, state_.own.exists() ? held : 0);
   for (Workspace& workspace : workspaces_) {
     workspace.x = layout.take<real>(std::size_t(s.d) * TL_);
     workspace.z = data.self ? workspace.x : layout.take<real>(std::size_t(s.d) * qL_);
@@ -164,6 +165,22 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
   if (gap && mode == TileMode::kDerivative) *gap = largest;
 }
 
+/// Loss and its derivatives of the slab's samples from their outputs. The gradients of a slab do
+/// not wait for the loss, so that the caller's own is called for each.
+template <class real>
+void TilePass<real>::measure(Pass pass, std::ptrdiff_t first_sample, int samples) {
+  LaneTotals& totals = state_.totals[0];
+  if (!state_.own.exists())
+    return loss_.measure(state_.totals_wanted || pass == Pass::kScaledGradient, state_.shares,
+                         first_sample, samples, shared_.outputs, totals, shared_.derivative,
+                         shared_.log_derivative);
+  std::copy_n(shared_.outputs, samples, shared_.own.outputs);
+  std::copy_n(loss_.labels(first_sample), samples, shared_.own.targets);
+  state_.own.call(samples, shared_.own);
+  loss_.measure_own(shared_.own, state_.shares, first_sample, samples, totals, shared_.derivative,
+                    shared_.log_derivative);
+}
+
 /// Outputs, loss and its derivatives of the slab's samples, once all units are done.
 template <class real>
 void TilePass<real>::finish_slab(Pass pass, std::ptrdiff_t first_sample, int samples) {
@@ -184,9 +201,7 @@ void TilePass<real>::finish_slab(Pass pass, std::ptrdiff_t first_sample, int sam
     if (state_.outputs) state_.outputs[first_sample + i] = real(shared_.outputs[i]);
   }
   if (pass == Pass::kOutputs) return;
-  loss_.measure(state_.totals_wanted || pass == Pass::kScaledGradient, state_.shares, first_sample,
-                samples, shared_.outputs, state_.totals[0], shared_.derivative,
-                shared_.log_derivative);
+  measure(pass, first_sample, samples);
   if (!state_.options.gathers_scales(pass)) return;
   if (first) state_.scales.begin_chunk(0);
   double* scales = state_.scales.of_chunk(0);

@@ -32,6 +32,7 @@ class TilePass final : public Strategy<real> {
     real* gaps;       // (samples, heads, parts)
     double *outputs, *log_derivative;
     real* derivative;
+    OwnLossNumbers own;
   };
 
   std::ptrdiff_t part_begin(int part) const {
@@ -40,6 +41,7 @@ class TilePass final : public Strategy<real> {
   void pack_sample(std::ptrdiff_t sample, bool gradient, Workspace& workspace) const;
   void run_unit(Pass pass, std::ptrdiff_t first_sample, int unit, Workspace& workspace) const;
   void finish_slab(Pass pass, std::ptrdiff_t first_sample, int samples);
+  void measure(Pass pass, std::ptrdiff_t first_sample, int samples);
   void combine(Pass pass, std::ptrdiff_t first_sample, int samples, int head) const;
 
   PassState<real>& state_;

@@ -74,9 +74,11 @@ template <class real, class Emit>
 inline RowLoss row_loss(Loss loss, const real* f, const real* y, std::ptrdiff_t stride, int p,
                         bool values, const Emit& emit) {
   switch (loss.name) {
-#define MHFAST_CASE(Type, name) \
-  case LossName::k##Type:       \
-    return row_loss_of(loss_of<Type>(loss.parameter), f, y, stride, p, values, emit);
+#define MHFAST_CASE(Type, name)                                                         \
+  case LossName::k##Type:                                                               \
+    if constexpr (Type::kTargets != Targets::kOwn)                                      \
+      return row_loss_of(loss_of<Type>(loss.parameter), f, y, stride, p, values, emit); \
+    break;
     MHFAST_LOSSES(MHFAST_CASE)
 #undef MHFAST_CASE
   }
@@ -88,9 +90,11 @@ template <class real, class Emit>
 inline void derivative_tangents(Loss loss, const real* f, const real* df, const real* y,
                                 std::ptrdiff_t stride, int p, const Emit& emit) {
   switch (loss.name) {
-#define MHFAST_CASE(Type, name) \
-  case LossName::k##Type:       \
-    return derivative_tangents_of(loss_of<Type>(loss.parameter), f, df, y, stride, p, emit);
+#define MHFAST_CASE(Type, name)                                                                \
+  case LossName::k##Type:                                                                      \
+    if constexpr (Type::kTargets != Targets::kOwn)                                             \
+      return derivative_tangents_of(loss_of<Type>(loss.parameter), f, df, y, stride, p, emit); \
+    break;
     MHFAST_LOSSES(MHFAST_CASE)
 #undef MHFAST_CASE
   }

@@ -14,23 +14,6 @@
 namespace mhfast {
 
 class FlushToZero {
- public:
-  FlushToZero() : callers_(mode()) { set_mode(callers_ | kFlush); }
-  ~FlushToZero() { set_mode(callers_); }
-  FlushToZero(const FlushToZero&) = delete;
-  FlushToZero& operator=(const FlushToZero&) = delete;
-
-  /// Calls `body` in the caller's mode, so that foreign code never runs in ours.
-  template <class Body>
-  void suspended(const Body& body) const {
-    struct Scope {
-      explicit Scope(Mode callers) { set_mode(callers); }
-      ~Scope() { set_mode(mode() | kFlush); }
-    } const scope(callers_);
-    body();
-  }
-
- private:
 #if defined(__SSE__)
   using Mode = unsigned;
   static constexpr Mode kFlush = 0x8040;  // results (bit 15) and operands (bit 6)
@@ -51,6 +34,36 @@ class FlushToZero {
   static Mode mode() { return 0; }
   static void set_mode(Mode) {}
 #endif
+
+ public:
+  FlushToZero() : callers_(mode()) { set_mode(callers_ | kFlush); }
+  ~FlushToZero() { set_mode(callers_); }
+  FlushToZero(const FlushToZero&) = delete;
+  FlushToZero& operator=(const FlushToZero&) = delete;
+
+  /// Calls `body` in the caller's mode, so that foreign code never runs in ours.
+  template <class Body>
+  void suspended(const Body& body) const {
+    struct Scope {
+      explicit Scope(Mode callers) { set_mode(callers); }
+      ~Scope() { set_mode(mode() | kFlush); }
+    } const scope(callers_);
+    body();
+  }
+
+  /// The same for code that has no FlushToZero at hand: a scope without flushing.
+  class Paused {
+   public:
+    Paused() : before_(mode()) { set_mode(before_ & ~kFlush); }
+    ~Paused() { set_mode(before_); }
+    Paused(const Paused&) = delete;
+    Paused& operator=(const Paused&) = delete;
+
+   private:
+    const Mode before_;
+  };
+
+ private:
   const Mode callers_;
 };
 

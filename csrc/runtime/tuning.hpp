@@ -23,6 +23,11 @@ inline constexpr double kKeepBytes = 8 * kMegabyte;
 // Chosen. Above this the weights of one unit and one head are not stored at all, and tiles are
 // used.
 inline constexpr double kUnitBytes = 2 * kMegabyte;
+// Chosen. A Python function for the loss is called for so many slabs that the weights of all are
+// still in a second-level cache of usual size afterwards, or for so many outputs where there are no
+// weights; and for so much work that some 15 microseconds of a call are little beside it.
+inline constexpr double kOwnLossBytes = 1 * kMegabyte, kOwnLossCycles = 400000;
+inline constexpr std::ptrdiff_t kOwnLossOutputs = 1 << 15;
 // Chosen. Rows of a slab: beyond, loading and storing the accumulators of a gradient is a small
 // part of its products.
 inline constexpr int kSlabRows = 256;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "../problem/factors.hpp"
 #include "../problem/readout.hpp"
@@ -330,15 +331,15 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
       if (member.count > 1) alone_ = !ended_ && (steps_alone_ || pace_.alone());
     }
     member.wait();
-    if (recording_ && !interrupted_) evaluate_tests(member);
-    if (recording_ && !interrupted_) {
+    if (recording_ && !is_stopped()) evaluate_tests(member);
+    if (recording_ && !is_stopped()) {
       if (leader) record();
       member.wait();
     }
   }
-  if (interrupted_ || ended_) {
+  if (is_stopped() || ended_) {
     member.wait();  // all have seen why
-    if (leader && interrupted_)
+    if (leader && is_stopped())
       for (int l = 0; l < count_; ++l) end(l, StopReason::kAborted);
     if (member.count > 1 && leader) alone_ = false;
     return;
@@ -432,7 +433,7 @@ bool Loop<real>::evaluate(Engine<real>& engine, bool loss_only, const Member& me
     else if (leader)
       engine.run_chunks(kind, Member{0, 1, nullptr});
     member.wait();
-    return !interrupted_;
+    return !interrupted_ && !engine.own_loss_failed();
   };
   // A step after one whose gradient was scaled is as a rule another.
   const bool only_scales = scaled_ && !loss_only;
@@ -562,8 +563,16 @@ void Loop<real>::evaluate_tests(const Member& member) {
     member.wait();
     tests_[i]->run_chunks(Pass::kLoss, member);
     member.wait();
-    if (interrupted_) return;
+    if (is_stopped()) return;
   }
+}
+
+/// Whether a pass was interrupted, or the caller's own loss failed in it.
+template <class real>
+bool Loop<real>::is_stopped() const {
+  const auto failed = [](const auto& engine) { return engine && engine->own_loss_failed(); };
+  return interrupted_ || failed(engine_) || failed(whole_engine_) ||
+         std::any_of(tests_.begin(), tests_.end(), failed);
 }
 
 template <class real>
@@ -601,13 +610,18 @@ void Loop<real>::repeat_row(const Record& r, int lane, std::int64_t from, std::i
   const bool is_real = r.quantity == Quantity::kParameter || r.quantity == Quantity::kAttention;
   const std::int64_t bytes = r.row_size * (is_real ? sizeof(real) : sizeof(double));
   char* rows = static_cast<char*>(r.buffer) + (run_ + lane) * r.capacity * bytes;
-  std::copy_n(rows + from * bytes, bytes, rows + to * bytes);
+  if (from < 0)
+    std::memset(rows + to * bytes, 0xff, bytes);  // all NaN
+  else
+    std::copy_n(rows + from * bytes, bytes, rows + to * bytes);
 }
 
 template <class real>
 void Loop<real>::repeat_rows(std::int64_t reached) {
+  // The step at which the caller's own loss failed has no row.
+  const bool failed = is_stopped() && !interrupted_;
   for (const Record& r : task_.records) {
-    const std::int64_t from = r.row(task_.first_step, step_);
+    const std::int64_t from = r.row(task_.first_step, step_) - (failed ? 1 : 0);
     const std::int64_t to = std::min(r.row(task_.first_step, reached), r.capacity - 1);
     for (int l = 0; l < count_; ++l)
       for (std::int64_t row = from + 1; row <= to; ++row) repeat_row(r, l, from, row);

@@ -10,6 +10,7 @@
 //   (| whole  a pass over all samples, where steps are taken    as below
 //             on batches and it is due, up to norms of heads)
 //   | pass    partial gradients, totals, scales of a chunk      chunk       what was loaded
+//             that the caller's own loss has failed           any
 //   | scales  scales of heads (normalized steps only)           first
 //   | reduce  a head's gradients, with l2, and their norms      head        partials, the prompt
 //   (| reduce gradient of the prompt, from all heads            first       heads' products)
@@ -32,7 +33,8 @@
 // all, and takes one. "chunk": whoever takes it (a unit of tiles likewise, with barriers of its own
 // inside the pass). The first member's flags (what ends, is due or was interrupted) change only in
 // phases that are its own, and `interrupted_` in a pass, after which all read it behind the
-// barrier.
+// barrier. That the caller's own loss failed is one atomic flag of an engine, which is never taken
+// back.
 #pragma once
 
 #include <chrono>
@@ -120,6 +122,7 @@ class Loop {
   bool is_frozen() const;
   bool checks_thresholds() const;
   bool goes_alone() const;
+  bool is_stopped() const;
   bool finishes() const { return finish_ != StopReason::kNone; }
   bool is_due(const Record& r) const;
   bool report_progress(const FlushToZero& flush);

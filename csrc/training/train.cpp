@@ -95,6 +95,8 @@ bool Training<real>::advance(std::int64_t step, std::int64_t until) {
     if (seconds < kSegmentSeconds / 2) segment_ *= 2;
     if (seconds > kSegmentSeconds && segment_ > 1) segment_ /= 2;
     step = stop;
+    const auto aborted = [](const auto& loop) { return loop->reason(0) == StopReason::kAborted; };
+    if (std::any_of(loops_.begin(), loops_.end(), aborted)) return false;
     if (task_.on_progress && task_.on_progress(step) == CallbackResult::kAbort) return false;
   } while (step < until && !all_ended());
   return true;

@@ -26,11 +26,11 @@ LOSSES = {
     for name, member in _core.LossName.__members__.items()
 }
 """What the core takes for a loss with the default of its parameter; among them "cotangent", whose
-targets are derivatives."""
+targets are derivatives, and "own", which has a function."""
 
 TARGETS = _LISTS["losses"]
 """The targets of each loss: "signs" -1 and 1, "reals", "nonnegative" numbers, "classes" of a row,
-their "probabilities", or "derivatives"."""
+their "probabilities", "derivatives", or what the "own" function takes."""
 
 OF_ROWS = tuple(name for name, kind in TARGETS.items() if kind in ("classes", "probabilities"))
 """The losses of a row's outputs together."""
@@ -39,7 +39,9 @@ OF_CLASSES = tuple(name for name, kind in TARGETS.items() if kind == "classes")
 """Those of them whose target is a class."""
 
 OF_OUTPUTS = tuple(
-    name for name, kind in TARGETS.items() if name not in OF_ROWS and kind != "derivatives"
+    name
+    for name, kind in TARGETS.items()
+    if name not in OF_ROWS and kind not in ("derivatives", "own")
 )
 """The losses of single outputs, which every model may have."""
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeAlias, cast
 from .. import _core
 from .lists import LOSSES
 from .names import LossName
+from .own_losses import Function, MissingLoss, NumbaFunction, core_own, is_own, name_of_function
 
 __all__ = ["CrossEntropy", "Huber", "PolynomialTail", "Quantile"]
 
@@ -178,7 +179,9 @@ class CrossEntropy:
 
 
 WithParameter: TypeAlias = PolynomialTail | Huber | Quantile | CrossEntropy
-Loss: TypeAlias = LossName | WithParameter
+Named: TypeAlias = LossName | WithParameter
+Loss: TypeAlias = Named | Function | NumbaFunction
+"""A loss by name, one with a parameter, or a function; some compiled ones have no types."""
 
 CLASSES = {kind.name: kind for kind in (PolynomialTail, Huber, Quantile, CrossEntropy)}
 
@@ -186,9 +189,11 @@ WITH_KINKS = ("hinge", "quantile")
 """The losses whose derivative jumps; that of others is continuous where the loss is finite."""
 
 
-def name_of(loss: Loss) -> LossName:
-    """Return the name of a loss, with or without a parameter."""
-    return loss if isinstance(loss, str) else loss.name
+def name_of(loss: Loss) -> str:
+    """Return the name of a loss, with or without a parameter; of a function "own"."""
+    if isinstance(loss, str):
+        return loss
+    return "own" if is_own(loss) else cast(WithParameter, loss).name
 
 
 def parameter_of(loss: WithParameter) -> float:
@@ -196,21 +201,36 @@ def parameter_of(loss: WithParameter) -> float:
     return float(getattr(loss, fields(loss)[0].name))
 
 
-def core(loss: str | WithParameter) -> _core.Loss:
+def core(loss: Loss) -> _core.Loss:
     """Return a loss as the core takes it."""
     if isinstance(loss, str):
         return LOSSES[loss]
-    return _core.Loss(LOSSES[loss.name].name, parameter_of(loss))
+    if is_own(loss):
+        return _core.Loss(core_own(loss))
+    given = cast(WithParameter, loss)
+    return _core.Loss(LOSSES[given.name].name, parameter_of(given))
+
+
+def kept(loss: Loss) -> Loss:
+    """Return a loss as files and pickles keep it, with a placeholder for a function."""
+    return MissingLoss(name_of_function(loss)) if is_own(loss) else loss
 
 
 def stored(loss: Loss) -> Any:
-    """Return a loss as JSON can hold it: a name, or the name and the parameter."""
-    return loss if isinstance(loss, str) else [loss.name, parameter_of(loss)]
+    """Return a loss as JSON can hold it: a name, or also the parameter or the function's name."""
+    if isinstance(loss, str):
+        return loss
+    if is_own(loss):
+        return ["own", name_of_function(loss)]
+    given = cast(WithParameter, loss)
+    return [given.name, parameter_of(given)]
 
 
 def restored(value: Any) -> Loss:
     """Return the loss that `stored` made `value` of."""
-    return cast(Loss, value if isinstance(value, str) else CLASSES[value[0]](value[1]))
+    if isinstance(value, str):
+        return cast(Loss, value)
+    return MissingLoss(str(value[1])) if value[0] == "own" else CLASSES[value[0]](value[1])
 
 
 def _set(loss: Any, field: str, *, above: float, below: float) -> None:

@@ -10,6 +10,7 @@ from .._arguments import losses
 from .._arguments.checks import Wrt
 from .._arguments.lists import BITS, LOSSES, OF_OUTPUTS
 from .._arguments.losses import Loss
+from .._arguments.own_losses import raise_error_of
 from .._arguments.values import Value
 from ..dataset.dataset import Dataset, no_second_source
 from ..models import Model
@@ -57,15 +58,17 @@ def value_and_grad(
         Labels -1 and 1 of any real dtype, or real targets of the model's dtype, by the loss. For
         "cross_entropy" of a Layer, integer classes (n, q) in [0, p), or probabilities (n, q, p) of
         the model's dtype.
-    loss : str, or a loss with a parameter
+    loss : str, a loss with a parameter, or a function
         With Φ for the output and labels y: "logistic" log(1 + exp(-yΦ)), "exponential" exp(-yΦ),
         "linear" -yΦ, "hinge" max(0, 1 - yΦ), "squared_hinge" max(0, 1 - yΦ)²,
         `mhfast.PolynomialTail`. With real targets y: "squared" (Φ - y)², "correlation" -yΦ,
         `mhfast.Huber`, `mhfast.Quantile`; with y >= 0 "negative_log" -y log Φ. For a Layer also
         "cross_entropy" log Σ_o exp(F_o) - F_y, `mhfast.CrossEntropy` with smoothed labels, and of
         probabilities "soft_cross_entropy" log Σ_o exp(F_o) - Σ_o y_o F_o. The name of a loss with a
-        parameter, such as "huber", stands for its default. What stands for derivatives that do not
-        exist is said in `docs/losses.md`.
+        parameter, such as "huber", stands for its default. Or a function of your own, in Python or
+        compiled, from outputs and targets, arrays (k,) of any samples or (k, p) of any rows, to
+        values and derivatives of the same shape. What stands for
+        derivatives that do not exist is said in `docs/losses.md`.
     wrt : str or tuple of str, optional
         What to differentiate by: parameters of the model, "X", "query" if there is an external one.
         None means all parameters.
@@ -103,11 +106,15 @@ def value_and_grad(
     """
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
-    if loss not in OF_OUTPUTS:
+    if not isinstance(loss, str) or loss not in OF_OUTPUTS:
         loss = arguments.loss(model, loss, X.y if isinstance(X, Dataset) else y)
     name = losses.name_of(loss)
     problem = arguments.problem(model, X, y, loss=name, query=query, weight=weight, lengths=lengths)
-    return _differentiated(model, problem, losses.core(loss), wrt, num_threads)
+    of_loss = losses.core(loss)
+    result = _differentiated(model, problem, of_loss, wrt, num_threads)
+    if name == "own":
+        raise_error_of(of_loss)
+    return result
 
 
 def backward(

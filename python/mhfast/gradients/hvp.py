@@ -12,6 +12,7 @@ from .._arguments.checks import Wrt
 from .._arguments.deprecated import keyword_only
 from .._arguments.lists import AXES, PARAMETERS
 from .._arguments.losses import Loss
+from .._arguments.own_losses import check_curvature, raise_error_of
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Model
@@ -42,7 +43,7 @@ def hvp(
     Parameters
     ----------
     model, X, y, loss, query, weight, lengths, num_threads
-        As for `mhfast.value_and_grad`.
+        As for `mhfast.value_and_grad`; a function returns second derivatives as a third array.
     tangent : Gradients
         The direction: an array of the shape of the parameter for each one that changes, else None.
         A model stands for all of its parameters.
@@ -90,13 +91,15 @@ def hvp(
         )
     for name, array in tangents.items():
         runs = runs.meet(f"tangent.{name}", array.shape, AXES[name])
-    core = model._core
+    core, of_loss = model._core, losses.core(loss)
+    check_curvature(of_loss)
     bits = core.bits if wrt is None else arguments.bits(arguments.wrt(model, wrt))
     products = _core.hvp(
         problem.data, core.parameters, tuple(tangents.get(name) for name in PARAMETERS),
         runs=runs.length, scale=model.scale, causal=problem.causal, row_map=core.row_map,
-        loss=losses.core(loss), wrt=bits, threads=config.threads(num_threads),
+        loss=of_loss, wrt=bits, threads=config.threads(num_threads),
     )  # fmt: skip
+    raise_error_of(of_loss)
     return Gradients(*products)
 
 

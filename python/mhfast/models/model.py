@@ -15,6 +15,7 @@ from .. import _core, config
 from .._arguments import checks, losses
 from .._arguments.lists import AXES, PARAMETERS
 from .._arguments.losses import Loss
+from .._arguments.own_losses import raise_error_of
 from .._arguments.values import Array, Optional, Value, describe, field_values, same_fields
 from ..dataset.dataset import Dataset
 from . import problem as arguments
@@ -238,11 +239,13 @@ class Model:
         loss = arguments.loss(self, loss, X.y if isinstance(X, Dataset) else y)
         kind = losses.name_of(loss)
         seen = arguments.problem(self, X, y, loss=kind, query=query, weight=weight, lengths=lengths)
+        of_loss = losses.core(loss)
         value, _ = _core.value_and_grad(
             seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
-            causal=seen.causal, row_map=self._core.row_map, loss=losses.core(loss), wrt=0,
+            causal=seen.causal, row_map=self._core.row_map, loss=of_loss, wrt=0,
             threads=config.threads(num_threads),
         )  # fmt: skip
+        raise_error_of(of_loss)
         return value
 
     def accuracy(

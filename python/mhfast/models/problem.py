@@ -21,6 +21,7 @@ from .._arguments import checks, sample_checks
 from .._arguments.checks import Wrt
 from .._arguments.lists import AXES, BITS, PARAMETERS, ROW_MAPS
 from .._arguments.losses import CLASSES, CrossEntropy, Loss
+from .._arguments.own_losses import is_own
 from .._arguments.runs import NO_RUNS, RunAxis, repeated
 from .._arguments.values import Array, frozen
 from ..dataset.dataset import Dataset, no_second_source
@@ -219,6 +220,8 @@ def loss(model: Model, loss: object, y: npt.ArrayLike | None = None) -> Loss:
         If the model does not have this loss, and the message lists its losses; or if labels that
         are probabilities were to be smoothed.
     """
+    if is_own(loss):
+        return cast(Loss, loss)
     name = loss if type(loss) not in CLASSES.values() else cast(CrossEntropy, loss).name
     if not isinstance(name, str) or name not in model.losses:
         message = f"loss: expected one of {', '.join(model.losses)}, got {loss!r}"

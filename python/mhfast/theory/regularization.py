@@ -201,7 +201,7 @@ def regularization_path(
         raise ValueError(f"norm: expected {choices}, got {norm!r}")
     model = _default_start(data) if start is None else start
     _check_start(model, wrt)
-    if name_of(arguments.loss(model, loss, data.y)) in WITH_KINKS:
+    if name_of(arguments.loss(model, loss, data.y)) in (*WITH_KINKS, "own"):
         raise ValueError(f"loss: expected one with a continuous derivative, got {loss!r}")
     checks.count(starts, "starts")
     data = _with_query(model, data)

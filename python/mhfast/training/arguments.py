@@ -311,7 +311,12 @@ def warn_of_nonfinite(run: Run, first: int, data: Dataset) -> None:
             cause = f"{name} holds {array[place]} at index {', '.join(map(str, place))}"
             break
     else:
-        cause = "data and parameters are finite, so it is too large for their dtype"
+        of_caller = losses.name_of(run.loss) == "own"
+        cause = (
+            "data and parameters are finite, so "
+            + ("the function for the loss returned such values, or " if of_caller else "")
+            + "it is too large for their dtype"
+        )
     warnings.warn(
         f"no step was taken: the loss or its gradient is not finite at step {first}; {cause}",
         RuntimeWarning,

@@ -50,7 +50,7 @@ def evaluate(
     record : str, function of the model, or sequence of them
         As in `train`: loss, accuracy, margin, grad_norm, param_norm, distance, cosine, the
         parameters, attention, attention_max, attention_groups, and ``test_loss`` and the like.
-    loss : str, or a loss with a parameter
+    loss : str, a loss with a parameter, or a function of outputs and targets
         As in `train`; "logistic" by default.
     wrt : str or tuple of str
         The parameters whose gradient grad_norm is the norm of; all by default.

@@ -162,7 +162,7 @@ def _check(run: Mapping[str, Any]) -> None:
     stop = run["stop"]
     if not callable(stop) and not all(type(value) is float for value in stop.values()):
         raise ValueError("its thresholds are not numbers")
-    known = losses.name_of(run["loss"]) in model.losses
+    known = losses.name_of(run["loss"]) in (*model.losses, "own")
     if not known or not set(run["wrt"]) <= set(model.parameters):
         raise ValueError("its loss and what it trained do not fit the model")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import losses
 from .._arguments.losses import Loss
 from .._arguments.names import Threshold
 from .._arguments.values import Array, same_fields
@@ -384,6 +385,10 @@ def _stored(run: Run) -> dict[str, Any]:
     }
     if callable(run.stop):
         values["stop"] = MissingFunction(getattr(run.stop, "__name__", "stop"))
+    values["loss"] = losses.kept(run.loss)
+    values["segments"] = tuple(
+        replace(segment, loss=losses.kept(segment.loss)) for segment in run.segments
+    )
     return values
 
 

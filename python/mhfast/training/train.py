@@ -100,7 +100,7 @@ def train(
         Of the order, by default 0. From an integer all runs see the same samples, from a sequence
         each run its own. The samples of a step are a function of the seed and the number of the
         step, the same on every machine: `mhfast.reference.batches`.
-    loss : str, or a loss with a parameter
+    loss : str, a loss with a parameter, or a function of outputs and targets
         "logistic" (the default), "squared", ``mh.Huber(0.5)``, ..., and for a Layer
         "cross_entropy", as in `value_and_grad`.
     wrt : str or tuple of str

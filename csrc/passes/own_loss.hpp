@@ -1,0 +1,118 @@
+// The caller's own loss in a pass over the data. A compiled function is called for each slab, where
+// a formula would be. A Python function is called for a block of slabs, in two phases:
+//
+//   outputs of the block's slabs, A and D kept  ->  call  ->  their losses and gradients
+//
+// A block is a part of a chunk, so that neither depends on the number of threads.
+#pragma once
+
+#include <atomic>
+#include <optional>
+
+#include "../problem/data.hpp"
+#include "../problem/own_loss.hpp"
+#include "../runtime/scratch.hpp"
+#include "pass.hpp"
+
+namespace mhfast {
+
+/// Some outputs with their targets, and what the function says of each.
+struct OwnLossNumbers {
+  double *outputs, *targets, *values, *derivatives;
+
+  void lay_out(Arena& layout, std::size_t count) {
+    for (double** array : {&outputs, &targets, &values, &derivatives})
+      *array = layout.take<double>(count);
+  }
+  OwnLossNumbers from(std::ptrdiff_t at) const {
+    return {outputs + at, targets + at, values + at, derivatives + at};
+  }
+
+  /// As row_loss, of the row of p outputs at `at`.
+  template <class Emit>
+  RowLoss row(std::ptrdiff_t at, int p, const Emit& emit) const {
+    RowLoss row;
+    for (int o = 0; o < p; ++o) {
+      const double margin = outputs[at + o] * targets[at + o];
+      row.value += values[at + o];
+      row.correct += margin > 0 ? 1.0 : 0.0;
+      row.margin = std::min(row.margin, margin);
+      emit(o, derivatives[at + o]);
+    }
+    return row;
+  }
+};
+
+/// What a function says of all outputs that are known; `curvatures`: with second derivatives.
+class OwnLossResults {
+ public:
+  template <class real>
+  OwnLossResults(const Data<real>& data, OwnLoss& function, const real* outputs, bool curvatures)
+      : outputs_(data.shape.row_outputs()), rows_(data.shape.output_rows()) {
+    const Shape& s = data.shape;
+    const std::ptrdiff_t count = s.n * s.outputs();
+    const auto lay_out = [&](Arena layout) {
+      of_.lay_out(layout, count);
+      curvatures_ = layout.take<double>(curvatures ? count : 0);
+      return layout.size();
+    };
+    lay_out(Arena(block_.reserve(std::max<std::size_t>(1, lay_out(Arena())))));
+    if (!curvatures) curvatures_ = nullptr;
+    std::copy_n(outputs, count, of_.outputs);
+    std::copy_n(data.y, count, of_.targets);
+    succeeded_ =
+        function.call({s.n * rows_, s.is_layer() ? s.p : 0, sizeof(real) == sizeof(double),
+                       of_.outputs, of_.targets, of_.values, of_.derivatives, curvatures_});
+  }
+
+  bool succeeded() const { return succeeded_; }
+  double value(std::ptrdiff_t sample) const { return of_.values[sample]; }
+  double derivative(std::ptrdiff_t sample) const { return of_.derivatives[sample]; }
+  double curvature(std::ptrdiff_t sample) const { return curvatures_[sample]; }
+
+  /// Of a layer's row; the second as derivative_tangents.
+  template <class Emit>
+  RowLoss row(std::ptrdiff_t sample, int row, const Emit& emit) const {
+    return of_.row((sample * rows_ + row) * outputs_, outputs_, emit);
+  }
+  template <class real, class Emit>
+  void derivative_tangents(std::ptrdiff_t sample, int row, const real* df, std::ptrdiff_t stride,
+                           const Emit& emit) const {
+    const double* curvatures = curvatures_ + (sample * rows_ + row) * outputs_;
+    for (int o = 0; o < outputs_; ++o) emit(o, curvatures[o] * double(df[o * stride]));
+  }
+
+ private:
+  const int outputs_, rows_;  // of a row, of a sample
+  OwnLossNumbers of_{};
+  double* curvatures_ = nullptr;
+  AlignedBuffer block_;
+  bool succeeded_ = false;
+};
+
+/// The function in the passes of an engine.
+class OwnLossPass {
+ public:
+  OwnLossPass(const Shape& shape, std::optional<Loss> loss, bool is_double)
+      : p_(shape.p), is_double_(is_double), function_(loss ? loss->own : nullptr) {}
+
+  bool exists() const { return function_; }
+  bool takes_blocks() const { return function_ && function_->is_slow(); }
+
+  /// Has the function fill in what it says of `rows` rows.
+  void call(std::ptrdiff_t rows, const OwnLossNumbers& of) {
+    if (!function_->call(
+            {rows, p_, is_double_, of.outputs, of.targets, of.values, of.derivatives, nullptr}))
+      failed_.store(true, std::memory_order_relaxed);
+  }
+  /// Whether a call has failed: read in the pass, to end it, and behind the barrier after it.
+  bool failed() const { return failed_.load(std::memory_order_relaxed); }
+
+ private:
+  const int p_;
+  const bool is_double_;
+  OwnLoss* const function_;
+  std::atomic<bool> failed_{false};
+};
+
+}  // namespace mhfast
