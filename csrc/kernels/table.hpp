@@ -205,7 +205,8 @@ struct ReduceArguments {
   real* out;  // (rows, d)
 };
 
-/// Softmax by rows and how it moves along a direction; arrays are laid out as rows of scores.
+/// Softmax by rows and how it moves along a direction; arrays are laid out as rows of scores. Other
+/// row maps leave the logits and their derivative in s and ds, and write the weights apart.
 template <class real>
 struct TangentArguments {
   int keys, columns;       // query rows in whole vectors
@@ -214,6 +215,8 @@ struct TangentArguments {
   real *s, *ds;            // logits and their derivative; A and its relative derivative
   real *c, *dc;            // readout coefficients and their derivative; D and its derivative
   real *readouts, *moves;  // (columns vectors): rows of <A, C> and their derivative
+  RowMap map;
+  real *a, *da;  // of another map: A and its derivative; scratch where D is asked for
 };
 
 /// C[m][n] (+)= factor * sum over k of A[m][k] B[k][n]; an entry is `width` numbers, one for each

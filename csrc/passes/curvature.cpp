@@ -96,7 +96,13 @@ void ClassifierHessian<real>::add_readout_terms(int h, const Tile& tile, double 
   const std::ptrdiff_t R = tile_rows_, size = T * R;
   const TangentArguments<real> in = this->rows_of(h, tile, workspace);
   const real a = real(move), b = real(derivative);
-  for (std::ptrdiff_t k = 0; k < size; ++k) workspace.m[k] = in.s[k] * (a + b * in.ds[k]);
+  if (data_.row_map.is_softmax()) {
+    for (std::ptrdiff_t k = 0; k < size; ++k) workspace.m[k] = in.s[k] * (a + b * in.ds[k]);
+  } else {
+    const WithTangent<real> weights = this->weights_of(in, workspace);
+    for (std::ptrdiff_t k = 0; k < size; ++k)
+      workspace.m[k] = a * weights.value[k] + b * weights.tangent[k];
+  }
   this->multiply(tile.rows, dL, T, workspace.m, R, workspace.x, dL,
                  sums.of_readout + h * readout_size_ + std::ptrdiff_t(tile.first) * dL, dL, !fresh);
 }
@@ -132,9 +138,9 @@ void LayerHessian<real>::add_outputs(int h, const Tile& tile, Workspace& workspa
   const int d = s_.d, T = s_.T, p = s_.p, N = tile.padded;
   const std::ptrdiff_t R = tile_rows_, dL = this->padded(d), of_head = std::ptrdiff_t(h) * d * p;
   const TangentArguments<real> in = this->rows_of(h, tile, workspace);
-  for (std::ptrdiff_t k = 0; k < T * R; ++k) workspace.m[k] = in.s[k] * in.ds[k];
-  this->multiply(d, N, T, workspace.x, dL, in.s, R, workspace.yt, R, false);
-  this->multiply(d, N, T, workspace.x, dL, workspace.m, R, workspace.dyt, R, false);
+  const WithTangent<real> weights = this->weights_of(in, workspace);
+  this->multiply(d, N, T, workspace.x, dL, weights.value, R, workspace.yt, R, false);
+  this->multiply(d, N, T, workspace.x, dL, weights.tangent, R, workspace.dyt, R, false);
   const WithTangent<real> v{model_.at[kV] + of_head,
                             tangent_[kV] ? tangent_[kV] + of_head : nullptr};
   this->multiply(p, N, d, v.value, p, workspace.yt, R, workspace.f, R, h > 0);
@@ -217,9 +223,9 @@ void LayerHessian<real>::add_readout_terms(int h, const Tile& tile, Workspace& w
     this->multiply(tile.rows, dL, T, weights, R, workspace.x, dL, workspace.e, dL, false);
     this->multiply(s_.p, dL, tile.rows, g, s_.p, workspace.e, dL, sum, dL, add);
   };
-  for (std::ptrdiff_t k = 0; k < T * R; ++k) workspace.m[k] = in.s[k] * in.ds[k];
-  add_term(workspace.m, workspace.g_rows, !fresh || tile.first > 0);
-  add_term(in.s, workspace.dg_rows, true);
+  const WithTangent<real> weights = this->weights_of(in, workspace);
+  add_term(weights.tangent, workspace.g_rows, !fresh || tile.first > 0);
+  add_term(weights.value, workspace.dg_rows, true);
 }
 
 template <class real>

@@ -81,6 +81,7 @@ void HessianProduct<real>::lay_out(Arena& layout) {
                  &workspace.dyt});
     take(heads_kept_ * T * R, {&workspace.s, &workspace.ds, &workspace.c, &workspace.dc});
     take(T * R, {&workspace.m});
+    take(data_.row_map.is_softmax() ? 0 : T * R, {&workspace.a, &workspace.da});
     take(R, {&workspace.limits, &workspace.readouts, &workspace.moves});
     take(p * R, {&workspace.f, &workspace.df, &workspace.g, &workspace.dg, &workspace.y,
                  &workspace.g_rows, &workspace.dg_rows});
@@ -141,7 +142,8 @@ void HessianProduct<real>::find_limits(std::ptrdiff_t i, const Tile& tile,
     data_.write_limits(i, tile.first, tile.rows, tile.padded, workspace.limits);
 }
 
-/// P = z W, S = P X^T and their moves, then A and its relative move.
+/// P = z W, S = P X^T and their moves, then A and its relative move; other row maps keep the
+/// logits.
 template <class real>
 void HessianProduct<real>::score(int h, const Tile& tile, Workspace& workspace) const {
   const int d = s_.d, T = s_.T, TL = padded(T), qL = padded(s_.q);
@@ -157,7 +159,7 @@ void HessianProduct<real>::score(int h, const Tile& tile, Workspace& workspace) 
     multiply(T, tile.padded, d, workspace.xt, TL, workspace.dp, R, in.ds, R, false);
   else
     std::fill_n(in.ds, T * R, real(0));
-  kernels_.tangent_weights(in);
+  if (data_.row_map.is_softmax()) kernels_.tangent_weights(in);
 }
 
 /// C = U X^T and its move, then D, its move and the readouts; U (d, rows) by its rows.

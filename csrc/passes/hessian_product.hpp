@@ -55,6 +55,7 @@ class HessianProduct {
     real *p, *dp, *ut, *dut, *yt, *dyt;  // (d, R): z W, G V^T, A X
     real *s, *ds, *c, *dc;               // (heads, T, R)
     real* m;                             // (T, R)
+    real *a, *da;                        // (T, R), of a row map that is not softmax
     real *limits, *readouts, *moves;     // (R)
     real *f, *df, *g, *dg, *y, *g_rows,
         *dg_rows;  // outputs: (p, R), their y and derivatives (R, p)
@@ -98,7 +99,19 @@ class HessianProduct {
             workspace.c + at,
             workspace.dc + at,
             workspace.readouts,
-            workspace.moves};
+            workspace.moves,
+            data_.row_map,
+            workspace.a,
+            workspace.da};
+  }
+  /// A of a tile that has been scored and its derivative, (T, R) each.
+  WithTangent<real> weights_of(const TangentArguments<real>& in, Workspace& workspace) const {
+    if (!data_.row_map.is_softmax()) {
+      kernels_.tangent_weights(in);
+      return {in.a, in.da};
+    }
+    for (std::ptrdiff_t k = 0; k < s_.T * tile_rows_; ++k) workspace.m[k] = in.s[k] * in.ds[k];
+    return {in.s, workspace.m};
   }
   /// out (M, N numbers) (+)= left^T right over K: left (K, M), right (K, N), by their rows.
   void multiply(int M, int N, int K, const real* left, std::ptrdiff_t left_row, const real* right,

@@ -299,7 +299,58 @@ def test_wrong_arguments():
     with pytest.raises(
         ValueError, match="expected attention 'softmax', which this result is about"
     ):
-        mh.theory.ntk(model, X)
+        mh.theory.curvature_bounds(model, X)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_hessian_products_are_those_of_the_reference(dtype):
+    for the, text in drawn_cases(DIFFERENTIABLE, dtype):
+        loss = "squared" if isinstance(the.model, mh.Layer) else "logistic"
+        signs = the.y if loss == "squared" else np.sign(the.y)
+        options = the.options | {"loss": loss}
+        found = mh.hvp(the.model, the.X, signs, tangent=the.model, **options)
+        direction = dict(the.model.parameters)
+        known = mh.reference.hvp(the.model, the.X, signs, direction, **options)
+        for name, product in known.items():
+            error = relative(getattr(found, name), product)
+            assert error < 3 * TOLERANCE[np.dtype(dtype)], (text, name)  # a sum of three terms
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hessian_products_by_differences(kind):
+    for j, (name, normalize) in enumerate(DIFFERENTIABLE):
+        the = case(kind, attention=name, normalize=normalize, loss="squared", causal=True, seed=j)
+        rng = np.random.default_rng(j)
+        arrays = the.model.parameters
+        direction = mh.Gradients(**{n: rng.standard_normal(a.shape) for n, a in arrays.items()})
+        found = mh.hvp(the.model, the.X, the.y, tangent=direction, loss="squared")
+        # The fourth-order difference, whose error of 1e-12 / h and h^4 is about 1e-9. Relu has a
+        # kink that no logit of these cases is within h of.
+        h, ends = 1e-3, []
+        for step in (-2 * h, -h, h, 2 * h):
+            _, g = mh.value_and_grad(the.model + step * direction, the.X, the.y, loss="squared")
+            ends.append(g)
+        for part in arrays:
+            a, b, c, d = (getattr(g, part) for g in ends)
+            difference = (a - 8 * b + 8 * c - d) / (12 * h)
+            assert relative(getattr(found, part), difference) < 1e-7, (name, part)
+
+
+def test_tangent_kernel():
+    """Inner products of the gradients of single samples."""
+    for j, (name, normalize) in enumerate(DIFFERENTIABLE):
+        the = case(attention=name, normalize=normalize, causal=True, scale=0.7, seed=j)
+        rows = []
+        for i in range(len(the.X)):
+            g = mh.backward(the.model, the.X[i : i + 1], np.ones(1))
+            rows.append(np.concatenate([g.W.ravel(), g.U.ravel()]))
+        known = np.array(rows) @ np.array(rows).T
+        assert relative(mh.theory.ntk(the.model, the.X), known) < 1e-12, name
+    hard = the.model.replace(attention="hardmax", normalize=None)
+    with pytest.raises(ValueError, match=r"expected a row map with derivatives, got .* 'hardmax'"):
+        mh.theory.ntk(hard, the.X)
+    with pytest.raises(ValueError, match=r"expected a row map with derivatives, got .* 'hardmax'"):
+        mh.hvp(hard, the.X, the.y, tangent=hard)
 
 
 @pytest.mark.parametrize("kind", KINDS)

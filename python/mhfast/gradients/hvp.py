@@ -83,12 +83,9 @@ def hvp(
     loss = arguments.loss(model, loss, X.y if isinstance(X, Dataset) else y)
     kind = losses.name_of(loss)
     problem = arguments.problem(model, X, y, loss=kind, query=query, weight=weight, lengths=lengths)
+    if model.attention == "hardmax":
+        raise ValueError("model: expected a row map with derivatives, got attention 'hardmax'")
     tangents, runs = _tangents(model, tangent), problem.runs
-    if model.attention != "softmax":
-        raise ValueError(
-            f"model: expected attention 'softmax', whose second derivatives there are, got "
-            f"{str(model.attention)!r}"
-        )
     for name, array in tangents.items():
         runs = runs.meet(f"tangent.{name}", array.shape, AXES[name])
     core, of_loss = model._core, losses.core(loss)

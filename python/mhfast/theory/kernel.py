@@ -25,6 +25,10 @@ import numpy.typing as npt
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Classifier, Layer
+from ..reference.attention import weights
+from ..reference.gradients import weights_tangent
+from ..reference.model import Model as Plain
+from ..reference.model import inputs
 from .inputs import check_finite, classifier, exponent, in_units, query_side, samples
 from .layer_kernel import layer_kernel, score_gradient
 from .runs import over_runs
@@ -93,7 +97,9 @@ def ntk(
     if isinstance(model, Layer):
         K = layer_kernel(model, samples(X), None if X2 is None else samples(X2), wrt)
         return K.astype(model.dtype, copy=False)
-    model = classifier(model)
+    model = classifier(model, any_map=True)
+    if model.attention == "hardmax":
+        raise ValueError("model: expected a row map with derivatives, got attention 'hardmax'")
     first = samples(X)
     for data in (first,) if X2 is None else (first, samples(X2)):
         check_finite(model, data)
@@ -223,7 +229,9 @@ def _pooled(model: Classifier, h: int, data: Dataset, x: int, u: int) -> tuple[A
         A = own.attention(block)[:, 0]
         tokens = in_units(block.X, x)
         pooled[part] = A @ tokens
-        moved[part] = score_gradient(A, U @ tokens.transpose(0, 2, 1)) @ tokens
+        C = U @ tokens.transpose(0, 2, 1)
+        D = score_gradient(A, C) if model.attention == "softmax" else _of_map(own, block, C)
+        moved[part] = D @ tokens
     return pooled, moved
 
 
@@ -234,6 +242,15 @@ def _one_head(model: Classifier, h: int) -> Classifier:
     else:
         W = replace(W, Q=W.Q[h : h + 1], K=None if W.K is None else W.K[h : h + 1])
     return replace(model, W=W, U=model.U[h : h + 1])
+
+
+def _of_map(model: Classifier, data: Dataset, C: Array) -> Array:
+    """D (n, q, T) of one head with another row map, by the specification, in float64."""
+    own = Plain.of(model)
+    seen = inputs(own, data.X, data.query, data.lengths)
+    C64 = C[:, None].astype(np.float64)
+    D: Array = weights_tangent(own, seen, weights(own, seen), C64)[:, 0]
+    return D.astype(model.dtype)
 
 
 def _products(a: Array, b: Array) -> Array:
