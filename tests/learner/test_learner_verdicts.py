@@ -9,6 +9,8 @@ from learner_instances import data, distance
 import mhfast as mh
 from mhfast.learner import agreement, as_examples, learning, surplus
 from mhfast.learner.certificates import Fit, Judged, certificates, fits, judge
+from mhfast.learner.numbers import NumberOfHeads
+from mhfast.learner.sculpting import CERTAIN
 from mhfast.learner.surplus import Problem
 
 SMALL = (3000, 2, 6, 2)
@@ -497,3 +499,23 @@ def test_how_much_a_head_is_needed():
     assert problem.judged(mh.Layer(truth.W, -truth.V))[1] is None
     assert not problem.explains(replace(found, residual=1.51 * examples.noise_floor))
     assert problem.explains(replace(found, residual=1.49 * examples.noise_floor))
+
+
+def tried_of(numbers, residuals):
+    """The numbers of heads that are tried where each leaves its residual."""
+    tried = []
+    for heads in numbers:
+        tried.append(heads)
+        numbers.take(residuals[heads])
+    return tried
+
+
+def test_fewer_heads_than_a_wrong_proposal_do_not_end_the_search():
+    """The spectrum of few facts proposed 3 for certain, 1 and 2 were worse, and 4 was not tried."""
+    residuals = {1: 0.9, 2: 0.6, 3: 0.3, 4: 1e-12, 5: 0.5, 6: 0.5, 7: 0.5, 8: 0.5}
+    assert tried_of(NumberOfHeads(3, CERTAIN, 8), residuals)[:4] == [3, 1, 2, 4]
+    assert tried_of(NumberOfHeads(3, None, 8), residuals) == [1, 2, 3, 4, 5, 6]
+    # Progress of less than a tenth twice in a row, above the best, ends it.
+    slow = {1: 0.9, 2: 0.85, 3: 0.84, 4: 1e-12}
+    assert tried_of(NumberOfHeads(None, None, 8), slow) == [1, 2, 3]
+    assert tried_of(NumberOfHeads.given(3), residuals) == [3]

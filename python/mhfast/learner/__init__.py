@@ -12,6 +12,7 @@ Chen, Li, "Provably learning a multi-head attention layer".
 
 from .agreement import Agreement, agreement
 from .alignment import Alignment, align, hull_cosine, merge_heads
+from .enclosure import Enclosure, enclose
 from .estimate import Covariance, Estimate, estimate
 from .examples import Examples, as_examples
 from .facts import Facts, certify
@@ -33,6 +34,7 @@ __all__ = [
     "Candidate",
     "Certificate",
     "Covariance",
+    "Enclosure",
     "Estimate",
     "Examples",
     "Facts",
@@ -50,6 +52,7 @@ __all__ = [
     "as_examples",
     "certify",
     "crude_sum",
+    "enclose",
     "estimate",
     "hull_cosine",
     "learn_layer",

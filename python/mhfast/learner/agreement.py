@@ -120,7 +120,7 @@ def agreement(facts: Facts, W: npt.ArrayLike) -> Agreement:
         raise ValueError("W: expected finite numbers of at least one head")
     if not len(facts):
         raise ValueError("facts: expected at least one fact, got none")
-    triangle, target, left, seen = _reduced(facts)
+    triangle, target, left, seen = reduced(facts)
     flat = heads.reshape(len(heads), -1) @ seen
     k, spare = len(target), len(facts) - len(target)
     off = target - triangle @ flat[0]
@@ -140,7 +140,7 @@ def agreement(facts: Facts, W: npt.ArrayLike) -> Agreement:
     )
 
 
-def _reduced(facts: Facts) -> tuple[Float64, Float64, float, Float64]:
+def reduced(facts: Facts) -> tuple[Float64, Float64, float, Float64]:
     """Reduce the weighted regression to its unknowns.
 
     Returns

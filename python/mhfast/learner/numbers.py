@@ -20,7 +20,7 @@ PROGRESS = 0.9
 """A number of heads makes progress if it lowers the least residual so far to this share or less."""
 
 PATIENCE = 2
-"""Numbers in a row without progress after which no more are tried."""
+"""Numbers in a row, above the best so far, without progress after which no more are tried."""
 
 
 class NumberOfHeads:
@@ -34,23 +34,28 @@ class NumberOfHeads:
     def __init__(self, proposed: int | None, sureness: float | None, most: int) -> None:
         self._first = proposed if sureness is not None and sureness >= CERTAIN else None
         self._most = min(MOST, most)
-        self._least, self._idle = float("inf"), 0
+        self._least, self._best, self._idle, self._current = float("inf"), 0, 0, 0
 
     def __iter__(self) -> Iterator[int]:
         """Yield numbers until nothing is to be expected of more."""
         if self._first is not None:
+            self._current = self._first
             yield self._first
         for heads in range(1, self._most + 1):
             if heads == self._first:
                 continue
             if self._idle >= PATIENCE:
                 return
+            self._current = heads
             yield heads
 
     def take(self, residual: float) -> bool:
         """Take the residual of the number yielded last; return whether it is the least so far."""
-        self._idle = 0 if residual <= PROGRESS * self._least else self._idle + 1
+        if residual <= PROGRESS * self._least:
+            self._idle = 0
+        elif self._current > self._best:
+            self._idle += 1  # that fewer heads than the best fit worse says nothing about more
         if residual >= self._least:
             return False
-        self._least = residual
+        self._least, self._best = residual, self._current
         return True
