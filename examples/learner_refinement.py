@@ -9,10 +9,9 @@ import argparse
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 import mhfast as mh
-from mhfast._demo.figure import BLUE, ORANGE, STYLE
+from mhfast._demo.figure import BLUE, ORANGE, STYLE, titled
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument(
@@ -69,6 +68,27 @@ def successes(size, seed):
     return near, exact, *alone(data, heads, seed), result.learnt, result.learnt and not exact
 
 
+def draw(counts):
+    """Draw the successes of each way to learn, one panel for each size."""
+    total = np.sum(counts, axis=0)
+    layers = arguments.seeds * len(counts)
+    message = (
+        f"Refinement after the phases finds {total[1]} of {layers} layers, and {total[2]} from one "
+        "random start"
+    )
+    with rc_context(STYLE):
+        figure = titled(message, 2.6)
+        panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
+        for ax, size, count in zip(panels, sizes, counts, strict=True):
+            ax.barh(BARS, count[: len(BARS)], color=COLOURS)
+            for place, successes in enumerate(count[: len(BARS)]):
+                ax.text(successes, place, f" {successes}", va="center", fontsize=8)
+            ax.set(xlabel=f"of {arguments.seeds} layers", xlim=(0, 1.12 * arguments.seeds))
+            ax.set_title("{} heads, d = {}, {} tokens".format(*size))
+        panels[0].invert_yaxis()
+    return figure
+
+
 sizes = [tuple(map(int, size.split(","))) for size in arguments.sizes]
 counts = []
 print(f"successes of {arguments.seeds} seeds")
@@ -79,14 +99,4 @@ for size in sizes:
     columns = (*BARS, "learnt", "learnt and wrong")
     row = "  ".join(f"{k:{len(b)}d}" for b, k in zip(columns, counts[-1], strict=True))
     print("{},{},{}".format(*size[:3]).rjust(7), f"{size[3]:9,d} ", row, flush=True)
-with rc_context(STYLE):
-    figure = Figure(figsize=(2.0 + 1.7 * len(sizes), 3.0), layout="constrained", dpi=120)
-    ax = figure.subplots()
-    x = np.arange(len(sizes))
-    for k, (bar, colour) in enumerate(zip(BARS, COLOURS, strict=True)):
-        share = 100 * np.array([count[k] for count in counts]) / arguments.seeds
-        ax.bar(x + 0.2 * (k - 1.5), share, 0.18, color=colour, label=bar)
-    ax.set_xticks(x, ["({},{},{})".format(*size) for size in sizes])
-    ax.set(xlabel="(H,d,T)", ylabel=f"of {arguments.seeds} seeds (%)", ylim=(0, 105))
-    figure.legend(loc="outside upper center", ncols=4)
-    figure.savefig(arguments.output)
+draw(counts).savefig(arguments.output)

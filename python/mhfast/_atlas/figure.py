@@ -24,9 +24,8 @@ def panels(
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure 1600 pixels wide with the message as title, and its axes row by row."""
     with rc_context(demo.STYLE):
-        figure = Figure(figsize=(8, height), layout="constrained", dpi=200)
+        figure = demo.titled(title, height)
         axes = figure.subplots(rows, columns, squeeze=False, **options)
-        figure.suptitle(title, fontsize=10.5, fontweight="bold")
     return figure, list(axes.flat)
 
 

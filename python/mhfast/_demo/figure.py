@@ -27,6 +27,13 @@ STYLE: Any = {
 }
 
 
+def titled(message: str, height: float) -> Figure:
+    """Return a figure 1600 pixels wide, `height` in inches of 200, with its message as the title."""
+    figure = Figure(figsize=(8.0, height), layout="constrained", dpi=200)
+    figure.suptitle(message, fontsize=10.5, fontweight="bold")
+    return figure
+
+
 def draw(digits: DigitsResult, heads: HeadsResult, saturation: SaturationResult) -> Figure:
     """Draw digits and saturation above, the role of H below.
 
@@ -34,7 +41,7 @@ def draw(digits: DigitsResult, heads: HeadsResult, saturation: SaturationResult)
     to the largest.
     """
     with rc_context(STYLE):
-        figure = Figure(figsize=(9.8, 7.7), layout="constrained", dpi=200)
+        figure = Figure(figsize=(9.8, 7.7), layout="constrained", dpi=1600 / 9.8)
         halves: Any = figure.subfigures(2, 1, height_ratios=[1.0, 1.7], hspace=0.06)
         top, bottom = halves
         curves, maps, change = top.subfigures(1, 3, width_ratios=[1.9, 1.9, 1.2], wspace=0.04)
