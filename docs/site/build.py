@@ -36,7 +36,7 @@ SECTIONS = {
     "Start": ["tutorial", "from_pytorch"],
     "Guide": [
         "family", "rows", "losses", "training", "sweeps", "long_sequences", "reproducibility",
-        "interop",
+        "saturation", "interop",
     ],
     "Theory": ["theory", "learner", "atlas/index"],
     "Examples": ["gallery/index"],

@@ -151,7 +151,7 @@ def test_examples_are_held_out_at_random():
     examples = as_examples(X, Y)
     drawn = []
     for seed in (0, 0, 1):
-        rest, held_out = examples.split(9, seed)
+        rest, held_out = examples.split(9, seed=seed)
         assert (rest.n, held_out.n) == (31, 9)
         assert sorted([*rest.index, *held_out.index]) == list(range(40))
         drawn.append(tuple(held_out.index))

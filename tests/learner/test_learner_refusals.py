@@ -73,9 +73,17 @@ def test_constant_labels(tokens):
     assert result.phases == result.certificates == ()
 
 
+def test_a_seed_by_position_is_deprecated():
+    X, Y = np.random.default_rng(0).standard_normal((2, 300, 3, 4))
+    examples = as_examples(X, Y)
+    with pytest.warns(DeprecationWarning, match="split: seed is given by keyword, seed=..."):
+        _, held_out = examples.split(30, 5)
+    assert np.array_equal(held_out.index, examples.split(30, seed=5)[1].index)
+
+
 def test_labels_that_vanish_where_they_are_held_out():
     X, Y = np.random.default_rng(0).standard_normal((2, 300, 3, 4))
-    Y[as_examples(X, Y).split(30, 5)[1].index] = 0.0
+    Y[as_examples(X, Y).split(30, seed=5)[1].index] = 0.0
     result = mh.learn_layer(X, Y, 1, seed=5)
     assert result.verdict == "not learnt: the held-out outputs are all zero"
 

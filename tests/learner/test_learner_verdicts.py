@@ -75,7 +75,7 @@ def test_random_labels_are_not_learnt(tail, noise, heads):
 def test_one_record_of_another_size_hides_nothing(record, both, heads):
     """Its outputs are as large as all others together; no layer explains them and the others."""
     source = boolean(0)
-    kept, held_out = as_examples(source.X, source.y).split(300, 3)
+    kept, held_out = as_examples(source.X, source.y).split(300, seed=3)
     at = {"held out": held_out, "seen": kept}[record].index[5]
     X, Y = source.X.copy(), source.y.copy()
     Y[at] *= 1e10
@@ -291,7 +291,7 @@ def test_a_proposal_that_stands_far_out_comes_first(monkeypatch):
 def test_no_phase_sees_what_is_held_out():
     source = boolean(0)
     seed = 4
-    held_out = as_examples(source.X, source.y).split(300, seed)[1].index
+    held_out = as_examples(source.X, source.y).split(300, seed=seed)[1].index
     Y = source.y.copy()
     Y[held_out] *= -3.0
     want, result = (mh.learn_layer(source.X, y, 2, seed=seed) for y in (source.y, Y))

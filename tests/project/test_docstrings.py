@@ -173,6 +173,19 @@ def test_every_parameter_is_documented(name):
     assert {p for p in required if not p.startswith("_")} - documented == set()
 
 
+@pytest.mark.parametrize("keyword", ["seed", "tangent"])
+def test_what_is_easily_confused_is_given_by_keyword(keyword):
+    """A seed among sizes, or a tangent among data, would be read as one of them."""
+    functions = {n: m for n, m in public().items() if isinstance(m, types.FunctionType)}
+    kinds = {
+        name: inspect.signature(member).parameters[keyword].kind
+        for name, member in functions.items()
+        if keyword in inspect.signature(member).parameters
+    }
+    assert {n for n, kind in kinds.items() if kind is not inspect.Parameter.KEYWORD_ONLY} == set()
+    assert kinds
+
+
 @of_all
 def test_every_documented_parameter_exists(name):
     member = public()[name]

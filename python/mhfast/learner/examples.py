@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks
+from .._arguments.deprecated import keyword_only
 from .._arguments.values import Array
 from ..models import Layer
 
@@ -127,7 +128,8 @@ class Examples:
             return replace(self, index=self.index[:samples])
         return replace(self, X=self.X[:samples], Y=self.Y[:samples])
 
-    def split(self, held_out: int, seed: int) -> tuple[Examples, Examples]:
+    @keyword_only("seed", 2)
+    def split(self, held_out: int, *, seed: int) -> tuple[Examples, Examples]:
         """Split off samples drawn at random; nothing is copied.
 
         Each part has the scale and the basis of its own outputs: no number of the one depends on

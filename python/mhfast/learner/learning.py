@@ -225,7 +225,7 @@ class _Learner:
             Outputs do not vary, or without refinement there are too few facts to go on.
         """
         held_out = _held_out(self.examples.n, self.examples.noise)
-        self.examples, self.held_out = self.examples.split(held_out, self.seed)
+        self.examples, self.held_out = self.examples.split(held_out, seed=self.seed)
         self._varying()
         self.visible = visible_of(self.examples)
         if not self.visible.differences.size:
@@ -233,7 +233,7 @@ class _Learner:
             self.best = self._sum_of_values()
             return
         if self.heads is None and self.held_out.n > 1:
-            self.held_out, self.choosing = self.held_out.split(self.held_out.n // 2, self.seed)
+            self.held_out, self.choosing = self.held_out.split(self.held_out.n // 2, seed=self.seed)
         sculpted = self._sculpted()
         done = tuple(self.phases)
         numbers = self._numbers(None if sculpted is None else sculpted[2])
