@@ -28,7 +28,7 @@ STYLE: Any = {
 
 
 def titled(message: str, height: float) -> Figure:
-    """Return a figure 1600 pixels wide, `height` in inches of 200, with its message as the title."""
+    """Return a figure 1600 pixels wide and 200 `height` pixels high, its message as the title."""
     figure = Figure(figsize=(8.0, height), layout="constrained", dpi=200)
     figure.suptitle(message, fontsize=10.5, fontweight="bold")
     return figure
