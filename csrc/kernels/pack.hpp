@@ -8,21 +8,29 @@ namespace mhfast {
 namespace MHFAST_ISA {
 namespace {
 
+/// out[k][r] = x[r][k], k < columns, row r being `stride` further; rows from `valid` to L are zero
+/// and are not read. A square of registers at a time is transposed in place.
+template <class real>
+void transpose_rows(const real* x, Index stride, int valid, Index columns, real* out, Index row) {
+  constexpr int L = kLanes<real>;
+  Index k = 0;
+  for (; k + L <= columns; k += L) {
+    Vec<real> square[L];
+#pragma GCC unroll 16
+    for (int r = 0; r < L; ++r)
+      square[r] = r < valid ? load<real>(x + r * stride + k) : Vec<real>{};
+    transpose<real>(square);
+#pragma GCC unroll 16
+    for (int r = 0; r < L; ++r) store<real>(out + (k + r) * row, square[r]);
+  }
+  for (; k < columns; ++k)
+    for (int r = 0; r < L; ++r) out[k * row + r] = r < valid ? x[r * stride + k] : real(0);
+}
+
 /// Samples or runs as lanes: out[i][lane] = x[lane * stride + i], i < size, zero from lane `valid`.
 template <class real>
 void pack_lanes(const real* x, Index stride, int valid, Index size, real* out) {
-  constexpr int L = kLanes<real>;
-  if (valid == L) {
-    for (Index i = 0; i < size; ++i, out += L) {
-      Vec<real> lanes;
-#pragma GCC unroll 16
-      for (int l = 0; l < L; ++l) lanes[l] = x[l * stride + i];
-      store<real>(out, lanes);
-    }
-    return;
-  }
-  for (int l = 0; l < L; ++l)
-    for (Index i = 0; i < size; ++i) out[i * L + l] = l < valid ? x[l * stride + i] : real(0);
+  transpose_rows<real>(x, stride, valid, size, out, kLanes<real>);
 }
 
 /// Entries of vectors: out[k][row] = x[row][k].
@@ -36,10 +44,15 @@ void transpose_lanes(const real* x, int rows, int d, real* out) {
 /// Rows as lanes: out[k][row] = x[row][k], zero up to the `padded` row.
 template <class real>
 void pack_rows(const real* x, int rows, int d, int padded, real* out) {
-  for (int k = 0; k < d; ++k, out += padded) {
-    for (int r = 0; r < rows; ++r) out[r] = x[Index(r) * d + k];
-    for (int r = rows; r < padded; ++r) out[r] = real(0);
+  constexpr int L = kLanes<real>;
+  int first = 0;  // of a block of L rows
+  for (; first + L <= padded; first += L) {
+    const int valid = rows - first < L ? (rows > first ? rows - first : 0) : L;
+    transpose_rows<real>(x + Index(first) * d, d, valid, d, out + first, padded);
   }
+  for (int k = 0; k < d; ++k)
+    for (int r = first; r < padded; ++r)
+      out[Index(k) * padded + r] = r < rows ? x[Index(r) * d + k] : real(0);
 }
 
 /// Features as lanes: out[row][k] = factor x[row][k], zero up to the `padded` feature.

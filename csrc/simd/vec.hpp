@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 namespace mhfast {
 namespace MHFAST_ISA {
@@ -124,6 +125,35 @@ template <class real>
 inline void store_narrow(real* p, Vec<double> v) {
   *reinterpret_cast<typename Narrow<real>::Unaligned*>(p) =
       __builtin_convertvector(v, typename Narrow<real>::Type);
+}
+
+/// Transposes squares of size `half` of a square of 2 half rows, in every such square of the rows:
+/// the part right of the diagonal changes places with the one below it.
+template <class real, int half, int... lane>
+inline void exchange_squares(Vec<real>* rows, std::integer_sequence<int, lane...>) {
+  constexpr int L = kLanes<real>;
+#pragma GCC unroll 16
+  for (int r = 0; r < L; ++r) {
+    if (r & half) continue;
+    const Vec<real> above = rows[r], below = rows[r + half];
+#if defined(__clang__) || __GNUC__ >= 12
+    rows[r] = __builtin_shufflevector(above, below, (lane & half ? L + lane - half : lane)...);
+    rows[r + half] =
+        __builtin_shufflevector(above, below, (lane & half ? L + lane : lane + half)...);
+#else
+    rows[r] =
+        __builtin_shuffle(above, below, IntVec<real>{(lane & half ? L + lane - half : lane)...});
+    rows[r + half] =
+        __builtin_shuffle(above, below, IntVec<real>{(lane & half ? L + lane : lane + half)...});
+#endif
+  }
+}
+
+/// Transposes a square of as many registers as one has lanes, in place.
+template <class real, int half = kLanes<real> / 2>
+inline void transpose(Vec<real> (&rows)[kLanes<real>]) {
+  exchange_squares<real, half>(rows, std::make_integer_sequence<int, kLanes<real>>());
+  if constexpr (half > 1) transpose<real, half / 2>(rows);
 }
 
 /// Sum over lanes in a fixed order.
