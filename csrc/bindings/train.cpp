@@ -44,7 +44,7 @@ class PythonHooks {
 
   py::object error() const { return error_; }
 
- private:
+  /// Calls `body` with the interpreter's lock; a true result ends training, an error aborts it.
   template <class Body>
   CallbackResult guarded(const Body& body) {
     const py::gil_scoped_acquire held;
@@ -53,12 +53,16 @@ class PythonHooks {
     } catch (py::error_already_set& error) {
       error_ = error.value();
       if (error.trace()) PyException_SetTraceback(error_.ptr(), error.trace().ptr());
+    } catch (const py::builtin_exception& error) {  // of checks of what Python gave
+      error.set_error();
+      error_ = py::error_already_set().value();
     } catch (const std::exception& error) {
       error_ = py::module_::import("builtins").attr("RuntimeError")(error.what());
     }
     return CallbackResult::kAbort;
   }
 
+ private:
   const py::object hook_, on_progress_;
   py::object error_ = py::none();
 };
@@ -121,7 +125,8 @@ void read_trained(TrainingTask<real>& task, const ModelOfRuns<real>& model,
 
 Batches checked_batches(const Batches& batches, std::ptrdiff_t n, std::ptrdiff_t runs) {
   if (batches.size == 0) return batches;
-  if (batches.size < 0 || batches.size > n || n > std::ptrdiff_t(UINT32_MAX))
+  const bool drawn_from_n = batches.fresh == 0;
+  if (batches.size < 0 || (drawn_from_n && batches.size > n) || n > std::ptrdiff_t(UINT32_MAX))
     throw py::value_error("batch: expected 1 to n samples, n below 2^32");
   const std::size_t seeds = batches.seeds.size();
   if (seeds != 1 && seeds != std::size_t(runs))
@@ -129,10 +134,60 @@ Batches checked_batches(const Batches& batches, std::ptrdiff_t n, std::ptrdiff_t
   return batches;
 }
 
+/// New samples that a Python function draws, (step) -> samples.
+template <class real>
+class PythonStream {
+ public:
+  PythonStream(const py::tuple& first, const py::object& draw, const Shape& model, bool causal,
+               py::ssize_t runs, Loss loss)
+      : draw_(draw), model_(model), causal_(causal), runs_(runs), loss_(loss) {
+    take(first);
+  }
+
+  const Data<real>& data() const { return samples_.data; }
+
+  /// With the interpreter's lock.
+  void next(std::int64_t step) {
+    const Data<real> before = samples_.data;
+    take(draw_(step).template cast<py::tuple>());
+    const Data<real>& now = samples_.data;
+    const Shape &s = now.shape, &t = before.shape;
+    if (s.n != t.n || s.T != t.T || s.q != t.q || !now.lengths != !before.lengths ||
+        !now.x != !before.x || now.run.x != before.run.x || now.run.y != before.run.y ||
+        now.run.z != before.run.z || now.run.lengths != before.run.lengths)
+      throw py::value_error("stream: expected samples of one shape");
+  }
+
+ private:
+  void take(const py::tuple& samples) {
+    samples_ = read_data<real>(samples, model_, causal_, runs_, loss_);
+    if (samples_.data.weight) throw py::value_error("stream: expected samples without weights");
+    kept_ = samples;
+  }
+
+  const py::object draw_;
+  const Shape model_;
+  const bool causal_;
+  const py::ssize_t runs_;
+  const Loss loss_;
+  py::tuple kept_;  // owns the numbers
+  DataOfRuns<real> samples_;
+};
+
 template <class real>
 TrainingResult run_training(TrainingTask<real>& task, const py::object& hook,
-                            const py::object& on_progress) {
+                            const py::object& on_progress, PythonStream<real>* stream) {
   PythonHooks hooks(hook, on_progress);
+  if (stream) {
+    task.fresh = stream->data();
+    task.draw = [&, stream](std::int64_t step) {
+      const auto draw = [&] {
+        stream->next(step);
+        return false;
+      };
+      return hooks.guarded(draw) == CallbackResult::kAbort ? nullptr : &stream->data();
+    };
+  }
   if (!hook.is_none()) task.hook = [&](std::int64_t step) { return hooks.hook(step); };
   task.on_progress = [&](std::int64_t step) { return hooks.on_progress(step); };
   TrainingEnd end;
@@ -152,17 +207,15 @@ TrainingResult run_training(TrainingTask<real>& task, const py::object& hook,
   return result;
 }
 
-TrainingResult call_train(const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs,
-                          double scale, bool causal, RowMap row_map, Loss loss, unsigned wrt,
-                          const py::tuple& starts, const OptimizerOfPython& optimizer,
-                          const py::tuple& state, std::int64_t batch, Order order,
-                          const std::vector<std::uint64_t>& seeds, std::int64_t first,
-                          std::int64_t last, const std::vector<RecordOfPython>& records,
-                          const std::vector<py::tuple>& tests,
-                          const std::vector<py::tuple>& directions, const py::dict& thresholds,
-                          const py::object& stopped, const py::object& reasons,
-                          std::int64_t hook_every, const py::object& hook,
-                          const py::object& on_progress, int threads) {
+TrainingResult call_train(
+    const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs, double scale,
+    bool causal, RowMap row_map, Loss loss, unsigned wrt, const py::tuple& starts,
+    const OptimizerOfPython& optimizer, const py::tuple& state, std::int64_t batch, Order order,
+    const std::vector<std::uint64_t>& seeds, std::int64_t fresh, const py::object& stream,
+    std::int64_t first, std::int64_t last, const std::vector<RecordOfPython>& records,
+    const std::vector<py::tuple>& tests, const std::vector<py::tuple>& directions,
+    const py::dict& thresholds, const py::object& stopped, const py::object& reasons,
+    std::int64_t hook_every, const py::object& hook, const py::object& on_progress, int threads) {
   return with_type_of(samples[0], [&](auto zero) -> TrainingResult {
     using real = decltype(zero);
     if (first < 0 || last < first) throw py::value_error("steps: expected 0 <= first <= last");
@@ -185,7 +238,13 @@ TrainingResult call_train(const py::tuple& samples, const py::tuple& parameters,
     for (const py::tuple& direction : directions)
       task.directions.push_back(read_tensors<real>(direction, "directions", s, model.rank, runs));
     task.scale = real(scale);
-    task.batches = checked_batches({batch, order, seeds}, s.n, task.runs);
+    task.batches = checked_batches({batch, fresh, order, seeds}, s.n, task.runs);
+    std::optional<PythonStream<real>> drawn;
+    if (fresh > 0) {
+      const auto pair = stream.cast<py::tuple>();  // the samples of the first step, and a function
+      drawn.emplace(pair[0].cast<py::tuple>(), pair[1], model.shape, causal, runs, loss);
+      if (drawn->data().shape.n != batch) throw py::value_error("stream: expected batch samples");
+    }
     task.first_step = first;
     task.last_step = last;
     const RecordReader reader(s, model.rank, runs, task.tests.size(), task.directions.size());
@@ -197,7 +256,7 @@ TrainingResult call_train(const py::tuple& samples, const py::tuple& parameters,
         reinterpret_cast<StopReason*>(write_array<std::int64_t>(reasons, "reasons", {task.runs}));
     task.hook_every = hook_every;
     task.threads = threads;
-    return run_training(task, hook, on_progress);
+    return run_training(task, hook, on_progress, drawn ? &*drawn : nullptr);
   });
 }
 
@@ -215,10 +274,10 @@ void register_training(py::module_& m) {
   m.def("train", call_train, py::kw_only(), py::arg("samples"), py::arg("parameters"),
         py::arg("runs"), py::arg("scale"), py::arg("causal"), py::arg("row_map"), py::arg("loss"),
         py::arg("wrt"), py::arg("starts"), py::arg("optimizer"), py::arg("state"), py::arg("batch"),
-        py::arg("order"), py::arg("seeds"), py::arg("first"), py::arg("last"), py::arg("records"),
-        py::arg("tests"), py::arg("directions"), py::arg("thresholds"), py::arg("stopped"),
-        py::arg("reasons"), py::arg("hook_every"), py::arg("hook"), py::arg("on_progress"),
-        py::arg("threads"));
+        py::arg("order"), py::arg("seeds"), py::arg("fresh"), py::arg("stream"), py::arg("first"),
+        py::arg("last"), py::arg("records"), py::arg("tests"), py::arg("directions"),
+        py::arg("thresholds"), py::arg("stopped"), py::arg("reasons"), py::arg("hook_every"),
+        py::arg("hook"), py::arg("on_progress"), py::arg("threads"));
 }
 
 }  // namespace mhfast

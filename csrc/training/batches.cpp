@@ -40,11 +40,12 @@ template <class real>
 BatchData<real>::BatchData(const Data<real>& whole, const Batches& batches, std::ptrdiff_t run,
                            int count)
     : whole_(whole), data_(whole) {
-  const bool own = batches.seeds.size() > 1;
-  for (int l = 0; l < (own ? count : 1); ++l)
+  const bool all = batches.fresh > 0, own = !all && batches.seeds.size() > 1;
+  for (int l = 0; !all && l < (own ? count : 1); ++l)
     orders_.emplace_back(whole.shape.n, batches.size, batches.order,
                          batches.seeds[own ? run + l : 0]);
-  samples_.resize(orders_.size() * batches.size);
+  samples_.resize((own ? count : 1) * batches.size);
+  if (all) std::iota(samples_.begin(), samples_.end(), 0u);
   data_.shape.n = batches.size;
   const Shape& s = data_.shape;
   // Room for `size` numbers of each sample, for each run where runs differ.

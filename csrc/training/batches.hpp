@@ -25,6 +25,7 @@ enum class Order { kShuffle, kReplace };
 /// The batches of a training; size 0: every step is taken on all samples.
 struct Batches {
   std::int64_t size = 0;
+  std::int64_t fresh = 0;  // not 0: new samples are drawn every so many steps, and all are taken
   Order order = Order::kShuffle;
   std::vector<std::uint64_t> seeds;  // one for all runs, or one for each
 };
@@ -48,7 +49,8 @@ class SampleOrder {
   Philox::AlignedBuffer block_{};
 };
 
-/// A copy of the samples of one step, for as many runs as are lanes of one engine.
+/// A copy of the samples of one step, for as many runs as are lanes of one engine: those of a
+/// batch, or all that were drawn last.
 template <class real>
 class BatchData {
  public:
@@ -58,6 +60,12 @@ class BatchData {
   BatchData& operator=(const BatchData&) = delete;
 
   const Data<real>& operator*() const { return data_; }
+
+  /// What samples are taken of.
+  const Data<real>& source() const { return whole_; }
+
+  /// Before a step: takes other samples of the same shape in the place of `whole`.
+  void replace(const Data<real>& whole) { whole_ = whole; }
 
   /// One member's call: chooses the samples of a step.
   void draw(std::int64_t step);
@@ -72,10 +80,10 @@ class BatchData {
   void copy_rows(const number* from, std::ptrdiff_t run, std::ptrdiff_t size, const number* to,
                  std::ptrdiff_t to_run, std::ptrdiff_t first, std::ptrdiff_t last);
 
-  const Data<real> whole_;
+  Data<real> whole_;
   Data<real> data_;
-  std::vector<SampleOrder> orders_;     // one, or one for each run
-  std::vector<std::uint32_t> samples_;  // (orders, size)
+  std::vector<SampleOrder> orders_;  // one, or one for each run; none where all samples are taken
+  std::vector<std::uint32_t> samples_;  // (orders or 1, size)
   std::vector<real> x_, z_, y_, weight_;
   std::vector<std::int64_t> lengths_;
   std::vector<double> limits_;

@@ -131,14 +131,15 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
 template <class real>
 void Loop<real>::take_batches(const Data<real>& data, typename Engine<real>::Options options,
                               int threads) {
-  batch_ = std::make_unique<BatchData<real>>(data, task_.batches, run_, count_);
+  const Data<real> source = task_.batches.fresh > 0 ? at_run(task_.fresh, run_, count_) : data;
+  batch_ = std::make_unique<BatchData<real>>(source, task_.batches, run_, count_);
   batch_->draw(step_);
   typename Engine<real>::Options of_whole = options;
   of_whole.gradient = records_norm_;
   whole_engine_ = std::make_unique<Engine<real>>(data, task_.loss, of_whole, threads);
   whole_ = whole_engine_.get();
   engine_ = std::make_unique<Engine<real>>(**batch_, task_.loss, options, whole_->threads());
-  engine_->weigh_as_part_of(data);
+  if (task_.batches.fresh == 0) engine_->weigh_as_part_of(data);
   steps_alone_ = engine_->threads() == 1 && whole_->threads() > 1;
 }
 
@@ -295,6 +296,7 @@ void Loop<real>::advance(std::int64_t until, bool interruptible, const Member& m
   if (leader) {
     flush_ = &flush;
     interruptible_ = interruptible;
+    if (task_.batches.fresh > 0) engine_->weigh_as_part_of(batch_->source());
     prepare_step();
   }
   load(member);
@@ -373,7 +375,7 @@ bool Loop<real>::is_frozen() const {
 /// With batches once an epoch: each time takes a pass over all samples.
 template <class real>
 bool Loop<real>::checks_thresholds() const {
-  return !batch_ || step_ % (task_.data.shape.n / task_.batches.size) == 0;
+  return !batch_ || step_ % task_.epoch() == 0;
 }
 
 /// Whether the loss over all samples is asked for at this step, by a record or by what decides.

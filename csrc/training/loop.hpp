@@ -7,6 +7,9 @@
 //   phase     written                                           by          reads besides
 //   load      W of factors, copies of a head's parameters       head        the prompt
 //             copies of the samples of a batch                  share       their numbers
+//             what losses are divided by, where samples are     first       whole new samples,
+//             which new, before the first load of an advance                      change between
+//             advances
 //   (| whole  a pass over all samples, where steps are taken    as below
 //             on batches and it is due, up to norms of heads)
 //   | pass    partial gradients, totals, scales of a chunk      chunk       what was loaded
@@ -76,6 +79,9 @@ class Loop {
 
   /// Takes scratch; one member's call before each advance.
   void bind(Workspace& workspace);
+
+  /// Before an advance: takes these samples for the steps to come.
+  void take_fresh(const Data<real>& samples) { batch_->replace(at_run(samples, run_, count_)); }
 
   /// Goes to `until`, or to the end: at the last step of the task theta is evaluated, recorded and
   /// left. `interrupted` asks for the on_progress between chunks of work; a loop that it stops has

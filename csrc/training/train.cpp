@@ -38,6 +38,7 @@ class Training {
     return std::all_of(loops_.begin(), loops_.end(), [](const auto& l) { return l->ended(); });
   }
   bool advance(std::int64_t step, std::int64_t until);
+  bool take_fresh(std::int64_t step);
   void advance_once(std::int64_t until);
   void finish(StopReason reason);
   std::int64_t reached() const {
@@ -50,6 +51,7 @@ class Training {
   SharedPacked<real> shared_;
   std::vector<std::unique_ptr<Loop<real>>> loops_;
   std::vector<Workspace> workspaces_;
+  std::unique_ptr<RescaledData<real>> fresh_;
   int members_;
   bool side_by_side_;
   std::int64_t segment_ = 1;  // steps between common stops
@@ -102,6 +104,16 @@ bool Training<real>::advance(std::int64_t step, std::int64_t until) {
   return true;
 }
 
+/// New samples for all loops. False when the caller aborts.
+template <class real>
+bool Training<real>::take_fresh(std::int64_t step) {
+  const Data<real>* drawn = task_.draw(step);
+  if (!drawn) return false;
+  fresh_ = std::make_unique<RescaledData<real>>(*drawn, task_.runs, task_.exponents);
+  for (auto& loop : loops_) loop->take_fresh(**fresh_);
+  return true;
+}
+
 /// Ends at theta as it is, recorded.
 template <class real>
 void Training<real>::finish(StopReason reason) {
@@ -111,7 +123,8 @@ void Training<real>::finish(StopReason reason) {
 
 template <class real>
 TrainingEnd Training<real>::run() {
-  const std::int64_t every = task_.hook_every, last = task_.last_step;
+  const std::int64_t every = task_.hook_every, fresh = task_.batches.fresh,
+                     first = task_.first_step, last = task_.last_step;
   std::int64_t asked = -1;
   const auto ask = [&](std::int64_t step) {
     if (!task_.hook) return CallbackResult::kGoOn;
@@ -134,8 +147,11 @@ TrainingEnd Training<real>::run() {
       end.last_row = aborted ? LastRow::kDue : LastRow::kAll;
       break;
     }
-    const std::int64_t until = task_.hook ? std::min(last, (step / every + 1) * every) : last;
-    if (!advance(step, until)) {
+    const auto next = [&](std::int64_t period) { return (step / period + 1) * period; };
+    std::int64_t until = task_.hook ? std::min(last, next(every)) : last;
+    if (fresh > 0) until = std::min(until, next(fresh));
+    const bool draws = fresh > 0 && step % fresh == 0 && step > first && step < last;
+    if ((draws && !take_fresh(step)) || !advance(step, until)) {
       aborted = true;
       end.last_row = LastRow::kNone;
       break;
@@ -179,6 +195,7 @@ TrainingEnd train(TrainingTask<real>& task) {
     clear(test);
     prepare(test);
   }
+  if (task.batches.fresh > 0) prepare(task.fresh);
   return Training<real>(task).run();
 }
 

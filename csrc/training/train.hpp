@@ -7,6 +7,7 @@
 // thread, or as many as there are lanes on one. The caller's code runs only through the hooks.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -128,6 +129,9 @@ struct TrainingTask {
   std::array<bool, kTensors> wrt;
   Optimizer optimizer;
   Batches batches;
+  Data<real> fresh;  // where batches.fresh is not 0: the samples of the first step
+  /// The samples of the steps from this one on, of the same shape; null when the caller aborts.
+  std::function<const Data<real>*(std::int64_t)> draw;
   std::int64_t first_step, last_step;
   std::vector<Record> records;
   Thresholds thresholds;
@@ -137,6 +141,12 @@ struct TrainingTask {
   std::function<CallbackResult(std::int64_t)> hook;  // at due steps and at the end
   std::function<CallbackResult(std::int64_t)> on_progress;  // now and then
   int threads;
+
+  /// Steps between the first ones of epochs; new samples have no epochs, but records of all samples
+  /// then cost as much beside their steps.
+  std::int64_t epoch() const {
+    return std::max<std::int64_t>(1, data.shape.n / std::max<std::int64_t>(1, batches.size));
+  }
 
   /// The shape that a step is taken on.
   Shape step_shape() const {

@@ -23,6 +23,7 @@ from .sweeps.table import Sweep
 from .training.callbacks import Callback
 from .training.evaluate import evaluate
 from .training.run import Interrupted, Run
+from .training.streams import Stream
 from .training.train import train
 
 __version__ = version("mhfast")
@@ -36,6 +37,7 @@ __all__ = [
     "Layer",
     "LowRank",
     "Run",
+    "Stream",
     "Sweep",
     "SweepInterrupted",
     "__version__",

@@ -242,6 +242,8 @@ def train(
     batch: int,
     order: Order,
     seeds: Sequence[int],
+    fresh: int,
+    stream: tuple[CoreData, Callable[[int], CoreData]] | None,
     first: int,
     last: int,
     records: Sequence[Record],

@@ -36,18 +36,21 @@ REST = zip(
     cycle(product((np.float32, np.float64), (0.3, 0.3, 40.0), (False, False, True))),
     # All samples, batches for several threads, batches that the first thread takes alone.
     cycle((None, 0.8, None, 0.05, 0.4)),
+    cycle((False, True, False)),  # whether they are new samples
 )  # fmt: skip
 
 
-def train(model, data, rule, projection, record, stop, calls, batch):
+def train(model, data, rule, projection, record, stop, calls, batch, fresh):
     """A training of few steps with all that may go on beside it."""
     names = [
         name for key in record for name in (model.parameters if key == "parameters" else [key])
     ]
     tests = {"test": data, "other": replace(data, token_groups=None)[:7]}
     used = [name for name in tests if any(key.startswith(name) for key in record)]
+    fresh = fresh and batch is not None and data.weight is None
     mh.train(
         model, data, steps=3, optimizer=rule(**projection), loss="squared", record=names,
+        stream=(lambda size, seed: data[np.arange(size) * seed % data.n]) if fresh else None,
         test={name: tests[name] for name in used} or None, stop=stop,
         directions=model if "cosine" in record else None,
         callback=(lambda *_: None) if calls else None,
@@ -97,9 +100,9 @@ def trainings(plan):
             passes(*draw(kind, parameter, dtype, samples, T, d, H))
         # A third of them, another third for the next plan.
         for rule in RULES[(PLANS.index(plan) + place(kind, parameter)) % 3 :: 3]:
-            projection, record, stop, (dtype, size, calls), batch = next(REST)
+            projection, record, stop, (dtype, size, calls), batch, fresh = next(REST)
             model, data = draw(kind, parameter, dtype, samples, T, d, H, size=size)
-            train(model, with_groups(data), rule, projection, record, stop, calls, batch)
+            train(model, with_groups(data), rule, projection, record, stop, calls, batch, fresh)
 
 
 def side_by_side():
@@ -107,11 +110,11 @@ def side_by_side():
     for kind, parameter in product(MODELS, PARAMETERS):
         # A half of them for classifiers, the other for layers.
         for rule in RULES[place(kind, parameter) % 2 :: 2]:
-            projection, record, stop, (dtype, size, calls), batch = next(REST)
+            projection, record, stop, (dtype, size, calls), batch, fresh = next(REST)
             for samples, runs in ((12, 17), (n, 2)):
                 model, data = draw(kind, parameter, dtype, samples, T, d, H, runs=runs, size=size)
                 few = tuple(name for name in record if "groups" not in name)
-                train(model, data, rule, projection, few, stop, calls, batch)
+                train(model, data, rule, projection, few, stop, calls, batch, fresh)
 
 
 def learner() -> None:

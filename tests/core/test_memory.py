@@ -127,3 +127,51 @@ def test_more_than_two_to_the_31_numbers():
     for result, expected in pairs:
         error = np.abs(result * (n / 5) - expected).max() / np.abs(expected).max()
         assert error < 1e-5
+
+
+MAPPED = """
+    import resource, sys
+    import numpy as np
+    import mhfast as mh
+
+    def in_use():
+        status = open("/proc/self/status").read()
+        return 1024 * int(status.split("VmData:")[1].split()[0])
+
+    X = np.memmap(sys.argv[1], np.float32, "r").reshape(-1, 64, 60)
+    y = np.where(np.arange(len(X)) % 3 == 0, np.float32(1), np.float32(-1))
+    model = mh.Classifier.gaussian(2, 1, 60, std=0.1, seed=0, query=0, dtype=np.float32)
+    def train(X, y):
+        return mh.train(
+            model, X, y, steps=20, optimizer=mh.GradientDescent(0.1), batch=32, num_threads=2,
+            record={"loss": 10, "grad_norm": 20},
+        )
+    train(X[:99], y[:99])  # libraries, threads
+    limit = in_use() + int(sys.argv[3])
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    if sys.argv[2] == "copy":
+        X = X.copy()
+    print(train(X, y).history["loss"][-1])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits private memory")
+def test_mapped_data_go_by_in_batches(tmp_path):
+    """Training may take a fifth of what X does in private memory, which a copy cannot."""
+    size = 160 * MIB
+    block = np.random.default_rng(0).standard_normal(64 * 60 * 273, dtype=np.float32)
+    with open(tmp_path / "X", "wb") as file:
+        for _ in range(size // block.nbytes):
+            file.write(block)
+
+    def trained(way):
+        code = textwrap.dedent(MAPPED)
+        return subprocess.run(
+            [sys.executable, "-c", code, tmp_path / "X", way, str(size // 5)],
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+
+    done = trained("mapped")
+    assert done.returncode == 0, done.stderr
+    assert np.isfinite(float(done.stdout))
+    assert "MemoryError" in trained("copy").stderr

@@ -31,8 +31,8 @@ def over_seeds(generate: Function) -> Function:
             raise ValueError("seed: expected at least one seed, got an empty sequence")
         made = [generate(*arguments, seed=one, **settings) for one in seed]
         if isinstance(made[0], tuple):
-            return tuple(map(_side_by_side, zip(*made, strict=True)))
-        return _side_by_side(made)
+            return tuple(map(side_by_side, zip(*made, strict=True)))
+        return side_by_side(made)
 
     return cast(Function, generated)
 
@@ -63,7 +63,7 @@ class Populations:
                 f"seed: expected one seed or a sequence of R = {runs}, got {len(seed)}"
             )
         seeds = seed if _is_sequence(seed) else [seed] * runs
-        return _side_by_side(
+        return side_by_side(
             [draw(n, seed=one, **changes) for draw, one in zip(self.of_run, seeds, strict=True)]
         )
 
@@ -78,7 +78,7 @@ def _is_sequence(seed: object) -> bool:
     )
 
 
-def _side_by_side(sets: Sequence[Dataset]) -> Dataset:
+def side_by_side(sets: Sequence[Dataset]) -> Dataset:
     """Stack data sets that differ only in the values of arrays."""
     generators = [data.generator for data in sets if data.generator is not None]
     return Dataset(

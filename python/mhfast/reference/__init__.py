@@ -12,7 +12,7 @@ step.  `runs`: the run axis, a loop.
 """
 
 from .attention import attention, outputs
-from .batches import batches
+from .batches import batches, sample_seed
 from .gradients import backward, textbook_value_and_grad, value_and_grad
 from .hessian import hvp
 from .losses import LOSSES, loss_terms
@@ -32,6 +32,7 @@ __all__ = [
     "hvp",
     "loss_terms",
     "outputs",
+    "sample_seed",
     "scaled_gradients",
     "textbook_value_and_grad",
     "train",

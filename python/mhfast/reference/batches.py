@@ -57,8 +57,18 @@ def batches(
     return np.array(rows, np.int64).reshape(steps, size)
 
 
-def _numbers(seed: int, counter: int, count: int) -> list[int]:
+def sample_seed(seed: int, block: int) -> int:
+    """Return the seed from which a stream draws its samples number `block`, from 0 to 2^63 - 1.
+
+    The upper 63 bits of the first number of Philox4x64-10 for the key (seed, 1), from the counter
+    (1, block, 0, 0) on. Step k of a stream that is drawn from every m steps has the block
+    floor(k / m).
+    """
+    return _numbers(seed, block, 1, stream=1)[0] >> 1
+
+
+def _numbers(seed: int, counter: int, count: int, stream: int = 0) -> list[int]:
     # NumPy adds 1 to the first word before each block of four numbers.
     words = np.array([0, counter, 0, 0], np.uint64)
-    philox = np.random.Philox(key=np.array([seed, 0], np.uint64), counter=words)
+    philox = np.random.Philox(key=np.array([seed, stream], np.uint64), counter=words)
     return [int(b) for b in philox.random_raw(count)]

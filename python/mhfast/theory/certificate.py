@@ -445,7 +445,8 @@ def _plain_rate(segment: Segment, data: str | tuple[str, ...]) -> tuple[float | 
     if segment.loss != "logistic":
         others.append(f"the loss was {segment.loss}")
     if segment.batches is not None:
-        others.append(f"its steps were taken on batches of {segment.batches.size} samples")
+        kind = "batches of" if segment.batches.fresh is None else "sets of new samples, each of"
+        others.append(f"its steps were taken on {kind} {segment.batches.size} samples")
     if segment.data != data:
         others.append("it trained on other data than these")
     return lr, others

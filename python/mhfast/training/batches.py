@@ -32,11 +32,15 @@ class Batches:
         drawn independently of all others.
     seed : int, or tuple of R of them
         From 0 to 2^64 - 1; one for all runs, which then see the same samples, or one for each run.
+    fresh : int or None
+        The number of steps after which new samples were drawn from a stream; all of them are taken,
+        and there is no order. None: batches of the data.
     """
 
     size: int
     order: Order = "shuffle"
     seed: int | tuple[int, ...] = 0
+    fresh: int | None = None
 
     def __post_init__(self) -> None:
         checks.count(self.size, "batch")
@@ -50,8 +54,8 @@ class Batches:
         return self.seed if isinstance(self.seed, tuple) else (self.seed,)
 
     def epoch(self, n: int) -> int:
-        """Return the number of steps of an epoch of n samples, floor(n / B)."""
-        return n // self.size
+        """Return the number of steps of an epoch of n samples, floor(n / B), but at least 1."""
+        return max(1, n // self.size)
 
     def of_runs(self, which: Any) -> Batches:
         """Return those of one run (an integer) or of some."""
@@ -62,7 +66,12 @@ class Batches:
 
 
 def chosen(
-    batch: Size | None, order: Order | None, seed: Seed | None, kept: Batches | None, n: int
+    batch: Size | None,
+    order: Order | None,
+    seed: Seed | None,
+    kept: Batches | None,
+    n: int,
+    fresh: int | None = None,
 ) -> Batches | None:
     """Return the batches of a training on n samples, None for steps on all samples.
 
@@ -72,6 +81,8 @@ def chosen(
     kept : Batches or None
         Those of the run that is resumed, which stay where an argument is None.
     n : int
+    fresh : int or None
+        The period of the stream, None without.
 
     Raises
     ------
@@ -80,6 +91,15 @@ def chosen(
     """
     if isinstance(batch, str) and batch != "all":
         raise ValueError(f"batch: expected a number of samples or 'all', got {batch!r}")
+    if fresh is not None:
+        return _of_stream(batch, order, seed, kept, n, fresh)
+    if kept is not None and kept.fresh is not None:
+        if batch is None:
+            raise ValueError(
+                "stream: expected the stream of the run again, which a run does not keep; batch= "
+                "goes on with batches of the data, batch='all' with all of them"
+            )
+        kept = replace(kept, fresh=None)
     settings = (("order", order), ("seed", seed))
     given: dict[str, Any] = {name: value for name, value in settings if value is not None}
     if batch == "all" or (batch is None and kept is None):
@@ -94,6 +114,24 @@ def chosen(
     if n > MOST_SAMPLES:
         raise ValueError(f"batch: expected data of less than 2^32 samples, got {n}")
     return batches
+
+
+def _of_stream(
+    batch: Size | None,
+    order: Order | None,
+    seed: Seed | None,
+    kept: Batches | None,
+    n: int,
+    fresh: int,
+) -> Batches:
+    if order is not None:
+        raise ValueError(f"order: expected none beside stream=, got {order!r}")
+    size = n if batch == "all" else batch
+    if size is None:
+        size = n if kept is None else kept.size
+    if seed is None:
+        seed = 0 if kept is None else kept.seed
+    return Batches(checks.count(size, "batch"), seed=seed, fresh=fresh)
 
 
 def _seeds(seed: object) -> int | tuple[int, ...]:

@@ -20,6 +20,10 @@ from ..dataset.dataset import Dataset
 from ..optimizers import OPTIMIZERS, Optimizer, fields_of, of_runs
 from .batches import Batches
 
+_BY_ROW = ("X", "query")
+BLOCK = 4096
+"""Samples of which a fingerprint holds a copy."""
+
 _OPTIMIZERS = {kind.name: kind for kind in OPTIMIZERS}
 
 
@@ -87,34 +91,32 @@ def fingerprint(data: Dataset) -> str | tuple[str, ...]:
     the bits of each row enters, which one pass over them gives.
     """
     axes = data._run_axes
-    parts: list[tuple[Any, bool]] = [
-        (b"none", False) if array is None else (_bits(array, name), axes[name])
-        for name in ("X", "query", "y", "lengths", "weight")
-        for array in (getattr(data, name),)
-    ]
+    parts = [(name, getattr(data, name)) for name in ("X", "query", "y", "lengths", "weight")]
     if data.runs is None:
-        return _digest(part for part, _ in parts)
+        return _digest(parts)
     return tuple(
-        _digest(part[r] if has_runs else part for part, has_runs in parts) for r in range(data.runs)
+        _digest((name, array[r] if axes.get(name) else array) for name, array in parts)
+        for r in range(data.runs)
     )
 
 
 def _bits(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-    if name not in ("X", "query"):
+    if name not in _BY_ROW:
         return array.astype(np.float64)
     bits = array.view(np.uint32 if array.dtype == np.float32 else np.uint64)
     sums: npt.NDArray[Any] = bits.sum(axis=-1, dtype=np.uint64)
     return sums
 
 
-def _digest(parts: Iterable[npt.NDArray[Any] | bytes]) -> str:
+def _digest(parts: Iterable[tuple[str, npt.NDArray[Any] | None]]) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        if isinstance(part, bytes):
-            digest.update(part)
-        else:
-            digest.update(str(part.shape).encode())
-            digest.update(part.tobytes())
+    for name, array in parts:
+        if array is None:
+            digest.update(b"none")
+            continue
+        digest.update(str(array.shape[:-1] if name in _BY_ROW else array.shape).encode())
+        for first in range(0, len(array), BLOCK):  # X may be larger than memory
+            digest.update(_bits(array[first : first + BLOCK], name).tobytes())
     return digest.hexdigest()
 
 

@@ -22,6 +22,7 @@ from .callbacks import Callback, Calls
 from .history import FunctionRows, NamedRows, joined
 from .quantities import count_due
 from .run import Run
+from .streams import Draws
 from .subspace import Subspace
 
 Callbacks: TypeAlias = (
@@ -109,6 +110,7 @@ class Loop:
         thresholds: dict[str, float],
         tick: Callable[[int], None] | None,
         threads: int,
+        drawn: Draws | None = None,
     ) -> _core.TrainingResult:
         """Let the core go from the step of the run to ``last``; with no step it only records.
 
@@ -121,6 +123,8 @@ class Loop:
         tick : function of the step, optional
             Called from time to time.
         threads : int
+        drawn : Draws or None
+            New samples for the steps.
         """
         run, every = self.run, self.every()
         batches = run.batches or Batches(size=1)
@@ -130,7 +134,9 @@ class Loop:
             scale=run.model.scale, causal=problem.causal, row_map=run.model._core.row_map,
             loss=losses.core(run.loss), wrt=bits(run.wrt), starts=start._core.parameters,
             optimizer=settings, state=self.state, batch=size, order=ORDERS[batches.order],
-            seeds=batches.seeds, first=run.step, last=last, records=records,
+            seeds=batches.seeds, fresh=batches.fresh or 0,
+            stream=None if drawn is None else (drawn.first.data, drawn),
+            first=run.step, last=last, records=records,
             tests=[test.data for test in tests],
             directions=directions, thresholds=thresholds, stopped=self.stopped,
             reasons=self.reasons, hook_every=every or 1,

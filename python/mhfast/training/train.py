@@ -33,6 +33,7 @@ from .run import Interrupted, Run, Stop, fresh
 from .run_axis import settled_steps, spread
 from .segments import Segment, extended, fingerprint
 from .session import Callbacks, Loop
+from .streams import Draw, Stream, as_stream, draws
 from .subspace import enter
 
 M = TypeVar("M", bound=Model)
@@ -47,6 +48,7 @@ def train(
     until: int | None = None,
     optimizer: Optimizer | None = None,
     batch: Size | None = None,
+    stream: Stream | Dataset | Draw | None = None,
     order: Order | None = None,
     seed: BatchSeed | None = None,
     loss: Loss | None = None,
@@ -92,6 +94,12 @@ def train(
         The loss of a batch is (n / B) Σ wℓ / Σ w, the first sum over the batch and the second over
         all samples, for samples of equal weight the mean over the batch; its mean over batches is
         the loss.
+    stream : function (n, seed) -> Dataset, Dataset, or `Stream`
+        In place of batches of the data: the samples of each step are new ones, ``stream(B,
+        seed=s)`` with another s at every step, and the step is one on all of them. A Dataset of
+        `mhfast.data` stands for its population. `Stream` draws every so many steps. B is
+        ``batch``, by default the n of the data, which are then used only by records and
+        thresholds. Samples have no weights.
     order : str
         "shuffle" (the default): an epoch, that is floor(n / B) steps, goes through a random
         permutation of the samples; where B does not divide n its last n mod B samples are left out
@@ -99,7 +107,8 @@ def train(
     seed : int, Generator or sequence of R of them
         Of the order, by default 0. From an integer all runs see the same samples, from a sequence
         each run its own. The samples of a step are a function of the seed and the number of the
-        step, the same on every machine: `mhfast.reference.batches`.
+        step, the same on every machine: `mhfast.reference.batches`. With ``stream`` the seed that
+        is given to the function is `mhfast.reference.sample_seed`.
     loss : str, a loss with a parameter, or a function of outputs and targets
         "logistic" (the default), "squared", ``mh.Huber(0.5)``, ..., and for a Layer
         "cross_entropy", as in `value_and_grad`.
@@ -181,7 +190,8 @@ def train(
     run: Run[M] = model if isinstance(model, Run) else fresh(model, arguments.optimizer(optimizer))
     first, last = run.step, arguments.last_step(run.step, steps, until)
     data = arguments.dataset(X, y, run.model)
-    batches = batching.chosen(batch, order, seed, run.batches, data.n)
+    every = None if stream is None else as_stream(stream).every
+    batches = batching.chosen(batch, order, seed, run.batches, data.n, every)
     if record is None and batches is not None and not isinstance(model, Run):
         record = {"loss": batches.epoch(data.n)}
     tests = arguments.tests(test, run.model)
@@ -198,6 +208,8 @@ def train(
     arguments.settings_of_parameters(run.optimizer, run.model)
     _core_arguments.differentiable(run.model, _core_arguments.bits(run.wrt))
     problem, test_problems = arguments.problems(run, data, tests)
+    drawn, axis = draws(stream, run, problem.runs, problem)
+    problem = problem._replace(runs=axis)
     run = spread(run, problem.runs.length)
     frozen = arguments.frozen(run, released=stop is not None)
     run = replace(run, since=arguments.since(run, frozen))
@@ -215,7 +227,8 @@ def train(
     named, functions = prepare(
         entries, run.model, data, problem.data, tuple(sides), run.history, first, last
     )
-    inside = enter(run, problem) if last > first else None
+    # New samples lie outside of the span of those that are there.
+    inside = enter(run, problem) if last > first and drawn is None else None
     start: Model = run.start
     if inside is not None:
         sees_tests = bool(tests) and inside.holds(start)
@@ -233,7 +246,7 @@ def train(
                 problem, start, settings, last,
                 [arguments.core_record(rows, data) for rows in named],
                 test_problems, list(sides.values()), arguments.thresholds(run.stop), tick,
-                config.threads(num_threads),
+                config.threads(num_threads), drawn,
             )  # fmt: skip
             if end.error is not None:
                 raise end.error
