@@ -11,8 +11,10 @@ counts. The ways are timed in turn, and the final parameters of all must agree. 
 to as many processors as there are threads; on one of them what is measured is processor time, which
 other processes disturb less, else the time that passes.
 
-The last column, of one run, is what a step takes beside its kernels for the batch: the time of a
-step on batches minus that of a full-batch step on 32 samples.
+The last columns are of one run, and leave out what a whole training costs: a step is the
+difference of trainings with three and one times the steps. "beside" is the step on a batch minus a
+full-batch step on 32 samples; the rest are ratios of a step on new samples of a population, which
+are drawn at every step, to the step on a batch.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class Problem:
     """Data, initial parameters and the samples of every step, (steps, R, B)."""
 
     def __init__(self, dtype: str, runs: int, threads: int) -> None:
+        self.dtype = dtype
         rng = np.random.default_rng(0)
         self.X = rng.standard_normal((N, T, D)).astype(dtype)
         self.y = np.where(rng.random(N) < 0.5, -1, 1).astype(dtype)
@@ -54,18 +57,41 @@ class Problem:
         self.samples = np.stack(orders, axis=1)
 
 
-def own(p: Problem, data: mh.Dataset, **options: Any) -> Way:
-    """Train with mhfast."""
+def own(p: Problem, data: mh.Dataset, *, times: int = 1, **options: Any) -> Way:
+    """Train with mhfast, `times` the steps."""
     model = mh.Classifier(p.W, p.U) if p.runs > 1 else mh.Classifier(p.W[0], p.U[0])
     rule = mh.GradientDescent(LR)
 
     def way() -> tuple[Array, Array]:
         run = mh.train(
-            model, data, steps=p.steps, optimizer=rule, record=(), num_threads=p.threads, **options
+            model,
+            data,
+            steps=times * p.steps,
+            optimizer=rule,
+            record=(),
+            num_threads=p.threads,
+            **options,
         )
         return run.model.W, run.model.U
 
     return way
+
+
+def steps_alone(p: Problem, data: mh.Dataset) -> dict[str, Callable[[int], Way]]:
+    """Return trainings of whose steps the costs are wanted, by the factor of their number."""
+    settings: dict[str, Any] = {"dtype": p.dtype, "seed": 0}
+    populations = {
+        "mixture": mh.data.tokenized_mixture(B, T, D, noise=1.0, **settings),
+        "sphere": mh.data.sphere_tokens(B, T, D, external_query=False, **settings),
+    }
+    return {
+        "batch": lambda times: own(p, data, times=times, batch=B),
+        "full": lambda times: own(p, data[:B], times=times),
+        **{
+            name: lambda times, drawn=drawn: own(p, data, times=times, batch=B, stream=drawn)
+            for name, drawn in populations.items()
+        },
+    }
 
 
 def torch_ways(p: Problem) -> Iterator[tuple[str, Way]]:
@@ -165,19 +191,17 @@ def measured(dtype: str, runs: int, threads: int) -> dict[str, Any]:
     p = Problem(dtype, runs, threads)
     data = mh.Dataset(p.X, p.y)
     ways = {"mhfast": own(p, data, batch=B, seed=range(runs) if runs > 1 else 0)}
-    if runs == 1:
-        ways["full batch of 32"] = own(p, data[:B])
     ways |= dict(torch_ways(p)) | dict(jax_ways(p))
     expected = ways["mhfast"]()
     tolerance = 1e-9 if dtype == "float64" else 1e-3
     for name, way in ways.items():
         found = way()
-        if name == "full batch of 32":
-            continue
         for a, b in zip(found, expected, strict=True):
             error = abs(np.asarray(a).reshape(b.shape) - b).max() / abs(b).max()
             if not error < tolerance:
                 raise AssertionError(f"{name} differs from mhfast by {error:.1e}")
+    alone = steps_alone(p, data) if runs == 1 else {}
+    ways |= {f"{name} {times}": way(times) for name, way in alone.items() for times in (1, 3)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
     clock = time.process_time if threads == 1 else time.perf_counter
@@ -187,7 +211,7 @@ def measured(dtype: str, runs: int, threads: int) -> dict[str, Any]:
             ways[name]()
             seconds[name].append(clock() - begin)
     micro = {name: 1e6 * statistics.median(times) / p.steps for name, times in seconds.items()}
-    whole = micro.pop("full batch of 32", None)
+    step = {name: (micro.pop(f"{name} 3") - micro.pop(f"{name} 1")) / 2 for name in alone}
     peers = {
         library: min((time, name) for name, time in micro.items() if name.startswith(library))
         for library in ("torch", "jax")
@@ -198,7 +222,8 @@ def measured(dtype: str, runs: int, threads: int) -> dict[str, Any]:
         "mhfast": micro["mhfast"],
         **{library: time for library, (time, _) in peers.items()},
         "ratio": min(time for time, _ in peers.values()) / micro["mhfast"],
-        "beside": None if whole is None else micro["mhfast"] - whole,
+        "beside": step["batch"] - step["full"] if step else None,
+        "new": {name: step[name] / step["batch"] for name in ("mixture", "sphere") if step},
         "ways": micro,
     }
 
@@ -211,15 +236,16 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     rows = []
-    print("dtype    runs   mhfast    torch      jax  best/mhfast  beside the kernels")
+    print("dtype    runs   mhfast    torch      jax  best/mhfast   beside  mixture  sphere")
     for dtype in ("float32", "float64"):
         for runs in STEPS:
             row = measured(dtype, runs, options.threads)
             rows.append(row)
-            beside = "" if row["beside"] is None else f"{row['beside']:10.1f}"
+            beside = "" if row["beside"] is None else f"{row['beside']:7.1f}"
+            new = "".join(f"{ratio:8.2f}" for ratio in row["new"].values())
             print(
                 f"{dtype} {runs:5d} {row['mhfast']:8.1f} {row['torch']:8.1f} {row['jax']:8.1f} "
-                f"{row['ratio']:11.2f}  {beside}",
+                f"{row['ratio']:11.2f}  {beside} {new}",
                 flush=True,
             )
     if options.json:

@@ -174,6 +174,49 @@ class PythonStream {
   DataOfRuns<real> samples_;
 };
 
+std::vector<double> read_rows(const py::handle& object, const char* name, py::ssize_t least,
+                              py::ssize_t columns) {
+  const auto array = py::array_t<double, py::array::c_style>::ensure(object);
+  if (!array || array.ndim() != 2 || array.shape(0) < least || array.shape(1) != columns)
+    throw py::value_error(std::string("stream: expected rows of numbers as ") + name);
+  return {array.data(), array.data() + array.size()};
+}
+
+/// (kind, settings ...), see csrc/training/population.hpp.
+template <class real>
+std::shared_ptr<Population<real>> read_population(const py::tuple& in, const Shape& s) {
+  const auto kind = in[0].cast<std::string>();
+  if (kind == "sphere_tokens") return sphere_tokens<real>();
+  if (kind == "icl_regression" && s.d > 1)
+    return icl_regression<real>(read_rows(in[1], "root", s.d - 1, s.d - 1), in[2].cast<double>());
+  if (kind != "tokenized_mixture") throw py::value_error("stream: expected a known population");
+  Mixture mixture;
+  mixture.table = read_rows(in[1], "table", 3, s.d);
+  mixture.contexts = int(mixture.table.size() / s.d) - 2;
+  mixture.relevant = in[2].cast<int>();
+  mixture.noise = in[3].cast<double>();
+  mixture.bounded = in[4].cast<bool>();
+  mixture.random_positions = in[5].cast<bool>();
+  return tokenized_mixture<real>(std::move(mixture));
+}
+
+/// None, or the token that is the query (-1: none is) and a population, or one for each run.
+template <class real>
+Populations<real> read_populations(const py::object& in, const Data<real>& data,
+                                   std::ptrdiff_t runs) {
+  Populations<real> out;
+  if (in.is_none()) return out;
+  const auto pair = in.cast<py::tuple>();
+  out.token = pair[0].cast<std::int64_t>();
+  for (const py::handle& one : pair[1])
+    out.of_run.push_back(read_population<real>(one.cast<py::tuple>(), data.shape));
+  const std::size_t count = out.of_run.size();
+  if ((count != 1 && count != std::size_t(runs)) || out.token >= data.shape.T ||
+      data.targets != 1 || data.lengths || (out.token >= 0 && (data.self || data.shape.q != 1)))
+    throw py::value_error("stream: expected populations like the samples");
+  return out;
+}
+
 template <class real>
 TrainingResult run_training(TrainingTask<real>& task, const py::object& hook,
                             const py::object& on_progress, PythonStream<real>* stream) {
@@ -241,8 +284,10 @@ TrainingResult call_train(
     task.batches = checked_batches({batch, fresh, order, seeds}, s.n, task.runs);
     std::optional<PythonStream<real>> drawn;
     if (fresh > 0) {
-      const auto pair = stream.cast<py::tuple>();  // the samples of the first step, and a function
+      const auto pair =
+          stream.cast<py::tuple>();  // the samples of the first step, a function, populations
       drawn.emplace(pair[0].cast<py::tuple>(), pair[1], model.shape, causal, runs, loss);
+      task.populations = read_populations<real>(pair[2], drawn->data(), task.runs);
       if (drawn->data().shape.n != batch) throw py::value_error("stream: expected batch samples");
     }
     task.first_step = first;

@@ -3,6 +3,7 @@
 #include "attention.hpp"
 #include "layer.hpp"
 #include "loss.hpp"
+#include "normal.hpp"
 #include "pack.hpp"
 #include "reduce.hpp"
 #include "step.hpp"

@@ -71,7 +71,47 @@ BatchData<real>::BatchData(const Data<real>& whole, const Batches& batches, std:
 }
 
 template <class real>
+void BatchData<real>::draw_from(const Populations<real>& populations, const Batches& batches,
+                                const Exponents& exponents, std::ptrdiff_t run, int threads) {
+  populations_ = &populations;
+  exponents_ = exponents;
+  run_ = run;
+  period_ = batches.fresh;
+  for (int l = 0; l < (data_.run.x ? data_.runs : 1); ++l)
+    seeds_.push_back(batches.seeds[batches.seeds.size() > 1 ? run + l : 0]);
+  for (const auto& population : populations.of_run)
+    scratch_size_ = std::max(scratch_size_, population->scratch(data_.shape));
+  scratch_.resize(threads * scratch_size_);
+}
+
+/// A member's share of the samples of a block.
+template <class real>
+void BatchData<real>::draw_samples(const Member& member) {
+  const Shape& s = data_.shape;
+  const std::ptrdiff_t Td = std::ptrdiff_t(s.T) * s.d, qd = std::ptrdiff_t(s.q) * s.d;
+  const bool has_z = !z_.empty();
+  double* scratch = &scratch_[member.index * scratch_size_];
+  for (std::size_t r = 0; r < seeds_.size(); ++r) {
+    const auto& of_run = populations_->of_run;
+    const Population<real>& population = *of_run[of_run.size() > 1 ? run_ + r : 0];
+    for (std::ptrdiff_t i = first(member.index, member); i < first(member.index + 1, member); ++i) {
+      real* x = &x_[(r * s.n + i) * Td];
+      real* z = has_z ? &z_[(r * s.n + i) * qd] : nullptr;
+      population.draw(SampleNumbers(seeds_[r], block_, i), s, scratch, x, z, &y_[r * s.n + i]);
+      if (populations_->token >= 0 && z) std::copy_n(x + populations_->token * s.d, s.d, z);
+      if (exponents_.x != 0) scale_by_power<real>(x, Td, exponents_.x, x);
+      if (exponents_.z != 0 && z) scale_by_power<real>(z, qd, exponents_.z, z);
+    }
+  }
+}
+
+template <class real>
 void BatchData<real>::draw(std::int64_t step) {
+  if (populations_) {
+    is_new_ = step / period_ != block_;
+    block_ = step / period_;
+    return;
+  }
   const std::ptrdiff_t size = data_.shape.n;
   for (std::size_t o = 0; o < orders_.size(); ++o) orders_[o].draw(step, &samples_[o * size]);
 }
@@ -93,6 +133,10 @@ void BatchData<real>::copy_rows(const number* from, std::ptrdiff_t run, std::ptr
 
 template <class real>
 void BatchData<real>::copy(const Member& member) {
+  if (populations_) {
+    if (is_new_) draw_samples(member);
+    return;
+  }
   const Shape& s = data_.shape;
   const std::ptrdiff_t begin = first(member.index, member), end = first(member.index + 1, member);
   const auto copy = [&](const auto* from, std::ptrdiff_t run, std::ptrdiff_t size, const auto* to,

@@ -15,8 +15,10 @@
 #include <vector>
 
 #include "../problem/data.hpp"
+#include "../problem/rescale.hpp"
 #include "../runtime/team.hpp"
 #include "philox.hpp"
+#include "population.hpp"
 
 namespace mhfast {
 
@@ -28,6 +30,14 @@ struct Batches {
   std::int64_t fresh = 0;  // not 0: new samples are drawn every so many steps, and all are taken
   Order order = Order::kShuffle;
   std::vector<std::uint64_t> seeds;  // one for all runs, or one for each
+};
+
+/// The populations that new samples are drawn from, one for all runs or one for each; none: the
+/// caller draws.
+template <class real>
+struct Populations {
+  std::vector<std::shared_ptr<Population<real>>> of_run;
+  std::int64_t token = -1;  // not -1: the query row is a copy of this token
 };
 
 /// The order of the samples for one seed.
@@ -56,6 +66,10 @@ class BatchData {
  public:
   /// Of `count` runs from `run` on, whose data are `whole`.
   BatchData(const Data<real>& whole, const Batches& batches, std::ptrdiff_t run, int count);
+
+  /// Draws new samples from populations, times powers, instead of copying any; `threads` may share.
+  void draw_from(const Populations<real>& populations, const Batches& batches,
+                 const Exponents& exponents, std::ptrdiff_t run, int threads);
   BatchData(const BatchData&) = delete;
   BatchData& operator=(const BatchData&) = delete;
 
@@ -80,8 +94,17 @@ class BatchData {
   void copy_rows(const number* from, std::ptrdiff_t run, std::ptrdiff_t size, const number* to,
                  std::ptrdiff_t to_run, std::ptrdiff_t first, std::ptrdiff_t last);
 
+  void draw_samples(const Member& member);
+
   Data<real> whole_;
   Data<real> data_;
+  const Populations<real>* populations_ = nullptr;
+  Exponents exponents_;
+  std::vector<std::uint64_t> seeds_;  // of the runs that have samples of their own
+  std::ptrdiff_t run_ = 0, scratch_size_ = 0;
+  std::vector<double> scratch_;           // (threads, scratch_size_)
+  std::int64_t period_ = 1, block_ = -1;  // the samples of which block are to be there
+  bool is_new_ = false;
   std::vector<SampleOrder> orders_;  // one, or one for each run; none where all samples are taken
   std::vector<std::uint32_t> samples_;  // (orders or 1, size)
   std::vector<real> x_, z_, y_, weight_;

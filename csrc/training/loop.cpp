@@ -133,13 +133,15 @@ void Loop<real>::take_batches(const Data<real>& data, typename Engine<real>::Opt
                               int threads) {
   const Data<real> source = task_.batches.fresh > 0 ? at_run(task_.fresh, run_, count_) : data;
   batch_ = std::make_unique<BatchData<real>>(source, task_.batches, run_, count_);
-  batch_->draw(step_);
   typename Engine<real>::Options of_whole = options;
   of_whole.gradient = records_norm_;
   whole_engine_ = std::make_unique<Engine<real>>(data, task_.loss, of_whole, threads);
   whole_ = whole_engine_.get();
   engine_ = std::make_unique<Engine<real>>(**batch_, task_.loss, options, whole_->threads());
   if (task_.batches.fresh == 0) engine_->weigh_as_part_of(data);
+  if (!task_.populations.of_run.empty())
+    batch_->draw_from(task_.populations, task_.batches, task_.exponents, run_, whole_->threads());
+  batch_->draw(step_);
   steps_alone_ = engine_->threads() == 1 && whole_->threads() > 1;
 }
 

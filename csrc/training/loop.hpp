@@ -6,10 +6,9 @@
 //
 //   phase     written                                           by          reads besides
 //   load      W of factors, copies of a head's parameters       head        the prompt
-//             copies of the samples of a batch                  share       their numbers
-//             what losses are divided by, where samples are     first       whole new samples,
-//             which new, before the first load of an advance                      change between
-//             advances
+//             copies of the samples of a batch, or new samples  share       their numbers
+//             (first in an advance: what the losses of new      first       the new samples, which
+//             samples are divided by)                                       change between advances
 //   (| whole  a pass over all samples, where steps are taken    as below
 //             on batches and it is due, up to norms of heads)
 //   | pass    partial gradients, totals, scales of a chunk      chunk       what was loaded

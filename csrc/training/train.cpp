@@ -135,6 +135,7 @@ TrainingEnd Training<real>::run() {
     asked = step;
     return task_.hook(step);
   };
+  const bool calls = fresh > 0 && task_.populations.of_run.empty();
   TrainingEnd end{task_.first_step, LastRow::kAll, {}};
   std::int64_t step = task_.first_step;
   bool aborted = false;
@@ -149,8 +150,8 @@ TrainingEnd Training<real>::run() {
     }
     const auto next = [&](std::int64_t period) { return (step / period + 1) * period; };
     std::int64_t until = task_.hook ? std::min(last, next(every)) : last;
-    if (fresh > 0) until = std::min(until, next(fresh));
-    const bool draws = fresh > 0 && step % fresh == 0 && step > first && step < last;
+    if (calls) until = std::min(until, next(fresh));
+    const bool draws = calls && step % fresh == 0 && step > first && step < last;
     if ((draws && !take_fresh(step)) || !advance(step, until)) {
       aborted = true;
       end.last_row = LastRow::kNone;

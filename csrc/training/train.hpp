@@ -129,7 +129,8 @@ struct TrainingTask {
   std::array<bool, kTensors> wrt;
   Optimizer optimizer;
   Batches batches;
-  Data<real> fresh;  // where batches.fresh is not 0: the samples of the first step
+  Data<real> fresh;               // where batches.fresh is not 0: the samples of the first step
+  Populations<real> populations;  // none: `draw` is called
   /// The samples of the steps from this one on, of the same shape; null when the caller aborts.
   std::function<const Data<real>*(std::int64_t)> draw;
   std::int64_t first_step, last_step;

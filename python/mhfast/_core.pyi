@@ -226,6 +226,9 @@ class TrainingResult:
 
 # What wrt names is overwritten in place, and has the run axis; so have state and buffers. stopped
 # and reasons (max(R, 1),) say where and why runs were frozen, and are kept up to date.
+# The token that is the query, -1 where none is; for one run or each a name and settings.
+CorePopulations: TypeAlias = tuple[int, Sequence[tuple[Any, ...]]]
+
 def train(
     *,
     samples: CoreData,
@@ -243,7 +246,7 @@ def train(
     order: Order,
     seeds: Sequence[int],
     fresh: int,
-    stream: tuple[CoreData, Callable[[int], CoreData]] | None,
+    stream: tuple[CoreData, Callable[[int], CoreData], CorePopulations | None] | None,
     first: int,
     last: int,
     records: Sequence[Record],

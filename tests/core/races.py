@@ -117,6 +117,17 @@ def side_by_side():
                 train(model, data, rule, projection, few, stop, calls, batch, fresh)
 
 
+def new_samples():
+    """Samples that members of a team draw themselves, for a team and for one thread alone."""
+    for dtype, every, size in product((np.float32, np.float64), (1, 2), (4 * n, 5)):
+        data = mh.data.sphere_tokens(4 * n, T, d, seed=0, dtype=dtype)
+        model = mh.Classifier.gaussian(H, 1, d, std=0.5, seed=0, dtype=dtype)
+        mh.train(
+            model, data, steps=5, optimizer=mh.Adam(0.01), batch=size,
+            stream=mh.Stream(data, every=every), record={"loss": 2},
+        )  # fmt: skip
+
+
 def learner() -> None:
     data = mh.data.boolean_layer(4000, 3, 8, 2, seed=1)
     mh.learn_layer(data.X, data.y, 2)
@@ -131,6 +142,7 @@ def main() -> None:
             passes(*draw(mh.Classifier, "dense", np.float64, 13, 12, 21, 601))
         print(plan, "done", flush=True)
     side_by_side()
+    new_samples()
     learner()
 
 

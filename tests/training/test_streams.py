@@ -124,18 +124,143 @@ def test_runs_side_by_side_are_runs_alone(rule):
 
 def test_populations():
     """A Dataset stands for its population; with a run axis for that of each run."""
-    data = mh.data.tokenized_mixture(12, 4, 7, relevant_fraction=0.25, seed=0)
+    data = mh.data.planted_attention(12, 4, 7, 2, seed=0)
     model = mh.Classifier.gaussian(3, 4, 7, std=0.5, seed=0)
     options = {"steps": 3, "optimizer": mh.GradientDescent(0.1), "batch": 5, "record": ()}
     run = mh.train(model, data, stream=data, **options)
     assert np.array_equal(run.model.W, mh.train(model, data, stream=data.sample, **options).model.W)
     is_close(run.model, one_by_one(model, data.sample, 3, options["optimizer"], size=5))
-    several = mh.data.tokenized_mixture(12, 4, 7, relevant_fraction=0.25, seed=[0, 1])
-    for seed in (4, (4, 5)):
-        runs = mh.train(model, several, stream=several, seed=seed, **options)
-        one = several.run(1)
-        alone = mh.train(model, one, stream=one, seed=np.max(seed), **options)
-        is_close(runs[1].model, alone.model)
+    for make in (
+        lambda seed: mh.data.planted_attention(12, 4, 7, 2, seed=seed),
+        lambda seed: mh.data.tokenized_mixture(12, 4, 7, relevant_fraction=0.25, seed=seed),
+    ):
+        several = make([0, 1])
+        for seed in (4, (4, 5)):
+            runs = mh.train(model, several, stream=several, seed=seed, **options)
+            one = several.run(1)
+            alone = mh.train(model, one, stream=one, seed=np.max(seed), **options)
+            is_close(runs[1].model, alone.model)
+
+
+def sphere(query):
+    data = mh.data.sphere_tokens(9, 4, 7, external_query=query is None, seed=0)
+    model = mh.Classifier.gaussian(3, 4 if query == "all" else 1, 7, std=0.5, seed=0)
+    if query != "all" and query is not None:
+        model = replace(model, query=query)
+
+    def drawn(n, seed, block):
+        X, y, rows = mh.reference.sphere_samples(
+            n, 4, 7, external_query=query is None, seed=seed, block=block
+        )
+        return mh.Dataset(X, y, query=rows)
+
+    return model, data, drawn, {}
+
+
+def mixture(noise, kind, positions):
+    settings = {"noise": noise, "noise_kind": kind, "positions": positions}
+    data = mh.data.tokenized_mixture(
+        9, 5, 8, relevant_fraction=0.4, norm=3.0, contexts=3, **settings, seed=0
+    )
+    table = np.vstack([data.truth[name] for name in ("mu_minus", "mu_plus", "contexts")])
+
+    def drawn(n, seed, block):
+        return mh.Dataset(
+            *mh.reference.mixture_samples(n, 5, table, 2, **settings, seed=seed, block=block)
+        )
+
+    return mh.Classifier.gaussian(3, 5, 8, std=0.5, seed=0), data, drawn, {}
+
+
+def regression(noise):
+    covariance = [[2.0, 0.5, 0.1], [0.5, 1.0, 0.3], [0.1, 0.3, 0.7]]
+    data = mh.data.icl_regression(9, 5, 4, noise=noise, covariance=covariance, seed=0)
+    root = np.linalg.cholesky(covariance)
+    model = mh.Layer.gaussian(3, 4, 1, std=0.5, seed=0, query=-1)
+
+    def drawn(n, seed, block):
+        return mh.Dataset(
+            *mh.reference.regression_samples(n, 5, root, noise=noise, seed=seed, block=block)
+        )
+
+    return model, data, drawn, {"loss": "squared"}
+
+
+IN_CORE = [
+    sphere(None), sphere("all"), sphere(2), mixture(0.5, "gaussian", "random"),
+    mixture(0.7, "bounded", "fixed"), mixture(0.0, "none", "random"), regression(0.0),
+    regression(0.3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IN_CORE, ids=range(len(IN_CORE)))
+def test_populations_that_the_core_draws_from(case, use_plan):
+    model, data, drawn, options = case
+    rule = mh.GradientDescent(0.02)
+    for every, plan in ((1, "samples"), (2, "rows"), (3, "auto")):
+        use_plan(plan)
+        stream = mh.Stream(data, every=every)
+        run = mh.train(
+            model, data[:3], steps=5, optimizer=rule, batch=B, stream=stream, seed=8, record=(),
+            **options,
+        )  # fmt: skip
+        expected = model
+        for k in range(5):
+            given = {"optimizer": rule} if k == 0 else {}
+            samples_of_step = drawn(B, 8, k // every)
+            expected = mh.train(expected, samples_of_step, steps=1, record=(), **given, **options)
+        is_close(run.model, expected.model)
+        again = mh.train(
+            model, data[:3], steps=2, optimizer=rule, batch=B, stream=stream, seed=8, record=(),
+            num_threads=3, **options,
+        )  # fmt: skip
+        again = mh.train(again, data[:3], steps=3, stream=stream)
+        assert np.array_equal(again.model.W, run.model.W)
+    R = 19
+    starts = mh.stack([model] * R)
+    for seed in (3, range(R)):
+        runs = mh.train(
+            starts, data, steps=3, optimizer=rule, batch=6, stream=data, seed=seed, **options
+        )
+        for r in (0, R - 1):
+            alone = mh.train(
+                model, data, steps=3, optimizer=rule, batch=6, stream=data, **options,
+                seed=seed if isinstance(seed, int) else seed[r],
+            )  # fmt: skip
+            same_run(runs[r], alone, TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_samples_have_the_bits_of_the_reference(dtype):
+    """With one token and one sample, the momentum of U is the gradient -y x, exactly."""
+    d = 23
+    data = mh.data.sphere_tokens(2, 1, d, external_query=False, seed=0, dtype=dtype)
+    run = mh.Classifier.zeros(1, 1, d, dtype=dtype)
+    for k in range(6):
+        given = {"optimizer": mh.Momentum(0.1, beta=0.0), "seed": 5} if k == 0 else {}
+        run = mh.train(
+            run, data, steps=1, batch=1, stream=data, loss="linear", wrt="U", record=(), **given
+        )
+        X, y, _ = mh.reference.sphere_samples(1, 1, d, external_query=False, seed=5, block=k)
+        assert np.array_equal(run.state["U"][0][0, 0], (-y * X[0, 0]).astype(dtype))
+
+
+def test_what_the_core_draws_has_the_distribution():
+    """Moments of normals; labels, contexts and positions are equally likely."""
+    words = np.random.Philox(key=3).random_raw(1 << 18)
+    z = mh.reference.normals(words)
+    # Standard errors: of moment 2 k it is sqrt of (4 k - 1)!! - ((2 k - 1)!!)^2 over the number.
+    for k, (mean, variance) in {1: (1, 2), 2: (3, 96), 3: (15, 10170)}.items():
+        assert abs(np.mean(z ** (2 * k)) - mean) < 5 * (variance / z.size) ** 0.5
+        assert abs(np.mean(z ** (2 * k - 1))) < 5 * (variance / z.size) ** 0.5
+    pairs = z.reshape(-1, 2, 8)
+    assert abs(np.mean(pairs[:, 0] * pairs[:, 1])) < 5 * (1 / pairs[:, 0].size) ** 0.5
+    table = np.eye(5)
+    X, y = mh.reference.mixture_samples(3000, 4, table, 1, seed=1, block=0)
+    place = X[..., :2].sum(-1).argmax(axis=1)
+    assert abs(y.mean()) < 5 / 3000**0.5
+    assert max(abs(np.bincount(place) - 750)) < 5 * 750**0.5
+    assert max(abs(X[..., 2:].sum(axis=(0, 1)) - 3000)) < 5 * 3000**0.5
 
 
 def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path):

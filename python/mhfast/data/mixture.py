@@ -176,8 +176,25 @@ def _draw(
                 "positions": positions,
                 "dtype": dtype,
             },
+            _in_core,
         ),
     )
+
+
+def _in_core(
+    *,
+    frame: NDArray[np.float64],
+    tokens: int,
+    relevant_fraction: float,
+    norm: float,
+    noise: float,
+    noise_kind: str,
+    positions: str,
+    **_others: object,
+) -> tuple[object, ...]:
+    relevant = _relevant_tokens(relevant_fraction, tokens)
+    bounded, random = noise_kind == "bounded", positions == "random"
+    return ("tokenized_mixture", norm * frame, relevant, float(noise), bounded, random)
 
 
 def _unit_noise(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -22,11 +22,20 @@ class Population:
         What defines the population: class tokens, teacher.
     settings : mapping
         The settings that `sample` may change.
+    in_core : callable (**fixed, **settings) -> tuple, optional
+        The name and the settings of the population in the core, which can draw from it too.
     """
 
     draw: Callable[..., Dataset]
     fixed: Mapping[str, Any]
     settings: Mapping[str, Any]
+    in_core: Callable[..., tuple[Any, ...]] | None = None
+
+    def core(self, dtype: Any) -> tuple[Any, ...] | None:
+        """Return what the core takes to draw numbers of this dtype; None where it cannot."""
+        if self.in_core is None or self.settings["dtype"] != dtype:
+            return None
+        return self.in_core(**self.fixed, **self.settings)
 
     def __call__(self, n: int, *, seed: Any, **changes: Any) -> Dataset:
         """`n` new samples, independent of those that the generator itself returned.

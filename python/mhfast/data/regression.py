@@ -127,8 +127,15 @@ def _draw(
             _draw,
             {"dim": dim},
             {"tokens": tokens, "covariance": matrix, "noise": noise, "dtype": dtype},
+            _in_core,
         ),
     )
+
+
+def _in_core(
+    *, dim: int, covariance: NDArray[np.float64], noise: float, **_others: object
+) -> tuple[object, ...]:
+    return ("icl_regression", _root(_covariance(covariance, dim - 1)), float(noise))
 
 
 def _covariance(covariance: ArrayLike | None, features: int) -> NDArray[np.float64]:

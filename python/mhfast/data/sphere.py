@@ -109,8 +109,13 @@ def _draw(
             _draw,
             {"readout": readout},
             {"tokens": tokens, "external_query": external_query, "dtype": dtype},
+            _in_core,
         ),
     )
+
+
+def _in_core(**_settings: object) -> tuple[str]:
+    return ("sphere_tokens",)
 
 
 def _on_sphere(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ to be fast.  Gradients are dicts of arrays by name.
 `model`: parameters, query rows and visible keys.  `attention`: weights and outputs.  `losses`.
 `gradients`: centred, so that they are accurate in saturation.  `normalized`: directions of
 gradients that underflow.  `hessian`.  `training`: the optimizers.  `batches`: the samples of each
-step.  `runs`: the run axis, a loop.
+step.  `populations`: those that a stream draws.  `runs`: the run axis, a loop.
 """
 
 from .attention import attention, outputs
@@ -19,6 +19,7 @@ from .losses import LOSSES, loss_terms
 from .model import Model
 from .normalized import Scaled, scaled_gradients
 from .optimizers import STEPS
+from .populations import mixture_samples, normals, regression_samples, sphere_samples
 from .training import train
 
 __all__ = [
@@ -31,9 +32,13 @@ __all__ = [
     "batches",
     "hvp",
     "loss_terms",
+    "mixture_samples",
+    "normals",
     "outputs",
+    "regression_samples",
     "sample_seed",
     "scaled_gradients",
+    "sphere_samples",
     "textbook_value_and_grad",
     "train",
     "value_and_grad",

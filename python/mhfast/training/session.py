@@ -135,7 +135,7 @@ class Loop:
             loss=losses.core(run.loss), wrt=bits(run.wrt), starts=start._core.parameters,
             optimizer=settings, state=self.state, batch=size, order=ORDERS[batches.order],
             seeds=batches.seeds, fresh=batches.fresh or 0,
-            stream=None if drawn is None else (drawn.first.data, drawn),
+            stream=None if drawn is None else (drawn.first.data, drawn, drawn.in_core()),
             first=run.step, last=last, records=records,
             tests=[test.data for test in tests],
             directions=directions, thresholds=thresholds, stopped=self.stopped,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from .._arguments import checks, losses
 from .._arguments.runs import RunAxis
+from ..data.population import Population
 from ..data.runs import Populations, side_by_side
 from ..dataset.dataset import Dataset
 from ..models import Model
@@ -27,7 +28,10 @@ class Stream:
     r"""A population that `mhfast.train` draws new samples from, every so many steps.
 
     The samples of steps k = j every, ..., j every + every - 1 are ``function(B, seed=s)``, with
-    s = `mhfast.reference.sample_seed`\ (seed, j) for the ``seed`` of `mhfast.train`.
+    s = `mhfast.reference.sample_seed`\ (seed, j) for the ``seed`` of `mhfast.train`. From the
+    populations of `tokenized_mixture`, `sphere_tokens` and `icl_regression` of `mhfast.data` the
+    core draws itself, in the dtype of the model: samples 0 to B - 1 of block j of
+    `mhfast.reference.mixture_samples`, `sphere_samples` and `regression_samples`.
 
     Parameters
     ----------
@@ -119,6 +123,23 @@ class Draws:
                 f"got {b} at step {step}"
             )
         return now.data
+
+    def in_core(self) -> tuple[int, list[tuple[Any, ...]]] | None:
+        """Return what the core takes to draw the samples itself; None where it cannot."""
+        token = self.first.token
+        X, _, _, _, lengths = self.first.data
+        if lengths is not None or not (token is None or isinstance(token, int)):
+            return None
+        draw = self.stream.draw
+        owner = getattr(draw, "__self__", None)
+        if isinstance(owner, Dataset) and draw == owner.sample:
+            draw = owner.generator or draw
+        parts = draw.of_run if isinstance(draw, Populations) else (draw,)
+        known = [part.core(X.dtype) for part in parts if isinstance(part, Population)]
+        if len(known) < len(parts) or None in known:
+            return None
+        place = -1 if token is None else token % X.shape[-2]
+        return place, [settings for settings in known if settings is not None]
 
 
 def draws(

@@ -1,0 +1,84 @@
+// Populations that new samples of training are drawn from, as functions of the seed, the number of
+// the block of samples and that of the sample: any member of a team may draw any of them.
+//
+// Numbers are those of Philox with the key (seed, 2), from the counter (1, block, sample, part) on;
+// words are its 64-bit numbers w_0, w_1, ..., integers are `below` of words, and normals come from
+// 16 words each 16 (kernels/normal.hpp). A sign is -1 where the highest bit of w_0 is set. Sums run
+// from the first to the last term, in double, each operation rounded by itself, and results are
+// rounded to the type of the samples at the end. Parts:
+//
+//   sphere_tokens      0 tokens, z / |z| of normals z   1 label, a sign   2 query, as tokens
+//   tokenized_mixture  0 noise of each slot, noise z / sqrt(d), or noise z / |z| if bounded
+//                      1 label, a sign   2 context of slot t, an integer from w_t
+//                      3 positions: from the identity on, entry i changes places with entry
+//                        i + j, j an integer below T - i from w_i; position p holds slot entry p.
+//                      The first slots hold the class token, without noise.
+//   icl_regression     0 task   1 features before the root of the covariance   2 noise
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "../problem/data.hpp"
+#include "philox.hpp"
+
+namespace mhfast {
+
+/// Random numbers of one sample.
+class SampleNumbers {
+ public:
+  SampleNumbers(std::uint64_t seed, std::int64_t block, std::int64_t sample)
+      : key_{seed, 2}, block_(std::uint64_t(block)), sample_(std::uint64_t(sample)) {}
+
+  /// Words 4 m to 4 m + 3.
+  Philox::AlignedBuffer words(int part, std::uint64_t m) const {
+    return Philox::block({1 + m, block_, sample_, std::uint64_t(part)}, key_);
+  }
+  double sign(int part) const { return words(part, 0)[0] >> 63 ? -1.0 : 1.0; }
+  /// Integers below count(t) from word t, t = 0, ..., times - 1, to take(t, integer).
+  template <class Count, class Take>
+  void integers(int part, int times, const Count& count, const Take& take) const {
+    Philox::AlignedBuffer block{};
+    for (int t = 0; t < times; ++t) {
+      if (t % 4 == 0) block = words(part, std::uint64_t(t / 4));
+      take(t, int(below(std::uint64_t(count(t)), block[t % 4])));
+    }
+  }
+  /// `count` standard normals, into room for `rounded(count)`.
+  void normals(int part, std::ptrdiff_t count, double* out) const;
+  static std::ptrdiff_t rounded(std::ptrdiff_t count) { return (count + 15) / 16 * 16; }
+
+ private:
+  const Philox::Key key_;
+  const std::uint64_t block_, sample_;
+};
+
+template <class real>
+class Population {
+ public:
+  virtual ~Population() = default;
+  /// Numbers of scratch that a draw takes.
+  virtual std::ptrdiff_t scratch(const Shape& s) const = 0;
+  /// Writes x (T, d), y, and z (q, d) where it is not null.
+  virtual void draw(const SampleNumbers& numbers, const Shape& s, double* scratch, real* x, real* z,
+                    real* y) const = 0;
+};
+
+template <class real>
+std::shared_ptr<Population<real>> sphere_tokens();
+
+/// table: tokens of label -1, of label 1, and contexts (contexts + 2, d).
+struct Mixture {
+  std::vector<double> table;
+  int contexts, relevant;
+  double noise;
+  bool bounded, random_positions;
+};
+template <class real>
+std::shared_ptr<Population<real>> tokenized_mixture(Mixture mixture);
+
+/// root (d - 1, d - 1): lower triangular, times its transpose the covariance of the features.
+template <class real>
+std::shared_ptr<Population<real>> icl_regression(std::vector<double> root, double noise);
+
+}  // namespace mhfast
