@@ -63,6 +63,12 @@ def sample_seed(seed: int, block: int) -> int:
     The upper 63 bits of the first number of Philox4x64-10 for the key (seed, 1), from the counter
     (1, block, 0, 0) on. Step k of a stream that is drawn from every m steps has the block
     floor(k / m).
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> mh.reference.sample_seed(0, 1) < 2**63
+    True
     """
     return _numbers(seed, block, 1, stream=1)[0] >> 1
 

@@ -30,6 +30,12 @@ def normals(words: ArrayLike) -> Array:
     a = π/2 (floor(c / 2^10) mod 2^52 - 2^51) / 2^52 and q = floor(c / 2^62), come eight numbers
     r cos(a + q π/2), then eight r sin(a + q π/2). Logarithm, sine and cosine are series, whose
     errors are a few units in the last place.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> mh.reference.normals([range(16)]).shape
+    (16,)
     """
     bits = np.asarray(words, np.uint64).reshape(-1, 2, 8)
     b, c = bits[:, 0], bits[:, 1]
@@ -51,6 +57,13 @@ def sphere_samples(
 
     A token is z / |z| of normals z of part 0, the label the sign of part 1, the query like a token
     of part 2.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> X, y, query = mh.reference.sphere_samples(3, 4, 5, seed=0, block=1)
+    >>> X.shape, y.shape, query.shape
+    ((3, 4, 5), (3,), (3, 1, 5))
     """
     drawn = [_Sample(seed, block, i) for i in range(n)]
     X = np.stack([_unit(s.normals(0, tokens * dim).reshape(tokens, dim)) for s in drawn])
@@ -79,6 +92,14 @@ def mixture_samples(
     noise z / sqrt(d), or noise z / |z| where it is "bounded", with z the d normals of slot t of
     part 0. Random positions: position p holds the slot p of a permutation, the identity after entry
     i has changed places with i + (the integer below T - i of word i of part 3), i = 0, 1, ...
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> table = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    >>> X, y = mh.reference.mixture_samples(5, 4, table, 1, seed=0, block=1)
+    >>> X.shape, y.shape
+    ((5, 4, 3), (5,))
     """
     rows = np.asarray(table, np.float64)
     dim = rows.shape[1]
@@ -110,6 +131,13 @@ def regression_samples(
     `root` (d-1,d-1) is lower triangular, root rootᵀ the covariance of the features. The task are
     normals of part 0, the features of a token the root times normals of part 1, and the noise
     of responses are normals of part 2.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> X, y = mh.reference.regression_samples(5, 4, [[2.0, 0.0], [1.0, 1.0]], seed=0, block=1)
+    >>> X.shape, y.shape
+    ((5, 4, 3), (5, 1, 1))
     """
     L = np.asarray(root, np.float64)
     features = len(L)

@@ -59,6 +59,8 @@ class Stream:
     ... )
     >>> run.batches.size, run.batches.fresh
     (20, 4)
+    >>> mh.Stream(data).draw(3, seed=0).n
+    3
     """
 
     function: Draw | Dataset
