@@ -139,8 +139,8 @@ template <class real>
 class PythonStream {
  public:
   PythonStream(const py::tuple& first, const py::object& draw, const Shape& model, bool causal,
-               py::ssize_t runs, Loss loss)
-      : draw_(draw), model_(model), causal_(causal), runs_(runs), loss_(loss) {
+               RowMap row_map, py::ssize_t runs, Loss loss)
+      : draw_(draw), model_(model), causal_(causal), row_map_(row_map), runs_(runs), loss_(loss) {
     take(first);
   }
 
@@ -160,7 +160,7 @@ class PythonStream {
 
  private:
   void take(const py::tuple& samples) {
-    samples_ = read_data<real>(samples, model_, causal_, runs_, loss_);
+    samples_ = read_data<real>(samples, model_, causal_, row_map_, runs_, loss_);
     if (samples_.data.weight) throw py::value_error("stream: expected samples without weights");
     kept_ = samples;
   }
@@ -168,6 +168,7 @@ class PythonStream {
   const py::object draw_;
   const Shape model_;
   const bool causal_;
+  const RowMap row_map_;
   const py::ssize_t runs_;
   const Loss loss_;
   py::tuple kept_;  // owns the numbers
@@ -286,7 +287,7 @@ TrainingResult call_train(
     if (fresh > 0) {
       const auto pair =
           stream.cast<py::tuple>();  // the samples of the first step, a function, populations
-      drawn.emplace(pair[0].cast<py::tuple>(), pair[1], model.shape, causal, runs, loss);
+      drawn.emplace(pair[0].cast<py::tuple>(), pair[1], model.shape, causal, row_map, runs, loss);
       task.populations = read_populations<real>(pair[2], drawn->data(), task.runs);
       if (drawn->data().shape.n != batch) throw py::value_error("stream: expected batch samples");
     }
