@@ -19,6 +19,7 @@ LAYER_PLANS = ("samples", "rows")
 # cancel.
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-12}
 
+SOFTMAX = _core.RowMap(_core.RowMapName.softmax)
 NAMES = tuple(AXES)  # in the order of the bits of wrt
 
 
@@ -51,7 +52,13 @@ class Problem:
 
     def options(self, threads: int = 0) -> dict[str, Any]:
         """What every function of the core takes by name."""
-        return {"runs": self.runs, "scale": 1.0, "causal": self.causal, "threads": threads}
+        return {
+            "runs": self.runs,
+            "scale": 1.0,
+            "causal": self.causal,
+            "row_map": SOFTMAX,
+            "threads": threads,
+        }
 
     def outputs(self, threads: int = 0) -> Any:
         data, parameters = self.model

@@ -11,7 +11,8 @@ import pytest
 from mhfast import _core
 from mhfast._arguments.lists import LOSSES
 
-OPTIONS = {"runs": 0, "scale": 1.0, "causal": False, "threads": 0}
+SOFTMAX = _core.RowMap(_core.RowMapName.softmax)
+OPTIONS = {"runs": 0, "scale": 1.0, "causal": False, "row_map": SOFTMAX, "threads": 0}
 MIB = 2**20
 SCRATCH = 64 * MIB  # promised for any number of samples
 
@@ -44,7 +45,8 @@ PROGRAM = """
     import numpy as np
     from mhfast import _core
     from mhfast._arguments.lists import LOSSES
-    options = dict(runs=0, scale=1.0, causal=False, threads=0)
+    softmax = _core.RowMap(_core.RowMapName.softmax)
+    options = dict(runs=0, scale=1.0, causal=False, row_map=softmax, threads=0)
     size, T, d, H = {sizes}
     def setup(size):
         n, T = {shape}
