@@ -33,7 +33,7 @@ MODULES = {
 }
 
 SECTIONS = {
-    "Start": ["tutorial", "from_pytorch"],
+    "Start": ["install", "tutorial", "from_pytorch"],
     "Guide": [
         "family", "rows", "losses", "training", "sweeps", "long_sequences", "reproducibility",
         "saturation", "interop",
