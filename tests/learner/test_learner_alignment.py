@@ -251,3 +251,11 @@ def test_errors_of_hull_cosine():
         hull_cosine(np.zeros((1, 4, 4)), units(0, 1))
     with pytest.raises(TypeError, match="truth: expected dtype float"):
         hull_cosine(units(0), np.zeros((2, 3, 3), np.int64))
+
+
+def test_hull_cosine_does_not_depend_on_the_scale():
+    W = np.random.default_rng(0).standard_normal((HEADS, D, D))
+    other = np.random.default_rng(1).standard_normal((HEADS - 1, D, D))
+    expected = hull_cosine(other, W)
+    assert 0.0 < expected < 1.0
+    assert abs(hull_cosine(other * 2.0**-60, W * 2.0**-60) - expected) < 1e-12

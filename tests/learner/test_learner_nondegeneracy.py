@@ -177,3 +177,11 @@ def test_wrong_use():
         nondegeneracy(mh.stack([layer(), layer()]))
     with pytest.raises(ValueError, match=r"phase: expected one of crude sum, .*, got 'first'"):
         nondegeneracy(layer()).supports("first")
+
+
+def test_a_hull_of_as_many_heads_as_dimensions_is_not_degenerate():
+    rng = np.random.default_rng(0)
+    W = rng.standard_normal((5, 2, 2))  # H - 1 = d d differences
+    report = nondegeneracy(mh.Layer(W, rng.standard_normal((5, 2, 3))))
+    values = np.linalg.svd((W[1:] - W[0]).reshape(4, 4), compute_uv=False)
+    np.testing.assert_allclose(report.hull_condition, values[-1] / values[0], rtol=EXACT)

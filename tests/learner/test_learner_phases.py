@@ -30,7 +30,9 @@ from mhfast.learner import (
 )
 from mhfast.learner.certificates import judge
 from mhfast.learner.net import _points
-from mhfast.learner.sums import default_support
+from mhfast.learner.result import Phase
+from mhfast.learner.sums import certificate_level, default_support
+from mhfast.learner.surplus import Problem
 
 EXACT = 1e-12  # least squares of well-conditioned problems, in float64
 
@@ -319,3 +321,25 @@ def test_residual_of_a_layer(two):
     nothing = judge(examples, mh.Layer(layer.W, 0.0 * layer.V)).residual
     assert nothing == pytest.approx(1.0, rel=1e-13)  # sums of 2e5 squares, in another order
     assert abs(judge(examples, mh.Layer(layer.W, 1.25 * layer.V)).residual - 0.25) < 1e-14
+
+
+def test_numbers_of_facts_have_the_median_tolerance(two):
+    examples, layer = two
+    facts = certify(examples, true_sum(examples, layer))
+    numbers = Phase("sculpting", 0.0, (facts,)).numbers
+    assert numbers["facts"] == len(facts)
+    assert numbers["tolerance"] == np.sort(facts.tolerance)[len(facts) // 2]
+
+
+@pytest.mark.parametrize("n, level", [(10, 0.2), (1000, 8 * 16 / 5000), (100_000, 0.002)])
+def test_certificate_level_is_eight_facts_a_row_within_limits(n, level):
+    examples = as_examples(np.ones((n, 5, 4)), np.ones((n, 5, 2)))
+    assert certificate_level(examples) == level
+
+
+def test_surplus_heads_are_judged_from_more_outputs_where_there_is_noise():
+    rng = np.random.default_rng(0)
+    X, Y = rng.standard_normal((9000, 3, 4)), rng.standard_normal((9000, 3, 2))
+    counts = [Problem.of(as_examples(X, Y, noise), 2, 0, None).count for noise in (0.0, 0.1)]
+    assert counts[0] == Problem.of(as_examples(X, Y), 2, 0, None).fewest(2)
+    assert counts[1] > counts[0]

@@ -232,3 +232,12 @@ def test_numbers_as_tokens_and_heads_unknown():
     result = mh.learn_layer(source)
     assert result.learnt
     assert result.heads == 1
+
+
+def test_many_heads_need_outputs_for_each_of_their_parameters():
+    # H (d d + d p) numbers, p of a token: 9 (9 + 6) / 2 = 68 tokens or 23 examples, 26 with a tenth
+    # held out; 4 d d = 36 facts would need less.
+    rng = np.random.default_rng(0)
+    X, Y = rng.standard_normal((20, 3, 3)), rng.standard_normal((20, 3, 2))
+    with pytest.raises(ValueError, match="expected at least 26 examples for 9 heads"):
+        mh.learn_layer(X, Y, heads=9)
