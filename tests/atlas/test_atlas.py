@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
@@ -15,8 +16,8 @@ pytest.importorskip("cvxpy")
 
 from matplotlib.figure import Figure
 
-from mhfast import cli
-from mhfast._atlas import catalogue, command, report
+from mhfast import cli, theory
+from mhfast._atlas import catalogue, command, next_token_attention, next_token_bias, report
 from mhfast._atlas.experiment import Claim, Experiment, Outcome
 
 PAGES = Path(__file__).parents[2] / "docs" / "atlas"
@@ -117,6 +118,45 @@ def test_the_page_is_that_of_the_experiment(name):
     assert page.rstrip().endswith(f"`mhfast reproduce {name}`")
     assert "DOES NOT HOLD" not in page
     assert (PAGES / f"{name}.png").stat().st_size > 10_000
+
+
+def test_the_finite_part_of_next_tokens():
+    """After 0 the token 1 came twice, 2 once: their logits differ by log 2, 3 gets no attention."""
+    E = np.eye(4, next_token_attention.DIM)
+    ids, following = np.array([[1, 2, 3, 0]] * 3), np.array([1, 1, 2])
+    svm = theory.next_token_svm(ids, following, embedding=E)
+    W, infimum = next_token_attention.finite_part(
+        next_token_attention.Sentences(ids, following, E), svm
+    )
+    expected = np.zeros((8, 8))
+    expected[0, 1:3] = np.array([1.0, -1.0]) * np.log(2.0) / 2
+    np.testing.assert_allclose(W, expected, atol=1e-8)  # BFGS stops at slopes of 1e-9
+    assert infimum == pytest.approx(np.log(3.0) - 2 * np.log(2.0) / 3, rel=1e-12)
+
+
+def test_log_odds_of_next_words():
+    """In the subspace all differences of logits are log-odds; nothing else is in it."""
+    one = next_token_bias.contexts(0, 3)
+    projection, W = next_token_bias.log_odds(one)
+    np.testing.assert_allclose(projection @ W.ravel(), W.ravel(), atol=1e-12)
+    assert np.trace(projection) == pytest.approx(2 * len(one.vectors))  # the dimension
+    for logits, p in zip(one.vectors @ W, one.chances, strict=True):
+        seen = p > 0
+        expected = np.log(p[seen] / p[seen][0])
+        np.testing.assert_allclose(logits[seen] - logits[seen][0], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("norm", "margin"),
+    [("Frobenius", (6 / 5) ** 0.5), ("largest entry", 2.0), ("spectral", (6 / 5) ** 0.5)],
+)
+def test_separations_of_one_context(norm, margin):
+    """Row 0 of W is all: 5/6 for the word seen and -1/6 for others, or 1/2 and -1/2."""
+    H, P = np.eye(1, next_token_bias.DIM), np.eye(1, next_token_bias.WORDS)
+    one = next_token_bias.Contexts(H, P)
+    W = next_token_bias.separation(one, norm)
+    # Clarabel stops at a gap of 1e-8
+    assert next_token_bias.normalized_margin(W, one, norm) == pytest.approx(margin, rel=1e-6)
 
 
 @pytest.mark.slow

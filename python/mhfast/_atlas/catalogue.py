@@ -13,6 +13,8 @@ NAMES = (
     "transformers_as_svms",
     "normalized_steps",
     "mirror_descent",
+    "next_token_attention",
+    "next_token_bias",
     "benign_overfitting",
     "softmax_regression_in_context",
     "linear_attention_in_context",
