@@ -22,6 +22,8 @@ from .sweeps.sweep import SweepInterrupted, sweep
 from .sweeps.table import Sweep
 from .training.callbacks import Callback
 from .training.evaluate import evaluate
+from .training.flow import gradient_flow
+from .training.minimize import minimize
 from .training.run import Interrupted, Run
 from .training.streams import Stream
 from .training.train import train
@@ -47,10 +49,12 @@ __all__ = [
     "dot",
     "evaluate",
     "explain",
+    "gradient_flow",
     "hvp",
     "learn_layer",
     "learn_layer_by_queries",
     "learner",
+    "minimize",
     "norm",
     "num_threads",
     "reference",

@@ -68,6 +68,10 @@ FIRST = {
     "training/subspace.py": "training/test_subspace.py",
     "training/segments.py": "training/test_segments.py",
     "training/evaluate.py": "training/test_evaluate.py",
+    "training/minimize.py": "training/test_minimize.py",
+    "training/flow.py": "training/test_flow.py",
+    "training/iterates.py": "training/test_minimize.py training/test_flow.py",
+    "training/objective.py": "training/test_minimize.py training/test_flow.py",
     "training/": "training/test_recording.py training/test_run.py",
 }
 THEN = {

@@ -173,6 +173,30 @@ def test_what_begins_to_train_has_no_momentum():
     assert np.allclose(both.state["W"][0], 0.9 * run.state["W"][0] + g.W, rtol=1e-13)
 
 
+@pytest.mark.parametrize(
+    "optimizer", [mh.GradientDescent(0.1), mh.Momentum(0.1), mh.Adam(0.01)], ids=repr
+)
+def test_layer_by_layer(optimizer):
+    """Training U, then W, then U is three trainings, each from the end of the one before."""
+    model, inputs = setting()
+    run, single = start(model, inputs, 5, wrt="U", optimizer=optimizer), None
+    for steps, wrt in ((5, "U"), (3, "W"), (4, "U")):
+        if wrt == "W" or single is not None:
+            run = mh.train(run, **inputs, steps=steps, wrt=wrt)
+        single = mh.train(model, **inputs, steps=steps, optimizer=optimizer, wrt=wrt)
+        model = single.model
+        assert np.array_equal(run.model.W, model.W)
+        assert np.array_equal(run.model.U, model.U)
+    assert [(part.first, part.wrt) for part in run.segments] == [
+        (0, ("U",)),
+        (5, ("W",)),
+        (8, ("U",)),
+    ]
+    assert run.steps["loss"].tolist() == list(range(13))
+    more = mh.train(mh.train(run, **inputs, steps=2), **inputs, steps=1)
+    assert np.array_equal(more.model.U, mh.train(run, **inputs, steps=3).model.U)
+
+
 def test_rows_of_another_shape_cannot_follow():
     model, inputs = setting()
     run = start(model, inputs, 3, record="attention")

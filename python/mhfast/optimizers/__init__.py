@@ -11,20 +11,28 @@ Runs side by side are independent: every norm is that of one run.
 """
 
 from . import rules
+from ._by_parameter import of_parameter
 from ._common import Rates, Schedule, Sizes, StepRule
 from ._core_settings import core_settings, fields_of, of_runs
 from .rules import *  # noqa: F403  # every optimizer
 from .rules import OPTIMIZERS, Optimizer
+from .solvers import LBFGS, SOLVERS, GradientFlow, Method, Solver
 
 __all__ = [
+    "LBFGS",
     "OPTIMIZERS",
+    "SOLVERS",
+    "GradientFlow",
+    "Method",
     "Optimizer",
     "Rates",
     "Schedule",
     "Sizes",
+    "Solver",
     "StepRule",
     "core_settings",
     "fields_of",
+    "of_parameter",
     "of_runs",
 ]
 __all__ += rules.__all__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,11 @@ from .._arguments.lists import PARAMETERS
 from ._by_parameter import ByParameter, of_parameter
 from ._common import StepRule
 from .rules import Optimizer
+from .solvers import Solver
 
 _Numbers: TypeAlias = npt.NDArray[np.float64]
+
+Rule = TypeVar("Rule", bound=Optimizer | Solver)
 
 
 def core_settings(
@@ -97,7 +100,7 @@ def _core_value(name: str, value: object) -> object:
     return chosen[name].__members__[value] if name in chosen else value
 
 
-def fields_of(optimizer: Optimizer) -> dict[str, Any]:
+def fields_of(optimizer: Optimizer | Solver) -> dict[str, Any]:
     """Return the fields by name, as their class and JSON take them."""
     values = {field.name: getattr(optimizer, field.name) for field in fields(optimizer)}
     return {
@@ -106,7 +109,7 @@ def fields_of(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def of_runs(optimizer: Optimizer, index: int | slice | np.ndarray[Any, Any]) -> Optimizer:
+def of_runs(optimizer: Rule, index: int | slice | np.ndarray[Any, Any]) -> Rule:
     """Return the optimizer with the step sizes of some of its runs, of one run for an integer."""
     lr = getattr(optimizer, "lr", None)
     parts = lr if isinstance(lr, ByParameter) else {"": lr}

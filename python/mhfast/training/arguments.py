@@ -23,7 +23,7 @@ from ..gradients import Gradients
 from ..models import Model
 from ..models import problem as _core_arguments
 from ..models.problem import CoreParameters, CoreProblem
-from ..optimizers import OPTIMIZERS, Optimizer, StepRule
+from ..optimizers import OPTIMIZERS, Optimizer, Solver, StepRule
 from .history import NamedRows
 from .quantities import MissingFunction, Record
 from .run import Run, Stop
@@ -38,7 +38,7 @@ Directions: TypeAlias = Direction | Sequence[Direction] | Mapping[str, Direction
 _OTHERS = {"MirrorDescent": ", p", "SteepestDescent": ", norm"}  # what must be given beside lr
 
 
-def optimizer(value: Optimizer | None) -> Optimizer:
+def optimizer(value: Optimizer | Solver | None) -> Optimizer:
     """Return the optimizer; TypeError if it is not one."""
     if not isinstance(value, StepRule):
         raise TypeError(f"optimizer: expected {_optimizers(value)}, got {value!r:.80}")
@@ -59,7 +59,7 @@ def _optimizers(value: object) -> str:
     return f"one of {', '.join(known)}, such as GradientDescent(lr)"
 
 
-def settings_of_parameters(optimizer: Optimizer, model: Model) -> None:
+def settings_of_parameters(optimizer: Optimizer | Solver, model: Model) -> None:
     """Raise ValueError if a setting is given for a parameter that the model does not have."""
     for field in fields(optimizer):
         value = getattr(optimizer, field.name)
@@ -294,6 +294,13 @@ def stop(value: Stop) -> Stop:
         if name not in THRESHOLDS:
             raise ValueError(f"stop: expected names from {', '.join(THRESHOLDS)}, got {name!r}")
     return {name: checks.finite(number, f"stop[{name!r}]") for name, number in value.items()}
+
+
+def carry(error: Exception, run: Run) -> None:
+    """Attach the run to the exception, so that nothing recorded is lost."""
+    vars(error)["run"] = run
+    if hasattr(error, "add_note"):  # from Python 3.11 on
+        error.add_note(f"Training ended at step {run.step}; .run holds the run so far.")
 
 
 def warn_of_nonfinite(run: Run, first: int, data: Dataset) -> None:

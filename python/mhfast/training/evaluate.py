@@ -84,7 +84,8 @@ def evaluate(
     >>> round(mh.evaluate(model, data)["loss"], 6)
     0.693147
     """
-    run = fresh(model, GradientDescent(0.0))
+    rule = GradientDescent(0.0)
+    run = fresh(model, rule)
     data = arguments.dataset(X, y, model)
     tests = arguments.tests(test, model)
     entries = quantities.parse(record, tuple(model.parameters), tuple(tests))
@@ -100,7 +101,7 @@ def evaluate(
     named, functions = prepare(entries, run.model, data, problem.data, tuple(given), {}, 0, 0)
     stopped = np.full(run.runs or 1, -1, np.int64)
     loop = Loop(run, named, functions, None, None, None, stopped)
-    settings = core_settings(run.optimizer, 0, run.runs, np.zeros(len(stopped), np.int64))
+    settings = core_settings(rule, 0, run.runs, np.zeros(len(stopped), np.int64))
     end = loop.run_core(
         problem, run.start, settings, 0, [arguments.core_record(rows, data) for rows in named],
         test_problems, list(given.values()), {}, None, config.threads(num_threads),

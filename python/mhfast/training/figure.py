@@ -11,6 +11,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..optimizers import GradientFlow
 from .quantities import names
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def draw(run: Run, ax: Axes | Sequence[Axes] | npt.NDArray[np.object_] | None) -
     scalar = 1 if run.runs is None else 2
     panels: dict[str, list[str]] = {}
     for name, rows in run.history.items():
-        if rows.ndim == scalar:
+        if rows.ndim == scalar and not (name == "time" and _flowed(run)):
             panels.setdefault(_kind(name), []).append(name)
     if not panels:
         raise ValueError(
@@ -48,9 +49,10 @@ def draw(run: Run, ax: Axes | Sequence[Axes] | npt.NDArray[np.object_] | None) -
             f"{', '.join(run.history) or 'no records'}"
         )
     given = _new_axes(len(panels)) if ax is None else _given_axes(ax, panels)
+    timed = _timed(run, panels)
     for one, (kind, members) in zip(given, panels.items(), strict=True):
-        _fill(one, run, kind, members)
-    given[-1].set_xlabel("step k")
+        _fill(one, run, kind, members, timed)
+    given[-1].set_xlabel("time t" if timed else "step k")
     figure = given[0].get_figure(root=True)
     assert figure is not None
     return figure
@@ -76,15 +78,29 @@ def _given_axes(
     return given
 
 
-def _fill(ax: Axes, run: Run, kind: str, members: Sequence[str]) -> None:
-    """Draw the records of one kind."""
+def _flowed(run: Run) -> bool:
+    """Tell whether the run is the solution of a gradient flow, whose times are recorded."""
+    return isinstance(run.optimizer, GradientFlow)
+
+
+def _timed(run: Run, panels: dict[str, list[str]]) -> bool:
+    """Tell whether all that is drawn has a time; steps before the flow have none."""
+    drawn = [run.steps[name] for members in panels.values() for name in members]
+    return _flowed(run) and all(np.isin(k, run.steps["time"]).all() for k in drawn)
+
+
+def _fill(ax: Axes, run: Run, kind: str, members: Sequence[str], timed: bool) -> None:
+    """Draw the records of one kind, against the times of a flow if it is ``timed``."""
     drawn = {name: _drawable(run.history[name]) for name in members}
     if kind in LOGARITHMIC and _is_positive(list(drawn.values())):
         ax.set_yscale("log")
     left_out = _diverged(run)
     for name, rows in drawn.items():
         if rows.ndim == 1:
-            ax.plot(run.steps[name], rows, label=name)
+            along = run.steps[name]
+            if timed:
+                along = run.history["time"][np.searchsorted(run.steps["time"], along)]
+            ax.plot(along, rows, label=name)
         else:
             label = name
             if left_out.any():

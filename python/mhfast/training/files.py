@@ -30,14 +30,15 @@ from .._arguments import losses
 from .._arguments.lists import PARAMETERS
 from .._arguments.values import frozen
 from ..models import Classifier, Layer, LowRank, Model
-from ..optimizers import OPTIMIZERS, fields_of
+from ..optimizers import OPTIMIZERS, SOLVERS, fields_of
 from . import segments
 from .quantities import MissingFunction
 from .subspace import Subspace
 
 _FORMAT = "mhfast run 3"
 _MODELS: dict[str, type[Any]] = {"classifier": Classifier, "layer": Layer}
-_OPTIMIZERS = {kind.name: kind for kind in OPTIMIZERS}
+_OPTIMIZERS: dict[str, Any] = {kind.name: kind for kind in OPTIMIZERS}
+_OPTIMIZERS |= {kind.name: kind for kind in SOLVERS}
 _PLAIN = ("step", "reason", "wrt", "since")
 
 

@@ -16,7 +16,7 @@ from .._arguments.losses import Loss
 from .._arguments.names import Threshold
 from .._arguments.values import Array, same_fields
 from ..models import Model
-from ..optimizers import Optimizer
+from ..optimizers import Optimizer, Solver
 from . import curve, display, files
 from .batches import Batches
 from .quantities import Metric, MissingFunction, close_to
@@ -59,6 +59,8 @@ class History(dict[str, Rows]):
 class Run(Generic[ModelT_co]):
     """The result of `mhfast.train`, and everything that is needed to resume it.
 
+    `mhfast.minimize` and `mhfast.gradient_flow` return one, too.
+
     R runs that are trained side by side are one Run, with a run axis of length R on everything that
     depends on the run; ``run[r]`` is the Run that training r alone would have returned,
     ``run[a:b]`` selects several.
@@ -82,12 +84,13 @@ class Run(Generic[ModelT_co]):
         "margin" when that threshold is met; "stop" or "callback" when that function returned true;
         "nonfinite" when the loss or a gradient at θ_k is not finite (no step is taken from there);
         "interrupted" or "exception" in a run attached to an exception; "checkpoint" in a file
-        written during training.
+        written during training. `mhfast.minimize` and `mhfast.gradient_flow` have a few more.
     stopped : int or None, or int64 array (R,)
         The step at which the run ended before all requested steps were done; None, or -1 in the
         array, if they are done.
     optimizer, loss, wrt, record, stop
-        The settings, which are kept when the run is resumed unless they are given again.
+        The settings, which are kept when the run is resumed unless they are given again. With
+        `mhfast.minimize` or `mhfast.gradient_flow`, ``optimizer`` is the settings of the solver.
     start : Classifier or Layer
         The initial parameters θ_0, from which "distance" is measured.
     state : dict of tuples of arrays
@@ -129,7 +132,7 @@ class Run(Generic[ModelT_co]):
     step: int
     reason: str | list[str]
     stopped: Stopped
-    optimizer: Optimizer
+    optimizer: Optimizer | Solver
     loss: Loss
     wrt: tuple[str, ...]
     record: dict[str | Metric, int]
@@ -256,6 +259,8 @@ class Run(Generic[ModelT_co]):
 
     def plot(self, ax: Axes | Sequence[Axes] | npt.NDArray[np.object_] | None = None) -> Figure:
         """Plot the scalar records against the steps, one panel for each kind of record.
+
+        What `mhfast.gradient_flow` records is drawn against the times.
 
         Records of the training data and of test sets share a panel, and so do all cosines. The loss
         and the norm of the gradient have a logarithmic axis, unless a value is negative. With R

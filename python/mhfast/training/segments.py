@@ -17,14 +17,15 @@ import numpy.typing as npt
 from .._arguments import losses
 from .._arguments.losses import Loss
 from ..dataset.dataset import Dataset
-from ..optimizers import OPTIMIZERS, Optimizer, fields_of, of_runs
+from ..optimizers import OPTIMIZERS, SOLVERS, Optimizer, Solver, fields_of, of_runs
 from .batches import Batches
 
 _BY_ROW = ("X", "query")
 BLOCK = 4096
 """Samples of which a fingerprint holds a copy."""
 
-_OPTIMIZERS = {kind.name: kind for kind in OPTIMIZERS}
+_OPTIMIZERS: dict[str, Any] = {kind.name: kind for kind in OPTIMIZERS}
+_OPTIMIZERS |= {kind.name: kind for kind in SOLVERS}
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Segment:
     ----------
     first : int
         The step k from which on: the first step of the segment takes θ_k to θ_{k+1}.
-    optimizer : GradientDescent, Adam, ...
+    optimizer : GradientDescent, Adam, ..., or the settings of a solver
     loss : str, or a loss with a parameter
     wrt : tuple of str
         The names of the parameters that were trained.
@@ -47,7 +48,7 @@ class Segment:
     """
 
     first: int
-    optimizer: Optimizer
+    optimizer: Optimizer | Solver
     loss: Loss
     wrt: tuple[str, ...]
     data: str | tuple[str, ...]

@@ -88,7 +88,7 @@ def train(
         has got there takes no step.
     optimizer : one of `mhfast.optimizers`
         If it is of another kind than that of the Run, its state (momentum or moments) starts at
-        zero.
+        zero. So it does if nothing that trains now, by ``wrt``, was trained last.
     batch : int or "all", optional
         The number B of samples that a step is taken on; "all", the default, for full-batch steps.
         The loss of a batch is (n / B) Σ wℓ / Σ w, the first sum over the batch and the second over
@@ -205,7 +205,10 @@ def train(
         record={entry.function or entry.key: entry.every for entry in entries},
         batches=batches,
     )
-    arguments.settings_of_parameters(run.optimizer, run.model)
+    if not run.state.keys() & set(run.wrt):  # nothing of what trains now has moments
+        run = replace(run, state={}, since=_here(run) if run.state else run.since)
+    rule = arguments.optimizer(run.optimizer)  # that of a solver is none
+    arguments.settings_of_parameters(rule, run.model)
     _core_arguments.differentiable(run.model, _core_arguments.bits(run.wrt))
     problem, test_problems = arguments.problems(run, data, tests)
     drawn, axis = draws(stream, run, problem.runs, problem)
@@ -214,10 +217,10 @@ def train(
     frozen = arguments.frozen(run, released=stop is not None)
     run = replace(run, since=arguments.since(run, frozen))
     if last > first:
-        now = Segment(first, run.optimizer, run.loss, run.wrt, fingerprint(data), batches)
+        now = Segment(first, rule, run.loss, run.wrt, fingerprint(data), batches)
         run = replace(run, segments=extended(run.segments, now))
     since = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
-    settings = core_settings(run.optimizer, last, run.runs, since, run.wrt)
+    settings = core_settings(rule, last, run.runs, since, run.wrt)
     sides = arguments.directions(directions, run.model, problem.runs)
     whole = partial(
         evaluate, X=data, loss=run.loss, wrt=run.wrt, test=tests, directions=directions,
@@ -257,7 +260,7 @@ def train(
             raise Interrupted(_rescued(loop, end, "interrupted")) from None
         except Exception as error:
             if end is not None:
-                _carry(error, _rescued(loop, end, "exception"))
+                arguments.carry(error, _rescued(loop, end, "exception"))
             raise
     arguments.warn_of_nonfinite(ended, first, data)
     return ended
@@ -270,10 +273,14 @@ def _with_optimizer(run: Run[M], optimizer: Optimizer | None) -> Run[M]:
     optimizer = arguments.optimizer(optimizer)
     if type(optimizer) is type(run.optimizer):
         return replace(run, optimizer=optimizer)
-    stood_at: int | tuple[int, ...] = run.step
+    return replace(run, optimizer=optimizer, state={}, since=_here(run))
+
+
+def _here(run: Run[M]) -> int | tuple[int, ...]:
+    """Return the step at which the run stands, that of each run side by side."""
     if isinstance(run.stopped, np.ndarray):
-        stood_at = settled_steps(np.where(run.stopped < 0, run.step, run.stopped))
-    return replace(run, optimizer=optimizer, state={}, since=stood_at)
+        return settled_steps(np.where(run.stopped < 0, run.step, run.stopped))
+    return run.step
 
 
 def _rescued(loop: Loop, end: _core.TrainingResult | None, reason: str) -> Run:
@@ -281,10 +288,3 @@ def _rescued(loop: Loop, end: _core.TrainingResult | None, reason: str) -> Run:
     if end is None:
         return loop.so_far(loop.run.step, reason, [0] * len(loop.named))
     return loop.so_far(end.reached, reason, end.rows)
-
-
-def _carry(error: Exception, run: Run) -> None:
-    """Attach the run to the exception, so that nothing recorded is lost."""
-    vars(error)["run"] = run
-    if hasattr(error, "add_note"):  # from Python 3.11 on
-        error.add_note(f"Training ended at step {run.step}; .run holds the run so far.")
