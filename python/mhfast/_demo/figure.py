@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .experiments import CONVENTIONS, STARTS, Array, DigitsResult, HeadsResult, SaturationResult
+from .report import loss_ratio
 
 BLUE, ORANGE = "#0072B2", "#D55E00"  # of Okabe and Ito's palette for all kinds of colour vision
 
@@ -34,8 +35,26 @@ def titled(message: str, height: float) -> Figure:
     return figure
 
 
+def name_lines(ax: Axes, lines: Any, apart: float = 0.07) -> None:
+    """Write names to the right of `ax`, at the heights of (y, name, color), moved apart.
+
+    Each y is the last value of a line, on which its name stands if it is `apart` of the height of
+    `ax` or more from the others. The limits of `ax` have to be final.
+    """
+    transform = ax.transData + ax.transAxes.inverted()
+    x = ax.get_xlim()[1]
+    lines = sorted((line for line in lines if np.isfinite(line[0])), key=lambda line: line[0])
+    heights = np.array([transform.transform((x, y))[1] for y, _, _ in lines])
+    for _ in range(100):  # every pass pushes neighbours apart by what is missing, half for each
+        for k in range(len(lines) - 1):
+            missing = max(apart - (heights[k + 1] - heights[k]), 0.0)
+            heights[k : k + 2] += -missing / 2, missing / 2
+    for height, (_, name, color) in zip(heights, lines, strict=True):
+        ax.text(1.01, height, name, color=color, va="center", fontsize=8, transform=ax.transAxes)
+
+
 def draw(digits: DigitsResult, heads: HeadsResult, saturation: SaturationResult) -> Figure:
-    """Draw digits and saturation above, the role of H below.
+    """Draw digits and saturation above, the role of H below, each with what it shows as its title.
 
     Lines are means over splits or trials (medians for saturation); bands reach from the smallest
     to the largest.
@@ -70,7 +89,9 @@ def _draw_digits(panel: Any, result: DigitsResult) -> None:
     losses.legend(loc="lower left")
     _band(errors, k, 100.0 * result.test_error[:, 1:], ORANGE, "test")
     errors.set(xlabel="step k", ylabel="test error (%)", xscale="log", ylim=(0.0, None))
-    _title(panel, "a", "Digits 3 against 8")
+    accuracy = 100.0 * (1.0 - result.test_error[:, -1].mean())
+    told = f"3 from 8 in {accuracy:.1f} % of new images"
+    _title(panel, "a", f"Attention over the rows of an image tells\n{told}")
 
 
 def _draw_attention(panel: Any, result: DigitsResult) -> None:
@@ -88,8 +109,10 @@ def _draw_attention(panel: Any, result: DigitsResult) -> None:
     ax.tick_params(length=0.0, top=True, bottom=False, labeltop=True, labelbottom=False)
     ax.spines[:].set_visible(False)
     bar = panel.colorbar(image, ax=ax, location="bottom", aspect=35, pad=0.04)
-    bar.set_label("weight of key row (across) for query row (down)")
-    _title(panel, "b", "Attention, mean over test images")
+    bar.set_label("mean weight of key row (across) for query row (down)")
+    before, after = (weights.max() for weights in both)
+    told = f"mean weight goes from {before:.2f} to {after:.2f}"
+    _title(panel, "b", f"Training changes attention: the largest\n{told}")
 
 
 def _draw_saturation(panel: Any, result: SaturationResult) -> None:
@@ -97,12 +120,18 @@ def _draw_saturation(panel: Any, result: SaturationResult) -> None:
     k = 1 + np.arange(result.textbook.shape[1])
     # Equal results have no place on a logarithmic axis; they are drawn at a tenth of an ulp.
     floor = 0.1 * np.finfo(float).eps
-    _band(ax, k, np.maximum(result.textbook, floor), ORANGE, "textbook", np.median)
-    _band(ax, k, np.maximum(result.mhfast, floor), BLUE, "mhfast", np.median)
+    lines = []
+    for changes, name, color in (
+        (result.textbook, "textbook", ORANGE),
+        (result.mhfast, "mhfast", BLUE),
+    ):
+        shown = np.maximum(changes, floor)
+        _band(ax, k, shown, color, name, np.median)
+        lines.append((np.median(shown[:, -1]), f"{name}\n{np.median(changes[:, -1]):.0e}", color))
     ax.set(xlabel="normalized step k", ylabel="relative change of W", yscale="log")
-    ax.set_ylim(floor, 10.0)
-    ax.legend(loc="lower right", bbox_to_anchor=(1.0, 0.12))
-    _title(panel, "c", "Tokens reversed")
+    ax.set(xlim=(0, k[-1]), ylim=(floor, 10.0))
+    name_lines(ax, lines, apart=0.15)
+    _title(panel, "c", "Token order changes\nW of the textbook only")
 
 
 def _draw_heads(panel: Any, result: HeadsResult) -> None:
@@ -112,16 +141,30 @@ def _draw_heads(panel: Any, result: HeadsResult) -> None:
     lr = result.settings.lr
     factor = "" if lr == 1 else rf"{lr:g}\,"
     sizes = {"constant": f"lr = {lr:g}", "sqrt(H)": rf"lr = ${factor}\sqrt{{H}}$"}
+    ends: list[tuple[Axes, list[Any]]] = []
     for (start, convention), (losses, errors) in zip(columns, axes.T, strict=True):
+        ends += [(losses, []), (errors, [])]
         for H, shade in zip(result.settings.heads, shades, strict=True):
             setting = (start, convention, H)
             _band(losses, result.steps[1:], result.train_loss[setting][:, 1:], shade, f"H = {H}")
             error = 100.0 * result.test_error[setting][:, 1:]
             _band(errors, result.test_steps[1:], error, shade, f"H = {H}")
+            for (_, lines), y in zip(ends[-2:], (result.train_loss[setting], error), strict=True):
+                lines.append((y[:, -1].mean(), f"H={H}", shade))
         losses.set(title=f"{start} start, {sizes[convention]}", xscale="log", yscale="log")
         errors.set_xlabel("step k")
     axes[1, 0].set_ylim(bottom=0.0)
     axes[0, 0].set_ylabel("training loss")
     axes[1, 0].set_ylabel("test error (%)")
-    axes[0, 0].legend(loc="lower left")
-    _title(panel, "d", "The role of H on the tokenized mixture")
+    for ax, lines in ends:
+        ax.set_xlim(1, result.steps[-1])
+        name_lines(ax, lines, apart=0.08)
+    few, many = min(result.settings.heads), max(result.settings.heads)
+    slower, faster = (loss_ratio(result, convention) for convention in CONVENTIONS)
+    _title(
+        panel,
+        "d",
+        f"From a zero start the training loss with {many} heads ends at {slower:.2g} times that "
+        f"with {few} if all take steps\nof one size, at {faster:.2g} times if it grows with √H: "
+        "more heads act in part like longer steps",
+    )

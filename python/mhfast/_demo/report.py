@@ -41,6 +41,12 @@ def record(
     }
 
 
+def loss_ratio(result: HeadsResult, convention: str) -> float:
+    """Return the last training loss with most heads over that with fewest, from a zero start."""
+    of = {H: result.train_loss["zero", convention, H][:, -1].mean() for H in result.settings.heads}
+    return float(of[max(of)] / of[min(of)])
+
+
 def _digits(result: DigitsResult) -> Iterator[str]:
     settings = result.settings
     accuracy = 100.0 * (1.0 - result.test_error[:, -1])
@@ -96,10 +102,7 @@ def _shown(digits: DigitsResult, heads: HeadsResult, saturation: SaturationResul
     accuracy = 100.0 * (1.0 - digits.test_error[:, -1].mean())
     yield f"  Attention over the rows of an image tells 3 from 8 in {accuracy:.1f} % of new images."
     few, many = min(heads.settings.heads), max(heads.settings.heads)
-    ratios = {}
-    for convention in CONVENTIONS:
-        final = {H: heads.train_loss["zero", convention, H][:, -1].mean() for H in (few, many)}
-        ratios[convention] = final[many] / final[few]
+    ratios = {convention: loss_ratio(heads, convention) for convention in CONVENTIONS}
     yield (
         f"  From a zero start the loss with {many} heads is {ratios['constant']:.2g} times that "
         f"with {few} if all take steps"
