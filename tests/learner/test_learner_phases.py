@@ -331,7 +331,7 @@ def test_numbers_of_facts_have_the_median_tolerance(two):
     assert numbers["tolerance"] == np.sort(facts.tolerance)[len(facts) // 2]
 
 
-@pytest.mark.parametrize("n, level", [(10, 0.2), (1000, 8 * 16 / 5000), (100_000, 0.002)])
+@pytest.mark.parametrize(("n", "level"), [(10, 0.2), (1000, 8 * 16 / 5000), (100_000, 0.002)])
 def test_certificate_level_is_eight_facts_a_row_within_limits(n, level):
     examples = as_examples(np.ones((n, 5, 4)), np.ones((n, 5, 2)))
     assert certificate_level(examples) == level
