@@ -76,36 +76,28 @@ template <class real>
 void LayerRowPass<real>::run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
                                    int thread) {
   const Workspace& workspace = workspaces_[thread];
-  if (!state_.own.takes_blocks() || pass == Pass::kOutputs)
-    return run_block(pass, chunk, first, first, last, workspace);
-  for (std::ptrdiff_t begin = first; begin < last && !state_.own.failed(); begin += block_)
-    run_block(pass, chunk, first, begin, std::min(begin + block_, last), workspace);
+  state_.own.run(pass, first, last, block_, workspace.own,
+                 [&](Pass phase, std::ptrdiff_t begin, std::ptrdiff_t end) {
+                   return run_tiles(phase, chunk, first, begin, end, workspace);
+                 });
 }
 
-/// Units `begin` to `end` of the chunk whose first one is `first`.
+/// Units `begin` to `end` of the chunk whose first one is `first`; returns their rows.
 template <class real>
-void LayerRowPass<real>::run_block(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t begin,
-                                   std::ptrdiff_t end, const Workspace& workspace) const {
-  const bool in_phases = state_.own.takes_blocks() && pass != Pass::kOutputs;
-  const auto run = [&](Pass phase) {
-    std::ptrdiff_t rows = 0;
-    for (std::ptrdiff_t unit = begin; unit < end; ++unit) {
-      Slab<real> tile = open_tile(unit, workspace);
-      tile.first = unit == first;
-      if (in_phases) {
-        tile.place = int(unit - begin);
-        tile.row = rows;
-        rows += tile.rows;
-      }
-      run_tile(phase, chunk, tile, workspace);
-    }
-    return rows;
-  };
-  if (in_phases) {
-    state_.own.call(run(Pass::kOwnOutputs), workspace.own);
-    if (state_.own.failed()) return;
+std::ptrdiff_t LayerRowPass<real>::run_tiles(Pass pass, int chunk, std::ptrdiff_t first,
+                                             std::ptrdiff_t begin, std::ptrdiff_t end,
+                                             const Workspace& workspace) const {
+  const bool in_block = state_.own.takes_blocks(pass);
+  std::ptrdiff_t rows = 0;
+  for (std::ptrdiff_t unit = begin; unit < end; ++unit) {
+    Slab<real> tile = open_tile(unit, workspace);
+    tile.first = unit == first;
+    tile.place = in_block ? int(unit - begin) : 0;
+    tile.row = in_block ? rows : 0;
+    rows += tile.rows;
+    run_tile(pass, chunk, tile, workspace);
   }
-  run(pass);
+  return rows;
 }
 
 /// A thread's workspace for the tile at a place in its block.
@@ -169,7 +161,7 @@ ScoreMemory<real> LayerRowPass<real>::of_head(int head, const Workspace& workspa
   return to;
 }
 
-/// Outputs of the tile, into room.f; (A X)^T of every head stays for the gradient.
+/// Outputs of the tile, into workspace.f; (A X)^T of every head stays for the gradient.
 template <class real>
 void LayerRowPass<real>::run_outputs(bool gaps, const Slab<real>& slab,
                                      const Workspace& workspace) const {

@@ -38,8 +38,8 @@ class LayerRowPass final : public ChunkPass<real> {
                  int thread) override;
   Slab<real> open_tile(std::ptrdiff_t unit, const Workspace& workspace) const;
   void choose_block();
-  void run_block(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t begin,
-                 std::ptrdiff_t end, const Workspace& workspace) const;
+  std::ptrdiff_t run_tiles(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t begin,
+                           std::ptrdiff_t end, const Workspace& workspace) const;
   Workspace at_place(int place, const Workspace& of_thread) const;
   void load_own(const Slab<real>& slab, const Workspace& workspace,
                 const OwnLossNumbers& own) const;

@@ -60,9 +60,8 @@ class OwnLossResults {
     if (!curvatures) curvatures_ = nullptr;
     std::copy_n(outputs, count, of_.outputs);
     std::copy_n(data.y, count, of_.targets);
-    succeeded_ =
-        function.call({s.n * rows_, s.is_layer() ? s.p : 0, sizeof(real) == sizeof(double),
-                       of_.outputs, of_.targets, of_.values, of_.derivatives, curvatures_});
+    succeeded_ = function.call({s.n * rows_, s.p, sizeof(real) == sizeof(double), of_.outputs,
+                                of_.targets, of_.values, of_.derivatives, curvatures_});
   }
 
   bool succeeded() const { return succeeded_; }
@@ -98,6 +97,24 @@ class OwnLossPass {
 
   bool exists() const { return function_; }
   bool takes_blocks() const { return function_ && function_->is_slow(); }
+  bool takes_blocks(Pass pass) const { return takes_blocks() && pass != Pass::kOutputs; }
+
+  /// Calls work(pass, begin, end), which returns the number of rows, for the slabs of a chunk:
+  /// once, or for blocks of `size` slabs twice, with the function called in between for the outputs
+  /// that the first phase has left in `of`.
+  template <class Work>
+  void run(Pass pass, std::ptrdiff_t begin, std::ptrdiff_t end, std::ptrdiff_t size,
+           const OwnLossNumbers& of, const Work& work) {
+    if (!takes_blocks(pass)) {
+      work(pass, begin, end);
+      return;
+    }
+    for (; begin < end && !failed(); begin += size) {
+      const std::ptrdiff_t next = std::min(begin + size, end);
+      call(work(Pass::kOwnOutputs, begin, next), of);
+      if (!failed()) work(pass, begin, next);
+    }
+  }
 
   /// Has the function fill in what it says of `rows` rows.
   void call(std::ptrdiff_t rows, const OwnLossNumbers& of) {

@@ -17,12 +17,11 @@ SlabPass<real>::SlabPass(PassState<real>& state, const Sizes& sizes)
 template <class real>
 void SlabPass<real>::choose_block() {
   if (!state_.own.takes_blocks()) return;
-  const Shape& s = state_.data.shape;
   const std::ptrdiff_t units = slab_units();
   const std::ptrdiff_t slabs_of_chunk =
       (state_.plan.units / state_.plan.chunks + units) / units * tiles();
   const double of_slab = double(units) * (state_.lanes.laned ? state_.lanes.lanes : 1) *
-                         (s.is_layer() ? sizes_.rows * s.p : 1);
+                         output_rows(sizes_.rows) * state_.data.shape.row_outputs();
   double slabs = kOwnLossOutputs / of_slab;
   if (keeps_weights()) slabs = std::min(slabs, kOwnLossBytes / kept_bytes(units));
   block_ = int(std::min(double(slabs_of_chunk), std::max(1.0, slabs)));
@@ -35,7 +34,8 @@ void SlabPass<real>::lay_out(Arena& layout) {
   const Data<real>& data = state_.data;
   const std::size_t units = slab_units(), held = this->held();
   const std::size_t weights = units * steps_.weights_size(), H = s.H, block = block_;
-  const std::size_t own = !state_.own.exists() ? 0 : s.is_layer() ? held * sizes_.rows * s.p : held;
+  const std::size_t own =
+      state_.own.exists() ? held * output_rows(sizes_.rows) * s.row_outputs() : 0;
   for (int thread = 0; thread < state_.threads; ++thread) {
     Workspace& workspace = workspaces_[thread];
     HeadMemory<real>& heads = workspace.heads;
@@ -120,48 +120,39 @@ void SlabPass<real>::run_units(Pass pass, int chunk, std::ptrdiff_t first, std::
                                int thread) {
   const std::ptrdiff_t units = state_.plan.slab;
   const std::ptrdiff_t slabs = (last - first + units - 1) / units * tiles();
-  if (!state_.own.takes_blocks() || pass == Pass::kOutputs)
-    return run_block(pass, chunk, first, last, 0, slabs, thread);
-  for (std::ptrdiff_t begin = 0; begin < slabs && !state_.own.failed(); begin += block_)
-    run_block(pass, chunk, first, last, begin, std::min(begin + block_, slabs), thread);
+  state_.own.run(pass, 0, slabs, block_, workspaces_[thread].own,
+                 [&](Pass phase, std::ptrdiff_t begin, std::ptrdiff_t end) {
+                   return run_slabs(phase, chunk, first, last, begin, end, thread);
+                 });
 }
 
 /// Works on slabs `begin` to `end` of the chunk of units `first` to `last`; a slab is some units
-/// and, of a long layer, some rows of them.
+/// and, of a long layer, some rows of them. Returns the rows with outputs of their own.
 template <class real>
-void SlabPass<real>::run_block(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
-                               std::ptrdiff_t begin, std::ptrdiff_t end, int thread) {
-  const Shape& s = state_.data.shape;
+std::ptrdiff_t SlabPass<real>::run_slabs(Pass pass, int chunk, std::ptrdiff_t first,
+                                         std::ptrdiff_t last, std::ptrdiff_t begin,
+                                         std::ptrdiff_t end, int thread) {
   const Workspace& workspace = workspaces_[thread];
-  const bool in_phases = state_.own.takes_blocks() && pass != Pass::kOutputs;
-  const auto run = [&](Pass phase) {
-    std::ptrdiff_t rows = 0;
-    Slab<real> slab{};
-    for (std::ptrdiff_t i = begin; i < end; ++i) {
-      const int tile = int(i % tiles());
-      if (tile == 0 || i == begin) {
-        const std::ptrdiff_t unit = first + i / tiles() * state_.plan.slab;
-        slab = open_slab(unit, std::min(unit + state_.plan.slab, last), workspace);
-        slab.first = unit == first;
-      }
-      slab.first_row = tile * sizes_.rows;
-      slab.rows = std::min(sizes_.rows, s.q - slab.first_row);
-      slab.follows = tile > 0;
-      if (in_phases) {
-        slab.place = int(i - begin);
-        slab.row = rows;
-        rows += state_.entries(slab) * (s.is_layer() ? slab.rows : 1);
-      }
-      if (state_.data.is_limited()) find_limits(slab, workspace.heads.limits);
-      run_slab(phase, chunk, slab, thread);
+  const bool in_block = state_.own.takes_blocks(pass);
+  std::ptrdiff_t rows = 0;
+  Slab<real> slab{};
+  for (std::ptrdiff_t i = begin; i < end; ++i) {
+    const int tile = int(i % tiles());
+    if (tile == 0 || i == begin) {
+      const std::ptrdiff_t unit = first + i / tiles() * state_.plan.slab;
+      slab = open_slab(unit, std::min(unit + state_.plan.slab, last), workspace);
+      slab.first = unit == first;
     }
-    return rows;
-  };
-  if (in_phases) {
-    state_.own.call(run(Pass::kOwnOutputs), workspace.own);
-    if (state_.own.failed()) return;
+    slab.first_row = tile * sizes_.rows;
+    slab.rows = std::min(sizes_.rows, state_.data.shape.q - slab.first_row);
+    slab.follows = tile > 0;
+    slab.place = in_block ? int(i - begin) : 0;
+    slab.row = in_block ? rows : 0;
+    rows += state_.entries(slab) * output_rows(slab.rows);
+    if (state_.data.is_limited()) find_limits(slab, workspace.heads.limits);
+    run_slab(pass, chunk, slab, thread);
   }
-  run(pass);
+  return rows;
 }
 
 template <class real>

@@ -47,7 +47,7 @@ class SlabPass : public ChunkPass<real> {
   }
   /// What the slab's rows are in the block.
   OwnLossNumbers own_numbers(const Slab<real>& slab, int thread) const {
-    return workspaces_[thread].own.from(slab.row * std::max(1, state_.data.shape.p));
+    return workspaces_[thread].own.from(slab.row * state_.data.shape.row_outputs());
   }
   /// Bytes that a slab keeps from one phase of a block to the other.
   virtual double kept_bytes(std::size_t units) const = 0;
@@ -75,8 +75,10 @@ class SlabPass : public ChunkPass<real> {
  private:
   int tiles() const { return (state_.data.shape.q + sizes_.rows - 1) / sizes_.rows; }
   void choose_block();
-  void run_block(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
-                 std::ptrdiff_t begin, std::ptrdiff_t end, int thread);
+  /// Rows of an entry with outputs of their own, where `rows` query rows go at a time.
+  int output_rows(int rows) const { return state_.data.shape.rows_have_outputs() ? rows : 1; }
+  std::ptrdiff_t run_slabs(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
+                           std::ptrdiff_t begin, std::ptrdiff_t end, int thread);
   void run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last, int thread) final;
   Slab<real> open_slab(std::ptrdiff_t first, std::ptrdiff_t last, const Workspace& workspace) const;
   void pack(const real* from, std::ptrdiff_t run, int rows, int columns, std::ptrdiff_t first,
