@@ -209,12 +209,12 @@ struct ReduceArguments {
 /// row maps leave the logits and their derivative in s and ds, and write the weights apart.
 template <class real>
 struct TangentArguments {
-  int keys, columns;       // query rows in whole vectors
-  std::ptrdiff_t stride;   // from key to key
-  const real* limits;      // keys that each row sees, or null
-  real *s, *ds;            // logits and their derivative; A and its relative derivative
-  real *c, *dc;            // readout coefficients and their derivative; D and its derivative
-  real *readouts, *moves;  // (columns vectors): rows of <A, C> and their derivative
+  int keys, columns;      // query rows in whole vectors
+  std::ptrdiff_t stride;  // from key to key
+  const real* limits;     // keys that each row sees, or null
+  real *s, *ds;           // logits and their derivative; A and its relative derivative
+  real *c, *dc;           // readout coefficients and their derivative; D and its derivative
+  real *readouts, *readout_tangents;  // (columns vectors): rows of <A, C> and their derivative
   RowMap map;
   real *a, *da;  // of another map: A and its derivative; scratch where D is asked for
 };

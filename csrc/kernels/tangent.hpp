@@ -2,7 +2,7 @@
 //
 //   weights      A = softmax(S),  a = dS - sum(A dS)                 so that dA = A a
 //   derivative   b = C - sum(A C),  D = A b,  E = a b + dC,  dD = A (E - sum(A E))
-//                readout <A, C>, its move sum(A E)
+//                readout <A, C>, its tangent sum(A E)
 //
 // All three differences are centred first at the row's largest weight, as in softmax.hpp, so that
 // they keep full relative accuracy in saturation.
@@ -134,7 +134,7 @@ void tangent_of_softmax1(const TangentArguments<real>& in) {
       const auto e = column.centred([&](int key) { return move(key) * b(key) + change(key); },
                                     move.zero * b.zero);
       store<real>(in.readouts + at, column.sum(b));
-      store<real>(in.moves + at, column.sum(e));
+      store<real>(in.readout_tangents + at, column.sum(e));
       for (int key = 0; key < in.keys; ++key) {
         const Index place = at + key * in.stride;
         const Vec<real> a = column.weight(key), moved = a * e(key);
@@ -177,7 +177,7 @@ void tangent_of_entries(const TangentArguments<real>& in) {
         }
         if constexpr (kDerivative) {
           store<real>(in.readouts + at, readout);
-          store<real>(in.moves + at, moved);
+          store<real>(in.readout_tangents + at, moved);
         }
       });
 }
@@ -245,7 +245,7 @@ void tangent_derivative(const TangentArguments<real>& in) {
       const auto e = [&](int key) { return load_at(in.ds, key) * b(key) + load_at(in.dc, key); };
       Vec<real> e_centre;
       const Vec<real> e_sum = centred_sum(columns, peaks[w], w, e, e_centre);
-      store<real>(in.moves + at, select<real>(sees, e_centre + e_sum, Vec<real>{}));
+      store<real>(in.readout_tangents + at, select<real>(sees, e_centre + e_sum, Vec<real>{}));
       for (int key = 0; key < columns.keys; ++key) {
         const Vec<real> a = load_at(in.s, key), of_key = a * b(key);
         const Vec<real> moved = a * ((e(key) - e_centre) - e_sum);

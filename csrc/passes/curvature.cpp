@@ -33,7 +33,7 @@ class ClassifierHessian final : public HessianProduct<real> {
 
   void run_sample(std::ptrdiff_t i, Workspace& workspace, const Sums& sums,
                   bool fresh) const override;
-  void add_readout_terms(int h, const Tile& tile, double derivative, double move,
+  void add_readout_terms(int h, const Tile& tile, double derivative, double tangent,
                          Workspace& workspace, const Sums& sums, bool fresh) const;
   void store_readout(int h) const override {
     this->sum_chunks(&Sums::of_readout, h * readout_size_, s_.q,
@@ -61,41 +61,41 @@ void ClassifierHessian<real>::run_sample(std::ptrdiff_t i, Workspace& workspace,
     this->derive(h, tile, {readout_.value + at, readout_.tangent ? readout_.tangent + at : nullptr},
                  qL, workspace);
   };
-  double phi = 0, phi_move = 0;
+  double phi = 0, phi_tangent = 0;
   for_heads([&](int h, const Tile& tile) {
     evaluate(h, tile);
     for (int t = 0; t < tile.rows; ++t) {
       phi += double(workspace.readouts[t]);
-      phi_move += double(workspace.moves[t]);
+      phi_tangent += double(workspace.readout_tangents[t]);
     }
   });
   const double by_heads = 1 / std::sqrt(double(s_.H)), w = data_.weight_of(0, i, 0);
   const double y = double(data_.y[i]), share = w / total_ * by_heads;
-  double derivative = 0, move = 0;
+  double derivative = 0, tangent = 0;
   if (w != 0) {
     const OwnLossResults* const own = loss_.results;
     derivative =
         (own ? own->derivative(i) : loss_term(loss_, phi * by_heads, y).derivative) * share;
-    move = (own ? own->curvature(i) : curvature(loss_, phi * by_heads, y)) * (phi_move * by_heads) *
-           share;
+    tangent = (own ? own->curvature(i) : curvature(loss_, phi * by_heads, y)) *
+              (phi_tangent * by_heads) * share;
   }
   for_heads([&](int h, const Tile& tile) {
     if (!kept) evaluate(h, tile);
-    this->add_weight_terms(i, h, tile, derivative, move, workspace, sums, fresh);
-    add_readout_terms(h, tile, derivative, move, workspace, sums, fresh);
+    this->add_weight_terms(i, h, tile, derivative, tangent, workspace, sums, fresh);
+    add_readout_terms(h, tile, derivative, tangent, workspace, sums, fresh);
   });
 }
 
 /// derivative. A X + derivative A. X, by row.
 template <class real>
 void ClassifierHessian<real>::add_readout_terms(int h, const Tile& tile, double derivative,
-                                                double move, Workspace& workspace, const Sums& sums,
-                                                bool fresh) const {
+                                                double tangent, Workspace& workspace,
+                                                const Sums& sums, bool fresh) const {
   if (!wants_readout_) return;
   const int T = s_.T, dL = this->padded(s_.d);
   const std::ptrdiff_t R = tile_rows_, size = T * R;
   const TangentArguments<real> in = this->rows_of(h, tile, workspace);
-  const real a = real(move), b = real(derivative);
+  const real a = real(tangent), b = real(derivative);
   if (data_.row_map.is_softmax()) {
     for (std::ptrdiff_t k = 0; k < size; ++k) workspace.m[k] = in.s[k] * (a + b * in.ds[k]);
   } else {
@@ -132,7 +132,7 @@ class LayerHessian final : public HessianProduct<real> {
   void store_readout(int h) const override;
 };
 
-/// Adds one head's outputs F = A X V and their moves, outputs by rows as (p, R).
+/// Adds one head's outputs F = A X V and their tangents, outputs by rows as (p, R).
 template <class real>
 void LayerHessian<real>::add_outputs(int h, const Tile& tile, Workspace& workspace) const {
   const int d = s_.d, T = s_.T, p = s_.p, N = tile.padded;
@@ -147,7 +147,7 @@ void LayerHessian<real>::add_outputs(int h, const Tile& tile, Workspace& workspa
   this->multiply_tangents(p, N, d, v, p, {workspace.yt, workspace.dyt}, R, workspace.df, R, h > 0);
 }
 
-/// Derivatives of the outputs of a tile and their moves, both ways round.
+/// Derivatives of the outputs of a tile and their tangents, both ways round.
 template <class real>
 void LayerHessian<real>::find_derivatives(std::ptrdiff_t i, const Tile& tile,
                                           Workspace& workspace) const {
@@ -164,16 +164,16 @@ void LayerHessian<real>::find_derivatives(std::ptrdiff_t i, const Tile& tile,
       const auto emit = [&](int o, double derivative) {
         workspace.g[o * R + t] = real(derivative * share);
       };
-      const auto emit_move = [&](int o, double move) {
-        workspace.dg[o * R + t] = real(move * share);
+      const auto emit_tangent = [&](int o, double tangent) {
+        workspace.dg[o * R + t] = real(tangent * share);
       };
       if (loss_.results) {
         loss_.results->row(i, tile.first + t, emit);
-        loss_.results->derivative_tangents(i, tile.first + t, workspace.df + t, R, emit_move);
+        loss_.results->derivative_tangents(i, tile.first + t, workspace.df + t, R, emit_tangent);
       } else {
         row_loss(loss_, workspace.f + t, workspace.y + t, R, p, true, emit);
         derivative_tangents(loss_, workspace.f + t, workspace.df + t, workspace.y + t, R, p,
-                            emit_move);
+                            emit_tangent);
       }
     }
     for (int o = 0; o < p; ++o) {
@@ -249,7 +249,7 @@ void hessian_product(const Data<real>& data, const Model<const real*>& model,
   const Exponents exponents = exponents_of_call(*clean, model, true);
   const RescaledData<real> scaled_data(*clean, 1, exponents);
   const RescaledTensors<real> tensors(model.at, s, model.rank, tied, exponents);
-  const RescaledTensors<real> moves(tangent, s, model.rank, tied, exponents);
+  const RescaledTensors<real> tangents(tangent, s, model.rank, tied, exponents);
   const Model<const real*> scaled_model{*tensors, model.rank};
   std::optional<OwnLossResults> own;
   if (loss.own) {
@@ -259,7 +259,7 @@ void hessian_product(const Data<real>& data, const Model<const real*>& model,
     if (!own->succeeded()) return;
     loss.results = &*own;
   }
-  const HessianCall<real> call{*scaled_data, scaled_model, *moves, scale, loss, threads, out};
+  const HessianCall<real> call{*scaled_data, scaled_model, *tangents, scale, loss, threads, out};
   if (s.is_layer())
     LayerHessian<real>(call).run();
   else

@@ -36,7 +36,7 @@ HessianProduct<real>::HessianProduct(const HessianCall<real>& call, int sum_rows
       kernels_.pack_rows(from, s_.q, s_.d, padded(s_.q), to.data());
       return to.data();
     };
-    queries_ = {pack(model_.at[kPrompt], prompt_value_), pack(tangent_[kPrompt], prompt_move_)};
+    queries_ = {pack(model_.at[kPrompt], prompt_value_), pack(tangent_[kPrompt], prompt_tangent_)};
   }
   Arena measure;
   lay_out(measure);
@@ -47,7 +47,7 @@ HessianProduct<real>::HessianProduct(const HessianCall<real>& call, int sum_rows
 template <class real>
 void HessianProduct<real>::choose_sizes(int sum_rows, bool row_by_row) {
   const int L = kernels_.lanes, dL = padded(s_.d), qL = padded(s_.q);
-  const double of_row = 4.0 * s_.T * sizeof(real);  // A, D and their moves
+  const double of_row = 4.0 * s_.T * sizeof(real);  // A, D and their tangents
   const auto rows_within = [&](double bytes) {
     return std::clamp<std::ptrdiff_t>(std::ptrdiff_t(bytes / of_row) / L * L, L, qL);
   };
@@ -82,43 +82,43 @@ void HessianProduct<real>::lay_out(Arena& layout) {
     take(heads_kept_ * T * R, {&workspace.s, &workspace.ds, &workspace.c, &workspace.dc});
     take(T * R, {&workspace.m});
     take(data_.row_map.is_softmax() ? 0 : T * R, {&workspace.a, &workspace.da});
-    take(R, {&workspace.limits, &workspace.readouts, &workspace.moves});
+    take(R, {&workspace.limits, &workspace.readouts, &workspace.readout_tangents});
     take(p * R, {&workspace.f, &workspace.df, &workspace.g, &workspace.dg, &workspace.y,
                  &workspace.g_rows, &workspace.dg_rows});
     take(R * dL, {&workspace.e});
   }
 }
 
-/// scale W and its move, from factors where there are.
+/// scale W and its tangent, from factors where there are.
 template <class real>
 void HessianProduct<real>::load_weights() {
   const std::ptrdiff_t size = extent(kW, s_, 0).all(), dd = std::ptrdiff_t(s_.d) * s_.d;
-  const Tensors<const real*>&at = model_.at, &move = tangent_;
+  const Tensors<const real*>&at = model_.at, &tangent = tangent_;
   w_value_.resize(size);
-  w_move_.assign(size, real(0));
+  w_tangent_.assign(size, real(0));
   const int r = model_.rank;
   for (int h = 0; h < s_.H && model_.is_factored(); ++h) {
     compose(kernels_, s_, r, at[kQ], at[kK], h, 1, w_value_.data());
     const std::ptrdiff_t of_head = std::ptrdiff_t(h) * s_.d * r;
     const real* K = (at[kK] ? at[kK] : at[kQ]) + of_head;
-    const real* dK = at[kK] ? move[kK] : move[kQ];
-    real* to = w_move_.data() + h * dd;
-    if (move[kQ])
+    const real* dK = at[kK] ? tangent[kK] : tangent[kQ];
+    real* to = w_tangent_.data() + h * dd;
+    if (tangent[kQ])
       kernels_.batched_gemm(
-          {s_.d, s_.d, r, 1, move[kQ] + of_head, r, 1, K, 1, r, to, s_.d, 1, real(1), true});
+          {s_.d, s_.d, r, 1, tangent[kQ] + of_head, r, 1, K, 1, r, to, s_.d, 1, real(1), true});
     if (dK)
       kernels_.batched_gemm({s_.d, s_.d, r, 1, at[kQ] + of_head, r, 1, dK + of_head, 1, r, to, s_.d,
                              1, real(1), true});
   }
   if (!model_.is_factored()) {
     std::copy_n(at[kW], size, w_value_.begin());
-    if (move[kW]) std::copy_n(move[kW], size, w_move_.begin());
+    if (tangent[kW]) std::copy_n(tangent[kW], size, w_tangent_.begin());
   }
   for (std::ptrdiff_t i = 0; i < size; ++i) {
     w_value_[i] *= scale_;
-    w_move_[i] *= scale_;
+    w_tangent_[i] *= scale_;
   }
-  w_ = {w_value_.data(), move[kW] || move[kQ] || move[kK] ? w_move_.data() : nullptr};
+  w_ = {w_value_.data(), tangent[kW] || tangent[kQ] || tangent[kK] ? w_tangent_.data() : nullptr};
 }
 
 template <class real>
@@ -132,7 +132,7 @@ void HessianProduct<real>::load_readout(int rows, int columns, int row) {
                          to.data() + h * columns * row);
     return to.data();
   };
-  readout_ = {pack(model_.at[name], readout_value_), pack(tangent_[name], readout_move_)};
+  readout_ = {pack(model_.at[name], readout_value_), pack(tangent_[name], readout_tangent_)};
 }
 
 template <class real>
@@ -142,7 +142,7 @@ void HessianProduct<real>::find_limits(std::ptrdiff_t i, const Tile& tile,
     data_.write_limits(i, tile.first, tile.rows, tile.padded, workspace.limits);
 }
 
-/// P = z W, S = P X^T and their moves, then A and its relative move; other row maps keep the
+/// P = z W, S = P X^T and their tangents, then A and its relative tangent; other row maps keep the
 /// logits.
 template <class real>
 void HessianProduct<real>::score(int h, const Tile& tile, Workspace& workspace) const {
@@ -153,16 +153,17 @@ void HessianProduct<real>::score(int h, const Tile& tile, Workspace& workspace) 
   const WithTangent<real> z{(s_.shared_query ? queries_.value : workspace.zt) + tile.first,
                             queries_.tangent ? queries_.tangent + tile.first : nullptr};
   multiply(d, tile.padded, d, w.value, d, z.value, qL, workspace.p, R, false);
-  const bool moves = multiply_tangents(d, tile.padded, d, w, d, z, qL, workspace.dp, R, false);
+  const bool has_tangent =
+      multiply_tangents(d, tile.padded, d, w, d, z, qL, workspace.dp, R, false);
   multiply(T, tile.padded, d, workspace.xt, TL, workspace.p, R, in.s, R, false);
-  if (moves)
+  if (has_tangent)
     multiply(T, tile.padded, d, workspace.xt, TL, workspace.dp, R, in.ds, R, false);
   else
     std::fill_n(in.ds, T * R, real(0));
   if (data_.row_map.is_softmax()) kernels_.tangent_weights(in);
 }
 
-/// C = U X^T and its move, then D, its move and the readouts; U (d, rows) by its rows.
+/// C = U X^T and its tangent, then D, its tangent and the readouts; U (d, rows) by its rows.
 template <class real>
 void HessianProduct<real>::derive(int h, const Tile& tile, const WithTangent<real>& u,
                                   std::ptrdiff_t row, Workspace& workspace) const {
@@ -180,7 +181,7 @@ void HessianProduct<real>::derive(int h, const Tile& tile, const WithTangent<rea
 /// z^T e. and z.^T e, or for a prompt e. and e by row.
 template <class real>
 void HessianProduct<real>::add_weight_terms(std::ptrdiff_t i, int h, const Tile& tile,
-                                            double derivative, double move, Workspace& workspace,
+                                            double derivative, double tangent, Workspace& workspace,
                                             const Sums& sums, bool fresh) const {
   if (!wants_W_) return;
   const int d = s_.d, T = s_.T;
@@ -197,7 +198,7 @@ void HessianProduct<real>::add_weight_terms(std::ptrdiff_t i, int h, const Tile&
     const real* z = data_.z + (i * s_.q + tile.first) * d;
     multiply(d, int(dL), tile.rows, z, d, workspace.e, dL, sum, dL, !fresh || tile.first > 0);
   };
-  const real a = real(move), b = real(derivative);
+  const real a = real(tangent), b = real(derivative);
   for (std::ptrdiff_t k = 0; k < size; ++k) workspace.m[k] = a * in.c[k] + b * in.dc[k];
   add_term(sums.of_W);
   if (!wants_plain_) return;
@@ -279,12 +280,12 @@ void HessianProduct<real>::reduce() const {
     const real *Q = at[kQ] + of_head, *K = tied ? Q : at[kK] + of_head;
     const real* dQ = tangent_[kQ] ? tangent_[kQ] + of_head : nullptr;
     const real* dK = tied ? dQ : tangent_[kK] ? tangent_[kK] + of_head : nullptr;
-    const auto by_factor = [&](bool transposed, const real* other, const real* other_move,
+    const auto by_factor = [&](bool transposed, const real* other, const real* other_tangent,
                                real* out, bool add) {
       const std::ptrdiff_t row = transposed ? 1 : d, column = transposed ? d : 1;
       product(d, r, d, of_W.data(), row, column, other, r, 1, out, real(1), add);
-      if (other_move)
-        product(d, r, d, plain_W.data(), row, column, other_move, r, 1, out, real(1), true);
+      if (other_tangent)
+        product(d, r, d, plain_W.data(), row, column, other_tangent, r, 1, out, real(1), true);
     };
     if (out_[kQ]) by_factor(false, K, dK, out_[kQ] + of_head, false);
     if (out_[kQ] && tied) by_factor(true, Q, dQ, out_[kQ] + of_head, true);

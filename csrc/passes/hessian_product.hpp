@@ -50,13 +50,13 @@ class HessianProduct {
   /// loss of a row is known from all heads of this row.
   HessianProduct(const HessianCall<real>& call, int sum_rows, bool row_by_row);
 
-  struct Workspace {                     // a thread's arrays; R: rows of a tile
-    real *xt, *x, *zt;                   // keys (d, TL), (T, dL); queries (d, qL)
-    real *p, *dp, *ut, *dut, *yt, *dyt;  // (d, R): z W, G V^T, A X
-    real *s, *ds, *c, *dc;               // (heads, T, R)
-    real* m;                             // (T, R)
-    real *a, *da;                        // (T, R), of a row map that is not softmax
-    real *limits, *readouts, *moves;     // (R)
+  struct Workspace {                             // a thread's arrays; R: rows of a tile
+    real *xt, *x, *zt;                           // keys (d, TL), (T, dL); queries (d, qL)
+    real *p, *dp, *ut, *dut, *yt, *dyt;          // (d, R): z W, G V^T, A X
+    real *s, *ds, *c, *dc;                       // (heads, T, R)
+    real* m;                                     // (T, R)
+    real *a, *da;                                // (T, R), of a row map that is not softmax
+    real *limits, *readouts, *readout_tangents;  // (R)
     real *f, *df, *g, *dg, *y, *g_rows,
         *dg_rows;  // outputs: (p, R), their y and derivatives (R, p)
     real* e;       // (R, dL)
@@ -79,8 +79,8 @@ class HessianProduct {
   void score(int h, const Tile& tile, Workspace& workspace) const;
   void derive(int h, const Tile& tile, const WithTangent<real>& readout, std::ptrdiff_t row,
               Workspace& workspace) const;
-  void add_weight_terms(std::ptrdiff_t i, int h, const Tile& tile, double derivative, double move,
-                        Workspace& workspace, const Sums& sums, bool fresh) const;
+  void add_weight_terms(std::ptrdiff_t i, int h, const Tile& tile, double derivative,
+                        double tangent, Workspace& workspace, const Sums& sums, bool fresh) const;
   /// U or V of all heads, each (rows, columns) transposed and padded to rows of `row` numbers.
   void load_readout(int rows, int columns, int row);
   /// The sums of all chunks for a head, without what pads them.
@@ -99,7 +99,7 @@ class HessianProduct {
             workspace.c + at,
             workspace.dc + at,
             workspace.readouts,
-            workspace.moves,
+            workspace.readout_tangents,
             data_.row_map,
             workspace.a,
             workspace.da};
@@ -157,9 +157,9 @@ class HessianProduct {
 
   int members_ = 1, chunks_ = 1;
   std::ptrdiff_t weight_size_ = 0;
-  std::vector<real> w_value_, w_move_;  // (H, d, d), scaled
-  std::vector<real> readout_value_, readout_move_;
-  std::vector<real> prompt_value_, prompt_move_;  // (d, qL)
+  std::vector<real> w_value_, w_tangent_;  // (H, d, d), scaled
+  std::vector<real> readout_value_, readout_tangent_;
+  std::vector<real> prompt_value_, prompt_tangent_;  // (d, qL)
   WithTangent<real> w_, queries_;
   std::vector<Workspace> workspaces_;
   std::vector<Sums> sums_;

@@ -56,7 +56,7 @@ class SampleOrder {
   const std::uint64_t seed_;
   std::vector<std::uint32_t> permutation_;
   std::int64_t epoch_ = -1, drawn_ = 0;  // entries of the permutation that are settled
-  Philox::AlignedBuffer block_{};
+  Philox::Block block_{};
 };
 
 /// A copy of the samples of one step, for as many runs as are lanes of one engine: those of a

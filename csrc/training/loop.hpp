@@ -12,7 +12,7 @@
 //   (| whole  a pass over all samples, where steps are taken    as below
 //             on batches and it is due, up to norms of heads)
 //   | pass    partial gradients, totals, scales of a chunk      chunk       what was loaded
-//             that the caller's own loss has failed           any
+//             whether the caller's own loss has failed      any
 //   | scales  scales of heads (normalized steps only)           first
 //   | reduce  a head's gradients, with l2, and their norms      head        partials, the prompt
 //   (| reduce gradient of the prompt, from all heads            first       heads' products)
@@ -83,8 +83,8 @@ class Loop {
   void take_fresh(const Data<real>& samples) { batch_->replace(at_run(samples, run_, count_)); }
 
   /// Goes to `until`, or to the end: at the last step of the task theta is evaluated, recorded and
-  /// left. `interrupted` asks for the on_progress between chunks of work; a loop that it stops has
-  /// ended.
+  /// left. An interruptible advance reports progress between chunks of work; a loop that this stops
+  /// has ended.
   void advance(std::int64_t until, bool interruptible, const Member& member);
 
   /// Makes the next advance evaluate and record theta as it is, and end there for this reason.

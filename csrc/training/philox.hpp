@@ -18,9 +18,9 @@ __extension__ typedef unsigned __int128 Wide;
 
 struct Philox {
   using Key = std::array<std::uint64_t, 2>;
-  using AlignedBuffer = std::array<std::uint64_t, 4>;
+  using Block = std::array<std::uint64_t, 4>;
 
-  static AlignedBuffer block(AlignedBuffer c, Key k) {
+  static Block block(Block c, Key k) {
     constexpr std::uint64_t kM0 = 0xD2E7470EE14C6C93, kM1 = 0xCA5A826395121157;
     constexpr std::uint64_t kW0 = 0x9E3779B97F4A7C15, kW1 = 0xBB67AE8584CAA73B;
     for (int round = 0; round < 10; ++round) {

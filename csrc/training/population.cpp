@@ -9,7 +9,7 @@
 namespace mhfast {
 namespace {
 
-/// 1 / |z|, or rather what z is divided by.
+/// |z|, which z is divided by.
 double length_of(const double* z, int d) {
   double sum = 0;
   for (int k = 0; k < d; ++k) sum += z[k] * z[k];
@@ -129,7 +129,7 @@ void SampleNumbers::normals(int part, std::ptrdiff_t count, double* out) const {
   for (std::ptrdiff_t first = 0; first < groups; first += kGroups) {
     const std::ptrdiff_t now = std::min<std::ptrdiff_t>(kGroups, groups - first);
     for (std::ptrdiff_t m = 0; m < 4 * now; ++m) {
-      const Philox::AlignedBuffer block = words(part, std::uint64_t(4 * first + m));
+      const Philox::Block block = words(part, std::uint64_t(4 * first + m));
       std::copy(block.begin(), block.end(), bits + 4 * m);
     }
     active_kernels<double>().normals(bits, now, out + 16 * first);

@@ -31,14 +31,14 @@ class SampleNumbers {
       : key_{seed, 2}, block_(std::uint64_t(block)), sample_(std::uint64_t(sample)) {}
 
   /// Words 4 m to 4 m + 3.
-  Philox::AlignedBuffer words(int part, std::uint64_t m) const {
+  Philox::Block words(int part, std::uint64_t m) const {
     return Philox::block({1 + m, block_, sample_, std::uint64_t(part)}, key_);
   }
   double sign(int part) const { return words(part, 0)[0] >> 63 ? -1.0 : 1.0; }
   /// Integers below count(t) from word t, t = 0, ..., times - 1, to take(t, integer).
   template <class Count, class Take>
   void integers(int part, int times, const Count& count, const Take& take) const {
-    Philox::AlignedBuffer block{};
+    Philox::Block block{};
     for (int t = 0; t < times; ++t) {
       if (t % 4 == 0) block = words(part, std::uint64_t(t / 4));
       take(t, int(below(std::uint64_t(count(t)), block[t % 4])));
