@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +15,6 @@ from .._arguments.losses import Loss
 from ..dataset.dataset import Dataset
 from ..models import Model
 from ..optimizers import GradientFlow, Method, Sizes
-from . import arguments
 from .arguments import Directions, Tests
 from .iterates import Iterates, begin
 from .objective import Vector
@@ -155,10 +155,7 @@ def gradient_flow(
     )  # fmt: skip
     if any(entry.key == "time" for entry in iterates.entries):
         raise ValueError("record: expected no function named 'time', which is recorded anyway")
-    with iterates.rescued():
-        ended = iterates.ended(_followed(iterates, solver, rows))
-    arguments.warn_of_nonfinite(ended, iterates.run.step, iterates.objective.data)
-    return ended
+    return iterates.solved(partial(_followed, iterates, solver, rows), time=rows[0])
 
 
 def _dtype(model: object) -> str:
@@ -187,14 +184,15 @@ def _times(given: npt.ArrayLike | None, first: float, until: float) -> npt.NDArr
     return np.unique(np.concatenate([[first], inner, [until]]))
 
 
-def _followed(iterates: Iterates[M], solver: GradientFlow, times: npt.NDArray[np.float64]) -> str:
-    """Go through the times, and return why it ended."""
+def _followed(
+    iterates: Iterates[M],
+    solver: GradientFlow,
+    times: npt.NDArray[np.float64],
+    theta: Vector,
+    _: Vector,
+) -> str:
+    """Go through the times from θ on, and return why it ended."""
     objective, first = iterates.objective, iterates.run.step
-    theta = objective.vector(iterates.run.model)
-    iterates.take(first, theta, time=times[0])
-    value, gradient = objective(theta)
-    if not (np.isfinite(value) and np.isfinite(gradient).all()):
-        return "nonfinite"
 
     def downhill(_: float, theta: Vector) -> Vector:
         return -objective(theta)[1]

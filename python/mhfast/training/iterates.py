@@ -21,7 +21,7 @@ from . import arguments, quantities
 from .arguments import Directions, Tests
 from .evaluate import evaluate
 from .history import check_continues, joined
-from .objective import Objective
+from .objective import Objective, Vector
 from .quantities import Entry, Record, check_room, count_due, size_of
 from .run import Interrupted, Run, fresh
 from .segments import Segment, extended, fingerprint
@@ -115,8 +115,27 @@ class Iterates(Generic[M]):
             reason=reason, stopped=None if reason == "steps" else self.step,
         )  # fmt: skip
 
+    def solved(self, go: Callable[[Vector, Vector], str], **others: float) -> Run[M]:
+        """Return the run that ``go`` takes from θ_0, if value and gradient there are finite.
+
+        Parameters
+        ----------
+        go : function (θ_0, gradient at θ_0) -> reason
+            Calls `take` for every further iterate, and returns why the last one is it.
+        others : float
+            Scalars to record at θ_0.
+        """
+        with self._rescued():
+            theta = self.objective.vector(self.run.model)
+            self.take(self.run.step, theta, **others)
+            value, gradient = self.objective(theta)
+            finite = np.isfinite(value) and np.isfinite(gradient).all()
+            ended = self.ended(go(theta, gradient) if finite else "nonfinite")
+        arguments.warn_of_nonfinite(ended, self.run.step, self.objective.data)
+        return ended
+
     @contextmanager
-    def rescued(self) -> Iterator[None]:
+    def _rescued(self) -> Iterator[None]:
         """Attach the run so far to an exception, as `mhfast.train` does."""
         try:
             yield

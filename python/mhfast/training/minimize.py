@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -131,21 +132,14 @@ def minimize(
         "minimize", model, X, y, solver, most, loss=loss, wrt=wrt, test=test, record=record,
         directions=directions, num_threads=num_threads,
     )  # fmt: skip
-    with iterates.rescued():
-        reason = _minimized(iterates, solver, most)
-        ended = iterates.ended(reason)
-    arguments.warn_of_nonfinite(ended, iterates.run.step, iterates.objective.data)
-    return ended
+    return iterates.solved(partial(_minimized, iterates, solver, most))
 
 
-def _minimized(iterates: Iterates[M], solver: LBFGS, most: int) -> str:
-    """Take the steps, and return why they ended."""
+def _minimized(
+    iterates: Iterates[M], solver: LBFGS, most: int, theta: Vector, gradient: Vector
+) -> str:
+    """Take the steps from θ on, and return why they ended."""
     objective, first = iterates.objective, iterates.run.step
-    theta = objective.vector(iterates.run.model)
-    iterates.take(first, theta)
-    value, gradient = objective(theta)
-    if not (np.isfinite(value) and np.isfinite(gradient).all()):
-        return "nonfinite"
     if np.linalg.norm(gradient) <= solver.gtol:
         return "gtol"
     if most == 0:
