@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import theory_instances as instances
 
 import mhfast as mh
 from mhfast import theory
@@ -25,14 +26,7 @@ def random_instances(count: int) -> Iterator[tuple[mh.Layer, mh.Dataset, str]]:
         T, p = int(rng.integers(2, 8)), int(rng.integers(2, 5))
         H = int(2 ** rng.integers(0, 4))
         X = rng.standard_normal((n, T, d)) * 10 ** rng.uniform(-1, 0.5) / math.sqrt(d)
-        query: Any = None
-        q = T
-        if seed % 3 == 1:
-            query, q = int(rng.integers(-T, T)), 1
-        external = None
-        if seed % 3 == 2:
-            q = int(rng.integers(1, 5))
-            external = 2 * rng.standard_normal((n, q, d))
+        query, external, q = instances.query_side(rng, seed % 3, n, T, d)
         W, V = rng.standard_normal((H, d, d)), rng.standard_normal((H, d, p))
         size = 10 ** rng.uniform(-2, 0.5)
         scale = 1.0 if seed % 2 else float(rng.uniform(-2, 2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,14 +22,7 @@ def random_instances(count: int) -> Iterator[tuple[mh.Classifier, mh.Dataset]]:
         n, T, d = (int(rng.integers(1, high)) for high in (6, 8, 6))
         H = int(2 ** rng.integers(0, 7))
         X = rng.standard_normal((n, T, d)) * 10 ** rng.uniform(-1, 0.5) / math.sqrt(d)
-        query: Any = None
-        q = T
-        if seed % 3 == 1:
-            query, q = int(rng.integers(-T, T)), 1
-        external = None
-        if seed % 3 == 2:
-            q = int(rng.integers(1, 5))
-            external = 2 * rng.standard_normal((n, q, d))
+        query, external, q = instances.query_side(rng, seed % 3, n, T, d)
         scale = 1.0 if seed % 2 else float(rng.uniform(-2, 2))
         model = instances.classifier(
             rng, H, d, q, 10 ** rng.uniform(-2, 1), query=query, scale=scale

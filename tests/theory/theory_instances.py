@@ -26,6 +26,14 @@ def labels(rng: np.random.Generator, n: int) -> Any:
     return np.where(rng.random(n) < 0.5, -1.0, 1.0)
 
 
+def query_side(rng: np.random.Generator, kind: int, n: int, T: int, d: int) -> Any:
+    """Return (query, external, q): the tokens themselves, one of them, or external rows."""
+    if kind == 1:
+        return int(rng.integers(-T, T)), None, 1
+    q = int(rng.integers(1, 5)) if kind == 2 else T
+    return None, 2 * rng.standard_normal((n, q, d)) if kind == 2 else None, q
+
+
 def side(model: mh.Classifier, data: mh.Dataset) -> Any:
     query = model.query if data.query is None else data.query
     if query is None:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from ..dataset.dataset import Dataset
 from ..models import Classifier
-from .inputs import dense_W, norms, query_side, samples, settled
+from .inputs import dense_W, largest_norm, norms, query_side, samples, settled
 from .runs import over_runs
 
 CONSTANTS = ("proved", "recalled")
@@ -170,7 +170,7 @@ def curvature_bounds(
     if constants not in CONSTANTS:
         raise ValueError(f"constants: expected one of {', '.join(CONSTANTS)}, got {constants!r}")
     Z = query_side(model, data)
-    Rx, Rz = float(norms(data.X, 1).max()), float(norms(Z, 1).max())
+    Rx, Rz = largest_norm(data.X), largest_norm(Z)
     q, scale = int(model.U.shape[1]), abs(model.scale)
     u = float(norms(model.U, 2).max()) + within
     if constants == "proved":
@@ -182,6 +182,6 @@ def curvature_bounds(
                 "got 'recalled'"
             )
         both = (dense_W(model).reshape(model.heads, -1), model.U.reshape(model.heads, -1))
-        heads = float(norms(np.concatenate(both, axis=1), 1).max()) + within
+        heads = largest_norm(np.concatenate(both, axis=1)) + within
         b1 = math.sqrt(q) * Rx * (2 * Rx * Rx * heads + 1)
     return CurvatureBounds(Rx, Rz, q, model.heads, scale, u, b1)

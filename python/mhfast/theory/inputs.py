@@ -167,7 +167,7 @@ def spread(data: Dataset) -> float:
     lengths = [data.tokens] * data.n if data.lengths is None else data.lengths.tolist()
     return max(
         (
-            float(norms(tokens[:length] - token, 1).max())
+            largest_norm(tokens[:length] - token)
             for tokens, length in zip(data.X, lengths, strict=True)
             for token in tokens[:length]
         ),
@@ -223,6 +223,11 @@ def norms(array: Array, axes: int) -> Array:
     unit = exponent(array)
     squares = np.square(in_units(array, unit)).sum(axis=tuple(range(-axes, 0)))
     return in_units(np.sqrt(squares), -unit)
+
+
+def largest_norm(vectors: Array) -> float:
+    """Return the largest norm of vectors along the last axis."""
+    return float(norms(vectors, 1).max())
 
 
 def double(record: Record) -> Record:

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Layer
-from .inputs import norms, plain_layer, query_side, samples, spread
+from .inputs import largest_norm, plain_layer, query_side, samples, spread
 from .runs import over_runs
 
 LOSSES = ("squared", "logistic", "cross_entropy")
@@ -128,8 +128,7 @@ class LayerBounds:
         ValueError
             There is no bound for this loss.
         """
-        slope, _, rows = _loss(loss, value)
-        return slope * math.sqrt(self.rows if rows else 1) * self.row_jacobian
+        return self._of_loss(loss, value)[0] * self.row_jacobian
 
     def largest_eigenvalue(self, value: float, loss: str = "squared") -> float:
         """Bound the eigenvalues of ∇²L from above where the loss is L = `value`.
@@ -149,8 +148,7 @@ class LayerBounds:
         ValueError
             There is no bound for this loss.
         """
-        _, bend, rows = _loss(loss, value)
-        convex = bend * (self.rows if rows else 1) * self.row_jacobian**2
+        convex = self._of_loss(loss, value)[1] * self.row_jacobian**2
         return convex - self.smallest_eigenvalue(value, loss)
 
     def smallest_eigenvalue(self, value: float, loss: str = "squared") -> float:
@@ -171,19 +169,18 @@ class LayerBounds:
         ValueError
             There is no bound for this loss.
         """
-        slope, _, rows = _loss(loss, value)
-        return -slope * math.sqrt(self.rows if rows else 1) * self.row_curvature
+        return -self._of_loss(loss, value)[0] * self.row_curvature
 
-
-def _loss(loss: str, value: float) -> tuple[float, float, bool]:
-    """Return bounds of ‖∂ℓ/∂F‖ and ‖∂²ℓ/∂F²‖, and whether rows are summed (else averaged)."""
-    if loss == "squared":
-        return 2.0 * math.sqrt(value), 2.0, True
-    if loss == "logistic":
-        return value, 0.25, True
-    if loss == "cross_entropy":
-        return math.sqrt(2.0) * value, 0.5, False
-    raise ValueError(f"loss: expected one of {', '.join(LOSSES)}, got {loss!r}")
+    def _of_loss(self, loss: str, value: float) -> tuple[float, float]:
+        """Return bounds of ‖∂ℓ/∂F‖ sqrt(q) and ‖∂²ℓ/∂F²‖ q; q = 1 where rows are averaged."""
+        root = math.sqrt(self.rows)
+        if loss == "squared":
+            return 2.0 * math.sqrt(value) * root, 2.0 * self.rows
+        if loss == "logistic":
+            return value * root, 0.25 * self.rows
+        if loss == "cross_entropy":
+            return math.sqrt(2.0) * value, 0.5
+        raise ValueError(f"loss: expected one of {', '.join(LOSSES)}, got {loss!r}")
 
 
 @over_runs
@@ -225,8 +222,8 @@ def layer_bounds(model: Layer, X: npt.ArrayLike | Dataset, *, within: float = 0.
     Z = query_side(layer, data)
     values = np.linalg.svd(np.asarray(layer.V), compute_uv=False)[:, 0] + within
     return LayerBounds(
-        token_norm=float(norms(data.X, 1).max()),
-        query_norm=float(norms(Z, 1).max()),
+        token_norm=largest_norm(data.X),
+        query_norm=largest_norm(Z),
         spread=spread(data),
         rows=int(Z.shape[1]),
         heads=layer.heads,

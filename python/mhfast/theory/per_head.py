@@ -39,7 +39,7 @@ from ..gradients import Gradients, norm, value_and_grad
 from ..models import Classifier
 from .conditions import Condition, Guarantee
 from .guarantees import ratio, same_family
-from .inputs import classifier, norms, query_side, settled, spread
+from .inputs import classifier, largest_norm, norms, query_side, settled, spread
 from .margin import ntk_margin
 from .realizability import check_separable
 
@@ -455,8 +455,8 @@ def _bound(
 
 def _sizes(start: Classifier, data: Dataset) -> Sizes:
     return Sizes(
-        token_norm=float(norms(data.X, 1).max()),
-        query_norm=float(norms(query_side(start, data), 1).max()),
+        token_norm=largest_norm(data.X),
+        query_norm=largest_norm(query_side(start, data)),
         spread=spread(data),
         rows=int(start.U.shape[1]),
         heads=start.heads,

@@ -31,7 +31,7 @@ from ..models import Classifier
 from ..optimizers import GradientDescent
 from ..training.train import train
 from .conditions import Guarantee
-from .inputs import norms, query_side, settled
+from .inputs import largest_norm, norms, query_side, settled
 from .layer_kernel import score_gradient
 from .per_head import PerHeadBound, per_head_bound
 
@@ -179,7 +179,7 @@ def trajectory_stability(
         model, data, steps=steps, optimizer=GradientDescent(lr), callback=measure,
         num_threads=num_threads,
     )  # fmt: skip
-    rows, token = int(model.U.shape[1]), float(norms(data.X, 1).max())
+    rows, token = int(model.U.shape[1]), largest_norm(data.X)
     output = math.sqrt(rows) * token * (float(norms(model.U, 3)) + training.guarantee.radius)
     return _bound(training, sums, losses, last, output)
 
