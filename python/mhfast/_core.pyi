@@ -152,7 +152,6 @@ def attention(
 def value_and_grad(
     samples: CoreData,
     parameters: CoreParameters,
-    *,
     runs: int,
     scale: float,
     causal: bool,

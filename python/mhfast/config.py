@@ -92,6 +92,8 @@ def threads(num_threads: int | None) -> int:
     """Return the thread count for the core: the argument, else the context, else 0 (default)."""
     if num_threads is None:
         return _threads.get()
+    if type(num_threads) is int and 1 <= num_threads <= _MAX_THREADS:
+        return num_threads  # what _count would return, at once
     return _count(num_threads, "num_threads")
 
 

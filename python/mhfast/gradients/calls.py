@@ -106,11 +106,13 @@ def value_and_grad(
     """
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
-    if not isinstance(loss, str) or loss not in OF_OUTPUTS:
+    name: str
+    if isinstance(loss, str) and loss in OF_OUTPUTS:
+        name, of_loss = loss, LOSSES[loss]
+    else:
         loss = arguments.loss(model, loss, X.y if isinstance(X, Dataset) else y)
-    name = losses.name_of(loss)
+        name, of_loss = losses.name_of(loss), losses.core(loss)
     problem = arguments.problem(model, X, y, loss=name, query=query, weight=weight, lengths=lengths)
-    of_loss = losses.core(loss)
     result = _differentiated(model, problem, of_loss, wrt, num_threads)
     if name == "own":
         raise_error_of(of_loss)
@@ -189,13 +191,12 @@ def _differentiated(
     if core.row_map_name == "hardmax":
         arguments.differentiable(model, bits)
     value, gradients = _core.value_and_grad(
-        problem.data, core.parameters, runs=problem.runs.length, scale=model.scale,
-        causal=problem.causal, row_map=core.row_map, loss=loss, wrt=bits,
-        threads=config.threads(num_threads),
+        problem.data, core.parameters, problem.runs.length, model.scale, problem.causal,
+        core.row_map, loss, bits, config.threads(num_threads),
     )  # fmt: skip
     if problem.token is not None and bits & BITS["X"]:
         gradients = _gathered(gradients, problem.token)
-    return value, Gradients(*gradients)
+    return value, Gradients._of_core(gradients)
 
 
 def _bits(model: Model, problem: CoreProblem, wrt: Wrt) -> int:

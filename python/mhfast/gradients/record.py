@@ -17,6 +17,7 @@ from .._arguments.runs import NO_RUNS, RunAxis
 from .._arguments.values import Array, Optional, Value, describe, same_fields
 from ..models import Model
 from ..models import problem as arguments
+from ..models.problem import CoreGradients
 
 M = TypeVar("M", bound=Model)
 
@@ -60,6 +61,17 @@ class Gradients:
     prompt: Optional = None
     X: Optional = None
     query: Optional = None
+
+    @classmethod
+    def _of_core(cls, arrays: CoreGradients) -> Gradients:
+        """Make one of arrays in the order of the fields.
+
+        The __init__ of a frozen dataclass takes as long as all checks of a small call.
+        """
+        made = object.__new__(cls)
+        at = made.__dict__
+        at["W"], at["Q"], at["K"], at["U"], at["V"], at["prompt"], at["X"], at["query"] = arrays
+        return made
 
     # NumPy scalars and arrays then leave `factor * gradients` to __rmul__.
     __array_ufunc__: ClassVar[None] = None
