@@ -13,7 +13,7 @@ from . import config
 
 DESCRIPTION = """\
 Multi-head attention models of attention theory on CPUs: outputs, gradients and training, exact and
-fast. The work is done from Python (import mhfast as mh); the commands show what there is."""
+fast. It is a Python library (import mhfast as mh); the commands try and measure it."""
 
 EPILOG = """\
 examples:
@@ -25,9 +25,9 @@ examples:
 
 mhfast COMMAND --help describes a command. Without the script: python -m mhfast COMMAND.
 
-exit status: 0 if all went well; 1 if a package is missing, if results disagree (bench) or a claim
+exit status: 0 on success; 1 if a package is missing, if results disagree (bench) or a claim
 does not hold (reproduce); 2 if the arguments are wrong; 130 after Ctrl-C. Results go to standard
-output, all else to standard error."""
+output, everything else to standard error."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,14 +36,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv : sequence of str, optional
-        The arguments behind the program's name, by default those of the process.
+        The arguments after the name of the program, by default those of the process.
 
     Returns
     -------
     int
         The exit status: 0; 1 when a package is missing, or a claim of a result that is reproduced
         does not hold; 2 without a command; 130 after Ctrl-C.
-        Wrong arguments leave by SystemExit with the status 2.
+
+    Raises
+    ------
+    SystemExit
+        With the status 2 for invalid arguments, and 0 for ``--help`` and ``--version``.
 
     Examples
     --------
@@ -104,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser(
         "reproduce",
-        help="check a result of attention theory: table, figure, what holds of its claim",
+        help="check a claim of attention theory: print a table, write a figure",
         add_help=False,
     )
     info = commands.add_parser(

@@ -394,7 +394,7 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(y=np.ones((n, 1))),
         ValueError,
-        "y: expected shape (n,) = (2,), got (2, 1); y[..., 0] has them",
+        "y: expected shape (n,) = (2,), got (2, 1); y[..., 0] has this shape",
     ),
     (
         lambda: value_and_grad(y=np.array([1.0, 0.5])),

@@ -203,7 +203,7 @@ def cases():
         ("V opposite", changed(truth, V={2: -V[0]}), 2, "their V add up to 0"),
         ("one W of zero", changed(truth, W={0: 0.0}), 2, "heads of W = 0 besides"),
         ("all W of zero", mh.Layer(0.0 * W, V), 2, "attention has no effect"),
-        ("one token", truth, 1, "with T = 1 attention is idle"),
+        ("one token", truth, 1, "with T = 1 attention has no effect"),
     ]
 
 

@@ -170,7 +170,7 @@ def entry(array, value):
         (lambda X, Y: (X, Y.astype(complex)), TypeError, "Y: expected dtype float32 or float64"),
         (lambda X, Y: (X, Y.astype("f4")), TypeError, "Y: expected dtype float64, that of X"),
         (lambda X, _: (X, None), TypeError, r"Y: expected an array \(n, T, p\) beside the array"),
-        (lambda X, Y: (mh.Dataset(X, Y), Y), ValueError, "Y: expected none beside a Dataset"),
+        (lambda X, Y: (mh.Dataset(X, Y), Y), ValueError, "Y: expected None beside a Dataset"),
         (lambda X, Y: (np.ma.array(X, mask=X > 0), Y), TypeError, "X: expected .* without a mask"),
         (lambda X, Y: (X, np.ma.array(Y, mask=Y > 0)), TypeError, "Y: expected .* without a mask"),
         (lambda _, Y: ("tokens", Y), TypeError, "X: expected an array of numbers"),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 Optional: TypeAlias = Array | Any
-"""An array, or None where there is none: callers know, and a type checker need not be told."""
+"""An array or None. It is Any to a type checker, because callers know which it is."""
 
 Value: TypeAlias = float | npt.NDArray[np.float64]  # an array (R,) where there is a run axis
 Scalar: TypeAlias = Any  # a float, or a float64 array (R,) where there is a run axis
@@ -37,7 +37,7 @@ def frozen(array: npt.NDArray[Entries]) -> npt.NDArray[Entries]:
 
 
 def same(a: object, b: object) -> bool:
-    """Tell whether two values are equal, down to dtype, shape and every entry of their arrays.
+    """Return whether two values are equal, down to dtype, shape and every entry of their arrays.
 
     NaN equals NaN: a copy of what holds one is equal.
     """
@@ -69,7 +69,7 @@ def field_values(record: Any) -> dict[str, Any]:
 def describe(record: Any) -> str:
     """Return a one-line repr of a dataclass, with the dtype and shape of its arrays.
 
-    What is None or False is left out, and fields that say so.
+    Fields that are None or False, or declared with ``repr=False``, are left out.
     """
     fields = dataclasses.fields(record)
     given = [(field.name, getattr(record, field.name)) for field in fields if field.repr]

@@ -39,13 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mhfast reproduce",
-        description="Check results of attention theory: train, print a table and what holds of the "
-        "paper's claim, write a figure, the table and a page. Without a name, list what there is.",
+        description="Check results of attention theory: train, print a table and whether the "
+        "paper's claim holds, write a figure, the table and a page. Without a name, list all.",
         epilog="The exit status is 0 where all claims hold, and 1 where one does not.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="an experiment, or all")
     parser.add_argument(
-        "--quick", action="store_true", help="fewer and smaller instances, in ten seconds each"
+        "--quick", action="store_true", help="fewer and smaller instances, within ten seconds each"
     )
     parser.add_argument(
         "--output",

@@ -103,11 +103,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument(
         "--peers", nargs="*", default=[key for key in PEERS if key != OWN],
-        choices=[key for key in PEERS if key != OWN], help="default: all that are installed",
+        choices=[key for key in PEERS if key != OWN], help="default: all installed ones",
     )  # fmt: skip
     parser.add_argument(
         "--threads", type=int, default=len(available_cores()), metavar="K",
-        help="for every implementation; default: all cores",
+        help="threads of every implementation; default: all cores",
     )  # fmt: skip
     parser.add_argument(
         "--isa", help="instruction set of mhfast; the peers keep theirs", metavar="NAME"
@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--isolate", action="store_true", help="one process for each implementation, taking turns"
     )
-    parser.add_argument("--quick", action="store_true", help="a look, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="a rough look, not a measurement")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
     return parser

@@ -202,7 +202,7 @@ class Dataset:
         """Select samples, as `subset` does; ``data[3:4]`` is one of them."""
         return self.subset(index)
 
-    # Else Python and NumPy would take a data set for a sequence of its samples.
+    # Otherwise Python and NumPy would take a data set for a sequence of its samples.
     __iter__ = None
 
     def subset(self, index: slice | npt.ArrayLike) -> Dataset:
@@ -254,7 +254,7 @@ class Dataset:
         Raises
         ------
         TypeError
-            If the data set has no run axis, or `r` is no integer.
+            If the data set has no run axis, or `r` is not an integer.
         IndexError
             If there is no such run.
 
@@ -279,7 +279,7 @@ class Dataset:
 
     @cached_property
     def _run_axes(self) -> dict[str, bool]:
-        """Tell for each array that is present whether it has a run axis."""
+        """Return for each array that is present whether it has a run axis."""
         y, weight, n = self.y, self.weight, self.n
         has = {"X": self.X.ndim == 4, "y": sample_checks.targets_have_runs(y, n)}
         if self.query is not None:

@@ -64,7 +64,7 @@ class Gradients:
 
     @classmethod
     def _of_core(cls, arrays: CoreGradients) -> Gradients:
-        """Make one of arrays in the order of the fields.
+        """Create an instance from arrays in the order of the fields, without calling __init__.
 
         The __init__ of a frozen dataclass takes as long as all checks of a small call.
         """
@@ -152,9 +152,8 @@ def dot(a: Vector, b: Vector) -> Value:
     Parameters
     ----------
     a, b : Gradients or model
-        With the same arrays, of the same shapes and dtype but for a run axis. A model stands for
-        its
-        parameters.
+        With the same arrays, of the same shapes and dtype except for a run axis. A model stands
+        for its parameters.
 
     Returns
     -------
@@ -299,7 +298,7 @@ def _moved(operation: Callable[[Array, Array], Array], model: M, g: Gradients) -
         parameter = model.parameters.get(name)
         if parameter is None:
             known = ", ".join(model.parameters)
-            raise ValueError(f"{name}: expected gradients by {known} to move the model by")
+            raise ValueError(f"{name}: expected gradients by parameters of the model, {known}")
         _check_entries(name, parameter, x)
         changes[name] = operation(parameter, x)
         changes[name].flags.writeable = False
@@ -309,7 +308,8 @@ def _moved(operation: Callable[[Array, Array], Array], model: M, g: Gradients) -
 def _check_alike(a: dict[str, Array], b: dict[str, Array]) -> None:
     for name in AXES:
         if (name in a) != (name in b):
-            raise ValueError(f"{name}: expected in both or in neither, got it in one only")
+            one = "first" if name in a else "second"
+            raise ValueError(f"{name}: expected in both or in neither, got it in the {one} only")
         if name in a:
             _check_entries(name, a[name], b[name])
 

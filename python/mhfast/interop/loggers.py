@@ -30,7 +30,7 @@ def tensorboard(
     ----------
     writer : path, or an object with ``add_scalar(name, value, step)``
         A folder for a ``SummaryWriter`` of `torch.utils.tensorboard` or, without torch, of
-        `tensorboardX`; or a writer, which is then the caller's to close.
+        `tensorboardX`; or a writer, which the caller has to close.
     every : int
         The period in steps.
     record : str, function, or sequence of them, optional
@@ -176,7 +176,7 @@ def _callback(log: Log, every: int, record: Record | None) -> Callback:
 
 
 def _scalars(metrics: Metrics) -> Iterator[tuple[str, float]]:
-    """Go through all numbers, those of an array with their index behind the name."""
+    """Yield all numbers; the name of an entry of an array ends with its index."""
     for name, value in metrics.items():
         for index, number in np.ndenumerate(np.asarray(value, np.float64)):
             yield "/".join([name, *map(str, index)]), float(number)

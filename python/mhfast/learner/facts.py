@@ -237,11 +237,11 @@ class _SmallestTolerances:
         at, key = np.nonzero(taking_part)
         first = top[at]
         share = weights[at, key]
-        # What rounding leaves is no reason to prefer one row to another.
+        # Differences due to rounding are no reason to prefer one row to another.
         left = np.maximum(residual[at], ROUNDING)
         tolerance = left * (1.0 / weights[at, first] + 1.0 / share)
         near = np.flatnonzero(tolerance < self._limit)
-        near, mark = self._telling(
+        near, mark = self._informative(
             X, at, first, key, near[np.argsort(tolerance[near], kind="stable")]
         )
         value = np.log(weights[at[near], first[near]] / share[near])
@@ -261,7 +261,7 @@ class _SmallestTolerances:
         rows, first, second, value, tolerance, _ = self._distinct()
         return rows, first, second, value, tolerance
 
-    def _telling(
+    def _informative(
         self, X: Float64, at: Int64, first: Int64, key: Int64, ordered: Int64
     ) -> tuple[Int64, npt.NDArray[np.float32]]:
         """Return the first of these facts whose samples have affinely independent tokens.

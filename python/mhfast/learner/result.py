@@ -32,8 +32,8 @@ class Certificate:
     above : bool
         Whether the value must be at least the limit; else at most.
     decisive : bool
-        Whether a layer can only be learnt if this holds.  The others tell whether the phases did
-        their part.
+        Whether a layer can only be learnt if this holds.  The others show whether the phases
+        succeeded.
     least : float or None
         What the value must be at least, where it must not be too small either.
     blind : str
@@ -59,7 +59,7 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether the value is on the right side; never of NaN."""
+        """Whether the value meets the limit; NaN never does."""
         if self.above:
             return self.value >= self.limit
         return self.value <= self.limit and (self.least is None or self.value >= self.least)

@@ -116,5 +116,5 @@ def resolution(n: int, terms: int, precision: float, cancellation: float = 1.0) 
 
 
 def is_separated(products: Array, G: Array, least: float) -> bool:
-    """Tell whether all of Gλ proves a margin of twice `least`, relative to the longest feature."""
+    """Return whether Gλ proves a margin of twice `least`, relative to the longest feature."""
     return bool(products.min() > (2.0 * least) ** 2 * float(G.diagonal().max()))

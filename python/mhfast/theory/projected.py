@@ -104,7 +104,7 @@ class Descent:
         return Point(model, losses, norms, stationarity, grads, converged, steps, pull)
 
     def _falls_beyond(self, a: Point, b: Point) -> npt.NDArray[np.bool_]:
-        """Tell whether the loss falls at b in the direction from a to b."""
+        """Return whether the loss falls at b in the direction from a to b."""
         change = b.model.parameters[self.wrt] - a.model.parameters[self.wrt]
         assert b.pull is not None
         below: npt.NDArray[np.bool_] = self._rows(b.pull * change).sum(axis=1) < 0.0

@@ -79,12 +79,12 @@ def _given_axes(
 
 
 def _flowed(run: Run) -> bool:
-    """Tell whether the run is the solution of a gradient flow, whose times are recorded."""
+    """Return whether the run is the solution of a gradient flow, whose times are recorded."""
     return isinstance(run.optimizer, GradientFlow)
 
 
 def _timed(run: Run, panels: dict[str, list[str]]) -> bool:
-    """Tell whether all that is drawn has a time; steps before the flow have none."""
+    """Return whether all that is drawn has a time; steps before the flow have none."""
     drawn = [run.steps[name] for members in panels.values() for name in members]
     return _flowed(run) and all(np.isin(k, run.steps["time"]).all() for k in drawn)
 
@@ -129,7 +129,7 @@ def _drawable(rows: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
 
 
 def _is_positive(drawn: Sequence[npt.NDArray[np.float64]]) -> bool:
-    """Tell whether a logarithmic axis shows all values: none is negative, one is above 0."""
+    """Return whether a logarithmic axis shows all values: none is negative, one is above 0."""
     values = np.concatenate([rows.ravel() for rows in drawn])
     values = values[np.isfinite(values)]
     return bool(values.size and values.min() >= 0 and values.max() > 0)

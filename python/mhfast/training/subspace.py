@@ -128,7 +128,7 @@ class Subspace:
         return np.asarray(np.sqrt(total))
 
     def holds(self, start: Model) -> bool:
-        """Tell whether the initial parameters lie in the span, so that nothing outside matters."""
+        """Return whether the initial parameters lie in the span: nothing outside matters then."""
         size: Any = 0.0
         for name, array in start.parameters.items():
             size = size + _squares(name, array)
@@ -136,7 +136,7 @@ class Subspace:
         return bool(np.all(self.rest(start) <= unit * np.sqrt(size)))
 
     def spans(self, tokens: npt.NDArray[np.float64]) -> bool:
-        """Tell whether tokens (tokens, d) or (R, tokens, d) are in the span."""
+        """Return whether tokens (tokens, d) or (R, tokens, d) are in the span."""
         left = tokens - tokens @ self.basis @ np.swapaxes(self.basis, -1, -2)
         sizes = np.linalg.norm(tokens, axis=-1)
         return bool(np.all(np.linalg.norm(left, axis=-1) <= WITHIN * sizes))

@@ -45,7 +45,7 @@ def tokenized(X: Array, tokens: int | None, dim: int | None = None) -> Array:
 
 
 def with_constant(X: Array) -> Array:
-    """Return X (n, T, d + 1) with a constant 1 behind the features of each token."""
+    """Return X (n, T, d + 1) with a constant 1 after the features of each token."""
     return np.concatenate([X, np.ones((*X.shape[:-1], 1), X.dtype)], axis=-1)
 
 
