@@ -147,11 +147,11 @@ DATASET = [
         ValueError,
         "X: expected at least one sample, token and feature, got shape (0, 3, 5)",
     ),
-    (lambda: mh.as_dataset(X), TypeError, "y: expected labels beside the array X, got None"),
+    (lambda: mh.as_dataset(X), TypeError, "y: expected labels with the array X, got None"),
     (
         lambda: mh.as_dataset(data, y),
         TypeError,
-        "y: expected None beside a Dataset, which holds its own",
+        "y: expected None with a Dataset, which holds its own",
     ),
 ]
 

@@ -318,7 +318,7 @@ def test_missing_ingredients():
         mh.train(model, X, y, record="cosine", **options)
     with pytest.raises(ValueError, match=r"'attention_groups': expected a Dataset with token"):
         mh.train(model, X, y, record="attention_groups", **options)
-    with pytest.raises(ValueError, match=r"record: expected test= beside 'test_loss', got no test"):
+    with pytest.raises(ValueError, match=r"record: expected test= with 'test_loss', got no test"):
         mh.train(model, X, y, record="test_loss", **options)
 
 

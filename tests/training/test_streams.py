@@ -359,7 +359,7 @@ def test_refusals(stream, message):
     options = {"steps": 3, "optimizer": mh.GradientDescent(0.1), "batch": B}
     with pytest.raises((TypeError, ValueError), match=message):
         mh.train(start(), samples(30, 0), stream=stream, **options)
-    with pytest.raises(ValueError, match="order: expected none beside stream="):
+    with pytest.raises(ValueError, match="order: expected None with stream="):
         mh.train(start(), samples(30, 0), stream=samples, order="shuffle", **options)
     with pytest.raises(ValueError, match="every: expected an integer of at least 1"):
         mh.Stream(samples, every=0)

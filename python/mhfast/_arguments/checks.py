@@ -122,7 +122,7 @@ def as_array(value: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
     Raises
     ------
     TypeError
-        If `value` is masked, lives on another device, tracks gradients, or is no array at all.
+        If `value` is masked, lives on another device, tracks gradients, or is not an array.
     ValueError
         If `value` is a ragged nested sequence.
     """

@@ -73,10 +73,10 @@ def separation(one: Contexts, norm: str) -> Array:
         conditions.append(logits[j, first] - logits[j, unseen] >= 1.0)
     problem = cp.Problem(cp.Minimize(sizes[norm]), conditions)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what cvxpy thinks of other packages
+        warnings.simplefilter("ignore")  # of cvxpy, about other packages
         problem.solve(solver="CLARABEL")
     if W.value is None:
-        raise RuntimeError(f"Clarabel found no solution, it says {problem.status!r}")
+        raise RuntimeError(f"Clarabel found no solution, status {problem.status!r}")
     found: Array = np.asarray(W.value)
     return found
 

@@ -372,7 +372,7 @@ def as_dataset(
         no_second_source(y=y, query=query, lengths=lengths, weight=weight)
         return X
     if y is None:
-        raise TypeError("y: expected labels beside the array X, got None")
+        raise TypeError("y: expected labels with the array X, got None")
     return Dataset(X, y, query=query, lengths=lengths, weight=weight)
 
 
@@ -380,7 +380,7 @@ def no_second_source(**arrays: object) -> None:
     """Raise TypeError if a Dataset comes with one of its arrays as an argument of its own."""
     for name, value in arrays.items():
         if value is not None:
-            raise TypeError(f"{name}: expected None beside a Dataset, which holds its own")
+            raise TypeError(f"{name}: expected None with a Dataset, which holds its own")
 
 
 def _targets(y: npt.ArrayLike, n: int) -> npt.NDArray[Any]:

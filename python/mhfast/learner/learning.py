@@ -143,13 +143,13 @@ def learn_layer(
 def _examples(X: npt.ArrayLike | Dataset, Y: npt.ArrayLike | None, noise: float) -> Examples:
     if isinstance(X, Dataset):
         if Y is not None:
-            raise ValueError("Y: expected None beside a Dataset, which holds its own")
+            raise ValueError("Y: expected None with a Dataset, which holds its own")
         for name in ("query", "lengths", "weight"):
             if getattr(X, name) is not None:
                 raise ValueError(f"X: expected a Dataset without {name}, of plain self-attention")
         return as_examples(X.X, X.y, noise, fewest_tokens=1)
     if Y is None:
-        raise TypeError("Y: expected an array (n, T, p) beside the array X, got None")
+        raise TypeError("Y: expected an array (n, T, p) with the array X, got None")
     return as_examples(X, Y, noise, fewest_tokens=1)
 
 

@@ -86,9 +86,9 @@ class Body:
 def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
     """Find the affine hull of the heads' key-query matrices.
 
-    Each fact holds for all heads, so combinations of differences of heads do not affect it: the H -
-    1 directions of the hull are those in which the facts vary least, compared with random rows (the
-    smallest generalized eigenvectors).  The point is the least-squares solution of the facts
+    Each fact holds for all heads, so combinations of differences of heads do not affect it: the
+    H - 1 directions of the hull are those in which the facts vary least, compared with random rows
+    (the smallest generalized eigenvectors).  The point is the least-squares solution of the facts
     without these directions. Facts are weighted by their tolerances, then reweighted by their
     residuals.
 

@@ -35,7 +35,7 @@ class Model:
     losses: ClassVar[tuple[str, ...]]
     """The names of the losses that are defined for the outputs of the model."""
 
-    W: Any  # Array or LowRank; which one, callers know
+    W: Any  # Array or LowRank; callers know which
     query: int | Array | None
     prompt: Optional
     scale: float
@@ -132,10 +132,8 @@ class Model:
         -------
         array of the model's dtype
             (n,) of a `Classifier`, (n, q, p) of a `Layer`; with a leading R if the model or an
-            argument
-            has a run axis. The result of a sample does not depend on the others. In self-attention
-            the
-            rows of a layer at and beyond `lengths` are 0.
+            argument has a run axis. The result of a sample does not depend on the others. In
+            self-attention the rows of a layer at and beyond `lengths` are 0.
 
         Raises
         ------
@@ -175,7 +173,7 @@ class Model:
 
     @property
     def normalize(self) -> bool | None:
-        """Whether weights are divided by the tokens of the row; None: as is usual for the map.
+        """Whether weights are divided by the tokens of the row; None: by the default of the map.
 
         Examples
         --------
@@ -320,7 +318,7 @@ class Model:
         Returns
         -------
         Classifier or Layer
-            Of the same kind; what is not given stays.
+            Of the same kind; fields that are not given are kept.
 
         Raises
         ------

@@ -144,7 +144,7 @@ def borrowing(model: M, arrays: Mapping[str, Array]) -> M:
     """Return `model` with parameters replaced by arrays that are neither checked nor copied.
 
     Shapes and dtypes must be those of the parameters, and arrays C-contiguous. Results of
-    validation are taken over, since calls and steps of microseconds make a model.
+    validation are reused, since calls and steps of microseconds create models.
     """
     new = {**model.parameters, **arrays}
     made = object.__new__(type(model))
@@ -304,7 +304,7 @@ def problem(
     if loss is None:
         y = weight = None
     elif y is None:
-        raise TypeError("y: expected labels beside the array X, got None")
+        raise TypeError("y: expected labels with the array X, got None")
     if query is weight is lengths is None and X.shape[1:] == core.plain and not runs.length:
         if y is None or loss is None:
             return CoreProblem((X, None, None, None, None), NO_RUNS, False)
@@ -327,7 +327,7 @@ def _seen(
 ) -> CoreProblem:
     """Resolve the query side and the visible keys: a problem without y and weight."""
     if query is not None and model.prompt is not None:
-        raise ValueError("query: expected None beside a model with a prompt, got an array")
+        raise ValueError("query: expected None for a model with a prompt, got an array")
     asking = model.query if query is None else query
     rows = model._rows
     itself = asking is None and model.prompt is None

@@ -31,8 +31,8 @@ def core_settings(
     """Return the optimizer as the core takes it, for training that ends at step ``last``.
 
     The core has a class of the same name, whose fields are those of the dataclass that are its own,
-    but for ``lr``. With ``runs`` (R) there is a step size for each of them. ``since`` is the
-    step at which the state was zero, of each run; ``wrt`` are the names of what is trained.
+    except ``lr``. With ``runs`` (R) there is a step size for each of them. ``since`` is the step at
+    which the state was zero, of each run; ``wrt`` are the names of what is trained.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def _rates(name: str, value: Any, runs: int) -> _Numbers:
     if value is None:
         raise ValueError(
             f"lr: expected a step size for each trained parameter, got none for {name}; "
-            f"0.0 leaves it as it is"
+            f"0.0 leaves it unchanged"
         )
     return np.full(runs, value, dtype=np.float64)
 

@@ -179,7 +179,7 @@ class _Head:
         self.pooled, moved = _pooled(model, h, data, x, u)
         self.pooled_unit, m = x, 2 * x + u + s
         moved *= scale
-        of_head, own = _scaled(moved)  # faint where attention saturates
+        of_head, own = _scaled(moved)  # near underflow where attention saturates
         self.outers: list[tuple[list[Outer], int]] = []
         if isinstance(model.W, np.ndarray):
             w = exponent(model.W)

@@ -230,7 +230,7 @@ def token_optimality(
 
     Notes
     -----
-    Rows that are no constraints, and copies of a named token, count as optimal.  The definition
+    Rows that are not constraints, and copies of a named token, count as optimal.  The definition
     is for one query row for each sample; for several, each row is judged with its own readout,
     which is ours.  A slack near the tolerance is a verdict near its limit: look at `slack`.
 

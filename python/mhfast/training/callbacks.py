@@ -115,7 +115,7 @@ def prepared(
     Raises
     ------
     TypeError
-        If one is no function.
+        If one is not a function.
     """
     given = callback if isinstance(callback, list | tuple) else [callback]
     callbacks: list[Plain | Callback] = []

@@ -21,7 +21,7 @@ BAND = (0.1, 0.9)
 """The quantiles over the runs between which a band is drawn."""
 
 LARGEST = 1e300
-"""Where a line ends: matplotlib works out ranges in float64."""
+"""Largest value of a line that is drawn: matplotlib computes ranges in float64."""
 
 LOGARITHMIC = ("loss", "grad_norm")
 """The kinds of record that have a logarithmic axis, unless a value is negative."""
@@ -136,7 +136,7 @@ def _is_positive(drawn: Sequence[npt.NDArray[np.float64]]) -> bool:
 
 
 def _diverged(run: Run) -> npt.NDArray[np.bool_]:
-    """Tell which of R runs are left out beside others, since their values grew beyond any range."""
+    """Return which of R runs are left out, because their values grew beyond any range."""
     if isinstance(run.reason, str):
         return np.zeros(0, bool)
     ended = np.array([reason == "nonfinite" for reason in run.reason])

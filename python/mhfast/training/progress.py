@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 
 UNSHOWN = (OSError, ValueError, AttributeError)
-"""What a stream raises that is a closed pipe, a closed file or None."""
+"""The exceptions of a stream that is a closed pipe, a closed file or None."""
 
 
 @contextmanager

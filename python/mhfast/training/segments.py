@@ -1,7 +1,7 @@
 """The segments of a run: which steps were taken with which settings, on which data.
 
-Continuing a run with what it had goes on with its last segment, so that a run in two calls is the
-run in one.
+A run that is resumed with the same settings and data extends its last segment, so that a run made
+by two calls equals the one made by a single call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Segment:
     Attributes
     ----------
     first : int
-        The step k from which on: the first step of the segment takes θ_k to θ_{k+1}.
+        The step k at which it begins: its first step takes θ_k to θ_{k+1}.
     optimizer : GradientDescent, Adam, ..., or the settings of a solver
     loss : str, or a loss with a parameter
     wrt : tuple of str
@@ -56,7 +56,7 @@ class Segment:
 
 
 def extended(segments: tuple[Segment, ...], now: Segment) -> tuple[Segment, ...]:
-    """Return the segments of a run that goes on with the settings and data of `now`."""
+    """Return the segments of a run that continues with the settings and data of `now`."""
     before = tuple(segment for segment in segments if segment.first < now.first)
     if before and replace(before[-1], first=now.first) == now:
         return before
@@ -86,7 +86,7 @@ def _of(data: str | tuple[str, ...], which: Any) -> str | tuple[str, ...]:
 
 
 def fingerprint(data: Dataset) -> str | tuple[str, ...]:
-    """Return what tells data sets apart, of each run where there is a run axis.
+    """Return a fingerprint that distinguishes data sets, for each run if there is a run axis.
 
     16 hexadecimal digits of all numbers that training depends on. Of tokens and queries the sum of
     the bits of each row enters, which one pass over them gives.
