@@ -77,7 +77,7 @@ py::array exponentials(const py::object& x) {
   return out;
 }
 
-/// Floating-point operations a second of multiply-adds that wait for nothing, all threads together.
+/// Floating-point operations per second of independent multiply-adds, all threads together.
 double peak_flops(const std::string& dtype, int threads, double seconds) {
   using Clock = std::chrono::steady_clock;
   const auto chains = dtype == "float32" ? active_kernels<float>().multiply_adds

@@ -12,7 +12,7 @@ double flops(const Shape& s) {
   return double(s.n) * s.H * s.q * (4.0 * s.d * s.d + 8.0 * s.T * s.d);
 }
 
-/// A new array, with the runs in front where there are any.
+/// A new array, with a leading axis of runs if there are any.
 template <class T>
 class Results {
  public:
@@ -97,7 +97,7 @@ py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& paramet
           std::make_unique<Results<real>>(std::vector<py::ssize_t>{s.n, s.T, s.d}, runs);
     if (wrt >> (kTensors + 1) & 1) {
       if (data.self || s.shared_query)
-        throw py::value_error("wrt: expected an external query where its gradient is asked for");
+        throw py::value_error("wrt: expected an external query for its gradient, got none");
       results[kTensors + 1] =
           std::make_unique<Results<real>>(std::vector<py::ssize_t>{s.n, s.q, s.d}, runs);
     }
@@ -122,7 +122,7 @@ py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& paramet
   });
 }
 
-/// Tangent: tensors like parameters, None where they do not move.
+/// Tangent: tensors like parameters, None for those that are zero.
 py::tuple call_hvp(const py::tuple& samples, const py::tuple& parameters, const py::tuple& tangent,
                    py::ssize_t runs, double scale, bool causal, RowMap row_map, Loss loss,
                    unsigned wrt, int threads) {

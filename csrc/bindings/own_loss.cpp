@@ -16,7 +16,7 @@ std::vector<py::ssize_t> shape_of(const OwnLossCall& call) {
   return {call.rows, call.p};
 }
 
-/// A new array, which is the function's own.
+/// A new array, which the function may keep.
 template <class real>
 py::array new_array(const OwnLossCall& call, const double* numbers) {
   py::array_t<real> array(shape_of(call));

@@ -37,7 +37,7 @@ std::string at_index(std::ptrdiff_t i, std::ptrdiff_t of_sample, std::ptrdiff_t 
   return of_sample > 1 ? text + ", " + std::to_string(i % of_sample) : text;
 }
 
-/// Says how labels 0 and 1, which other libraries take, become those expected here.
+/// How to convert labels 0 and 1, which other libraries use, to those expected here.
 template <class real>
 const char* repair(const real* y, std::ptrdiff_t count) {
   return std::all_of(y, y + count, [](real label) { return label == 0 || label == 1; })
@@ -127,7 +127,8 @@ ModelOfRuns<real> read_model(const py::tuple& parameters, py::ssize_t d, py::ssi
   return model;
 }
 
-/// Which keys the rows see, and on which side they are queries: all of a data set but y and weight.
+/// Which keys the rows see, and on which side they are queries: all of a data set except y and
+/// weight.
 template <class real>
 void read_inputs(const py::tuple& in, Data<real>& data, py::ssize_t runs) {
   Shape& s = data.shape;

@@ -21,12 +21,12 @@ template <class real>
 struct ModelOfRuns {
   OfRuns<const real*> parameters;
   int rank;
-  Shape shape;  // n, T and q are not known yet, but for q of a prompt
+  Shape shape;  // n, T and q are not known yet, except q of a prompt
 
   Model<const real*> of(std::ptrdiff_t run) const { return {parameters.of(run), rank}; }
 };
 
-/// A model and the samples that it is asked about.
+/// A model and the samples that it is evaluated on.
 template <class real>
 struct ProblemOfRuns {
   ModelOfRuns<real> model;
@@ -35,7 +35,7 @@ struct ProblemOfRuns {
 };
 
 /// (X, query, y, weight, lengths); sets n, T and q of the model's shape. Checks targets and
-/// lengths. Without a loss y and weight are left alone.
+/// lengths. Without a loss y and weight are ignored.
 template <class real>
 DataOfRuns<real> read_data(const py::tuple& samples, const Shape& model, bool causal,
                            RowMap row_map, py::ssize_t runs, std::optional<Loss> loss);

@@ -14,7 +14,7 @@
 namespace mhfast {
 namespace {
 
-/// How training ended. An exception from the caller's functions is handed back beside what had been
+/// How training ended. An exception from the caller's functions is returned together with the state
 /// reached, so that nothing is lost.
 struct TrainingResult {
   std::int64_t reached;
@@ -33,7 +33,7 @@ class PythonHooks {
     return guarded([&] { return hook_(step).cast<bool>(); });
   }
 
-  /// Lets signals in, so that Ctrl-C works while the loop runs.
+  /// Handles signals, so that Ctrl-C works while the loop runs.
   CallbackResult on_progress(std::int64_t step) {
     return guarded([&] {
       if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -53,7 +53,7 @@ class PythonHooks {
     } catch (py::error_already_set& error) {
       error_ = error.value();
       if (error.trace()) PyException_SetTraceback(error_.ptr(), error.trace().ptr());
-    } catch (const py::builtin_exception& error) {  // of checks of what Python gave
+    } catch (const py::builtin_exception& error) {  // of checks of values from Python
       error.set_error();
       error_ = py::error_already_set().value();
     } catch (const std::exception& error) {

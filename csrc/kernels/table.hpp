@@ -3,10 +3,11 @@
 // A *unit* is what one kernel step works on: a block of `lanes` samples when samples are the lanes,
 // a single sample when query rows are. Kernels neither allocate, throw, nor start threads.
 //
-//   letters   T keys, q query rows, d features, L lanes, qL / dL: q / d rounded up to whole vectors
-//   packed    samples as lanes [unit][row][feature][L];  rows as lanes [feature][unit][row up to
-//   TL] s, c      samples as lanes [unit][key][row][L];      rows as lanes [unit][key][row up to
-//   qL]
+// Letters: T keys, q query rows, d features, L lanes; qL, dL: q, d rounded up to whole vectors.
+//
+//             samples as lanes           rows as lanes
+//   packed    [unit][row][feature][L]    [feature][unit][row up to TL]
+//   s, c      [unit][key][row][L]        [unit][key][row up to qL]
 #pragma once
 
 #include <cstddef>
@@ -216,7 +217,7 @@ struct TangentArguments {
   real *c, *dc;           // readout coefficients and their derivative; D and its derivative
   real *readouts, *readout_tangents;  // (columns vectors): rows of <A, C> and their derivative
   RowMap map;
-  real *a, *da;  // of another map: A and its derivative; scratch where D is asked for
+  real *a, *da;  // of another map: A and its derivative; scratch where D is requested
 };
 
 /// C[m][n] (+)= factor * sum over k of A[m][k] B[k][n]; an entry is `width` numbers, one for each
@@ -234,9 +235,8 @@ struct BatchedGemm {
   bool add;
 };
 
-/// A step of an optimizer over `size` numbers. A parameter that lies alone in memory is stepped
-/// over like one of as many runs as there are lanes: every array of `L` numbers here has one for
-/// each.
+/// A step of an optimizer over `size` numbers. A parameter of a single run is processed like one of
+/// as many runs as there are lanes: every array of `L` numbers here has one for each.
 template <class real>
 struct StepArguments {
   std::ptrdiff_t size;

@@ -30,7 +30,7 @@ class CallScratch {
   AlignedBuffer& model() const { return kept()[1]; }
 
  private:
-  /// On the heap: of the storage that a thread has from its start there is little to go round.
+  /// On the heap, because the thread-local storage that exists from the start of a thread is small.
   static std::array<AlignedBuffer, 2>& kept() {
     thread_local std::unique_ptr<std::array<AlignedBuffer, 2>> blocks;
     if (!blocks) blocks = std::make_unique<std::array<AlignedBuffer, 2>>();
@@ -80,7 +80,7 @@ struct Rescaled {
         tensors(of.at, given.shape, of.rank, of.is_tied(), exponents),
         model{*tensors, of.rank} {}
 
-  /// From the gradients of the copies to those of what was given.
+  /// From the gradients by the scaled copies to those by the caller's tensors.
   void restore(const Gradients<real>& gradients) const {
     if (!exponents.any()) return;
     const Shape& s = (*data).shape;

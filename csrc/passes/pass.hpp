@@ -1,4 +1,4 @@
-// A pass over the data of a model: its kinds, what it is asked for, and what it adds up.
+// A pass over the data of a model: its kinds, its options and its sums.
 #pragma once
 
 #include <algorithm>

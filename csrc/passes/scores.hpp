@@ -11,7 +11,7 @@ struct ScoreSize {
 };
 
 /// One head of a model and the tokens of a slab, in the layouts of ScoreArguments. Without `ut`
-/// only weights can be asked for.
+/// only weights can be requested.
 template <class real>
 struct ScoreOperands {
   const real *w, *x, *z;

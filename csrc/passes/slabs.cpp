@@ -90,7 +90,7 @@ void SlabPass<real>::pack(const real* from, std::ptrdiff_t run, int rows, int co
       kernels.pack_lanes(from + u * L * size, size, valid, size, to);
       to += size * L;
     } else if (state_.plan.runs_are_lanes()) {
-      // What all share, the lanes without a run have as well: others may use the result.
+      // Lanes without a run get what all share, too, because others may use the result.
       kernels.pack_lanes(from + u * size, run, run == 0 ? L : state_.data.runs, size, to);
       to += size * L;
     } else {

@@ -29,7 +29,7 @@ PassState<real>::PassState(const Data<real>& data_, std::optional<Loss> loss_,
 template <class real>
 void ChunkPass<real>::run(Pass pass, const Member& member) {
   const Plan& plan = state_.plan;
-  // The larger chunks first: what is left at the end is shared better.
+  // The larger chunks first, so that the threads finish at nearly the same time.
   const auto begin = [&](std::ptrdiff_t chunk) {
     return plan.units / plan.chunks * chunk + std::min(chunk, plan.units % plan.chunks);
   };

@@ -27,7 +27,7 @@ template <class real>
 struct PassState {
   const Kernels<real>& kernels;
   const Data<real> data;
-  const std::optional<Loss> loss;  // none where only outputs are asked for
+  const std::optional<Loss> loss;  // none where only outputs are requested
   const PassOptions options;
   const Plan plan;
   const LaneLayout lanes;
@@ -75,7 +75,7 @@ class Strategy {
   /// Takes the scratch of all threads.
   virtual void lay_out(Arena& layout) = 0;
 
-  /// A member's heads of what the strategy needs of the parameters beside LoadedModel.
+  /// A member's heads of what the strategy needs of the parameters besides LoadedModel.
   virtual void load(const Parameters<real>&, const Member&) {}
 
   /// Reads labels and weights of samples `first` to `last` again.

@@ -1,11 +1,13 @@
-// A data set from which nothing spreads to where it must not: rows of weight 0 have no influence on
+// A data set whose NaN and infinite numbers cannot spread: rows of weight 0 have no influence on
 // losses and gradients, and masked keys none on the rows that do not see them, whatever they hold.
-// Where the caller gives the derivatives by the outputs, rows whose derivatives are all 0 are such.
+// Where the caller gives the derivatives by the outputs, rows whose derivatives are all 0 count as
+// rows of weight 0.
 //
 // A weight of exactly 0 keeps out what is finite, but 0 times NaN, or times what overflows, is NaN.
 // So rows of weight 0 see no key, which makes their attention and its derivative zeros that are
-// written, not computed. Tokens and queries that are not finite are zeros in a copy, and the rows
-// that see them, or are they, have the limit NaN, which makes all of theirs NaN.
+// written, not computed. Tokens and queries that are not finite become zeros in a copy, and the
+// rows that see them, or consist of them, get the limit NaN, which makes all results of these rows
+// NaN.
 #pragma once
 
 #include <algorithm>

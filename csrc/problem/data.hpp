@@ -64,7 +64,7 @@ struct Data {
     for (int t = 0; t < padded; ++t) to[t] = real(t < rows ? limit(sample, 0, first + t) : shape.T);
   }
 
-  /// Rows of a self-attention that are beyond the sample's length are of no weight, if rows have.
+  /// In self-attention, rows beyond the sample's length have weight 0, if rows have weights.
   double weight_of(int run_index, std::ptrdiff_t sample, int row) const {
     if (shape.rows_have_outputs() && row >= rows_of(run_index, sample)) return 0.0;
     if (!weight) return 1.0;

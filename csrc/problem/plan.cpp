@@ -263,7 +263,7 @@ const Prediction& prediction(const Shape& s, const Registers& registers) {
     }
   };
   thread_local std::unique_ptr<Kept>
-      last;  // on the heap, as threads have little storage of their own
+      last;  // on the heap, as thread-local storage is small
   if (!last) last = std::make_unique<Kept>();
   Kept& kept = *last;
   Kept asked;

@@ -49,7 +49,7 @@ struct Plan {
   int tile;              // tiles and layers: query rows at a time
   int parts;  // tiles, layers by rows: pieces of a sample's query rows; threads share them
   double cycles[kPlanKinds];  // predicted for one loss and gradient of one run, by kind: with what
-                              // chunks cost, without what a step of training does beside
+                              // chunks cost, without the other work of a training step
 
   bool samples_are_lanes() const { return kind == PlanKind::kSamples || kind == PlanKind::kHybrid; }
   bool runs_are_lanes() const { return kind == PlanKind::kRuns; }

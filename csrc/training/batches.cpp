@@ -10,7 +10,7 @@ SampleOrder::SampleOrder(std::int64_t samples, std::int64_t size, Order order, s
   if (order == Order::kShuffle) permutation_.resize(samples);
 }
 
-/// Number `at` of the stream of a counter; numbers are asked for one after the other.
+/// Number `at` of the stream of a counter; numbers are requested one after the other.
 std::uint64_t SampleOrder::bits(std::int64_t at, std::int64_t counter) {
   if (at % 4 == 0)
     block_ = Philox::block({std::uint64_t(at / 4 + 1), std::uint64_t(counter), 0, 0}, {seed_, 0});
@@ -48,7 +48,7 @@ BatchData<real>::BatchData(const Data<real>& whole, const Batches& batches, std:
   if (all) std::iota(samples_.begin(), samples_.end(), 0u);
   data_.shape.n = batches.size;
   const Shape& s = data_.shape;
-  // Room for `size` numbers of each sample, for each run where runs differ.
+  // Memory for `size` numbers of each sample, for each run where runs differ.
   const auto make = [&](auto& workspace, const auto* from, std::ptrdiff_t& stride,
                         std::ptrdiff_t size) {
     const bool apart = own || stride != 0;
@@ -122,7 +122,7 @@ void BatchData<real>::copy_rows(const number* from, std::ptrdiff_t run, std::ptr
                                 const number* to, std::ptrdiff_t to_run, std::ptrdiff_t first,
                                 std::ptrdiff_t last) {
   if (!to) return;
-  number* out = const_cast<number*>(to);  // into a room of ours
+  number* out = const_cast<number*>(to);  // into memory of ours
   for (int r = 0; r < (to_run ? data_.runs : 1); ++r) {
     const std::uint32_t* samples = &samples_[orders_.size() > 1 ? r * data_.shape.n : 0];
     for (std::ptrdiff_t i = first; i < last; ++i)
