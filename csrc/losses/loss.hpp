@@ -40,8 +40,8 @@ constexpr bool are_of_outputs(Targets targets) {
 
 template <class Number>
 struct LossTerm {
-  Number value;       // without `values` it is only finite where the loss is, and not elsewhere
-  Number derivative;  // d value / d f
+  Number value;           // without `values` it is only finite where the loss is, and not elsewhere
+  Number derivative;      // d value / d f
   Number log_derivative;  // log |derivative|, finite where derivative underflows; without `values`
                           // it may be too large by log 2
 };

@@ -262,8 +262,7 @@ const Prediction& prediction(const Shape& s, const Registers& registers) {
                       registers.bytes, registers.lanes, registers.tiles.accumulators);
     }
   };
-  thread_local std::unique_ptr<Kept>
-      last;  // on the heap, as thread-local storage is small
+  thread_local std::unique_ptr<Kept> last;  // on the heap, as thread-local storage is small
   if (!last) last = std::make_unique<Kept>();
   Kept& kept = *last;
   Kept asked;

@@ -201,10 +201,10 @@ EXPERIMENT = Experiment(
     "in the spectral norm. Taken from the abstracts.",
     setting="Twelve instances, each five contexts, equally frequent unit vectors in 7 dimensions, "
     "so that the conditions hold; a vocabulary of 6. A layer with one token is the linear "
-    "model, trained from zero. Two words seen: gradient descent of step 4, which grows "
-    "with the logarithm of the steps, and its cosine approaches 1 as slowly; what it adds "
-    "late points more exactly. One word seen, for the norms: normalized steps .1, sign "
-    ".01, spectral .1; steps of constant length do not come to rest at log-odds. Largest "
+    "model, trained from zero. Two words seen: gradient descent of step 4, under which W grows "
+    "with the logarithm of the steps, and its cosine approaches 1 as slowly; its late "
+    "increments are closer in direction. One word seen, for the norms: normalized steps .1, "
+    "sign .01, spectral .1; steps of constant length do not converge to log-odds. Largest "
     "margins need not be unique, so that margins are compared, not directions. Programs "
     "are solved by Clarabel through cvxpy. Sizes and steps are our choice.",
     run=run,
