@@ -55,7 +55,7 @@ void call_function(const py::object& function, const OwnLossCall& call) {
   if (call.curvatures && parts == 2)
     throw py::value_error(
         "loss: expected the function to return (values, derivatives, second derivatives) where a "
-        "Hessian is asked for, got two arrays");
+        "Hessian is computed, got two arrays");
   if (parts != 2 && parts != 3)
     throw py::type_error(
         "loss: expected the function to return (values, derivatives), perhaps with second "

@@ -29,8 +29,8 @@ struct AtStep {
   double lr;        // the parameter's, times its schedule's entry
   double schedule;  // that entry alone
   double kept;      // the factor by which clipping shrinks the gradient
-  double norm;      // of all of the gradient before clipping, where the rule asks for it
-  double loss;      // where the rule asks for it
+  double norm;      // of the whole gradient before clipping, where the rule needs it
+  double loss;      // where the rule needs it
   double taken;     // steps since the state was zero, this one included
 };
 

@@ -14,7 +14,7 @@ enum class Pass {
   kOutputs,
   kOwnOutputs,  // the first phase of a block with the caller's own loss, see own_loss.hpp
   kLoss,
-  kScales,  // the loss, and what GradientScales::needs_scaling asks for
+  kScales,  // the loss, and what GradientScales::needs_scaling needs
   kGradient,
   kScaledGradient,
 };
@@ -25,7 +25,7 @@ inline bool is_gradient(Pass pass) {
 
 struct PassOptions {
   bool gradient = false, wrt_W = true, wrt_readout = true;  // W serves a prompt as well
-  bool gaps = false;                                        // gather what needs_scaling asks for
+  bool gaps = false;                                        // gather what needs_scaling needs
   bool runs_are_lanes = false;  // parameters have a number for each lane
   int members = 1;              // of a team that may be larger than the engine's own
 

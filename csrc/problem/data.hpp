@@ -41,7 +41,7 @@ struct Data {
   const real* y;
   const real* weight;
   const std::int64_t* lengths;  // visible keys, or null: all
-  const double* limits;         // (n, q) in the place of what `limit` says, or null: see CleanData
+  const double* limits;         // (n, q) in place of what `limit` says, or null: see CleanData
   bool weighs_rows;
   std::ptrdiff_t targets;  // numbers of y of one sample
   int runs;

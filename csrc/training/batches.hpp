@@ -77,7 +77,7 @@ class BatchData {
   /// What samples are taken of.
   const Data<real>& source() const { return whole_; }
 
-  /// Before a step: takes other samples of the same shape in the place of `whole`.
+  /// Before a step: takes other samples of the same shape in place of `whole`.
   void replace(const Data<real>& whole) { whole_ = whole; }
 
   /// One member's call: chooses the samples of a step.

@@ -110,7 +110,7 @@ class Lists(TypedDict):
     losses: dict[str, str]  # name: kind of targets
     loss_parameters: dict[str, tuple[str, float] | None]  # name: its parameter and the default
     row_maps: dict[str, bool | None]  # name: divides by the tokens; None: no choice
-    quantities: dict[str, str]  # name: what it is of
+    quantities: dict[str, str]  # name: what it describes
     optimizers: dict[str, int]  # name: arrays kept of each parameter
     thresholds: tuple[str, ...]
     kernels: tuple[str, ...]
@@ -161,7 +161,7 @@ def value_and_grad(
     threads: int,
 ) -> tuple[float | npt.NDArray[np.float64], CoreGradients]: ...
 
-# tangent: as parameters, None for what does not move.
+# tangent: as parameters, None for those that are zero.
 def hvp(
     samples: CoreData,
     parameters: CoreParameters,
@@ -176,7 +176,7 @@ def hvp(
     threads: int,
 ) -> CoreGradients: ...
 
-# There is a class of the name of each optimizer; its fields are given by name. What differs by
+# Each optimizer has a class of its name, whose fields are given by name. What differs by
 # parameter is given for each of them, in their order; arrays only for those that are trained.
 class Optimizer:
     @property
@@ -225,7 +225,7 @@ class TrainingResult:
 
 # What wrt names is overwritten in place, and has the run axis; so have state and buffers. stopped
 # and reasons (max(R, 1),) say where and why runs were frozen, and are kept up to date.
-# The token that is the query, -1 where none is; for one run or each a name and settings.
+# The query token, -1 for none; then a name and settings, for one run or for each.
 CorePopulations: TypeAlias = tuple[int, Sequence[tuple[Any, ...]]]
 
 def train(

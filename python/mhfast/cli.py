@@ -13,15 +13,15 @@ from . import config
 
 DESCRIPTION = """\
 Multi-head attention models of attention theory on CPUs: outputs, gradients and training, exact and
-fast. It is a Python library (import mhfast as mh); the commands try and measure it."""
+fast. It is a Python library (import mhfast as mh); the commands demonstrate and measure it."""
 
 EPILOG = """\
 examples:
-  mhfast demo                           train on two data sets, look at mhfast_demo.png
-  mhfast demo --output /tmp/demo.png    put the figure elsewhere
+  mhfast demo                           train on two data sets and write mhfast_demo.png
+  mhfast demo --output /tmp/demo.png    write the figure to another file
   mhfast reproduce                      list the results of attention theory that can be checked
   mhfast bench --quick                  a first look at the speed on this machine
-  mhfast info --json                    what a bug report should contain, for programs
+  mhfast info --json                    what a bug report should contain, as JSON
 
 mhfast COMMAND --help describes a command. Without the script: python -m mhfast COMMAND.
 

@@ -96,7 +96,7 @@ def check_curvature(loss: _core.Loss) -> None:
     if isinstance(loss.own, _core.CompiledLoss) and not loss.own.has_curvature:
         raise ValueError(
             "loss: expected a compiled function with seven arguments, second derivatives before "
-            "user_data, where a Hessian is asked for, got one with six"
+            "user_data, where a Hessian is computed, got one with six"
         )
 
 

@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         "--families", nargs="+", default=["main"], metavar="NAME",
         help=f"main, none, or trainings of the model family: {', '.join(FAMILIES)}; default main",
     )  # fmt: skip
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES, help="default: both")
     parser.add_argument(
         "--peers", nargs="*", default=[key for key in PEERS if key != OWN],
         choices=[key for key in PEERS if key != OWN], help="default: all installed ones",

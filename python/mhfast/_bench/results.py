@@ -37,7 +37,7 @@ class Comparison:
 
     `timings` by name; `missing` says why a name is not there. `peak` is the rate of fused
     multiply-adds in operations a second, measured between the calls. `even` is the time of mhfast
-    at the neighbouring multiples of four, where that was asked for.
+    at the neighbouring multiples of four, where that was requested.
     """
 
     group: str

@@ -90,8 +90,8 @@ def _draw_digits(panel: Any, result: DigitsResult) -> None:
     _band(errors, k, 100.0 * result.test_error[:, 1:], ORANGE, "test")
     errors.set(xlabel="step k", ylabel="test error (%)", xscale="log", ylim=(0.0, None))
     accuracy = 100.0 * (1.0 - result.test_error[:, -1].mean())
-    told = f"3 from 8 in {accuracy:.1f} % of new images"
-    _title(panel, "a", f"Attention over the rows of an image tells\n{told}")
+    text = f"3 from 8 in {accuracy:.1f} % of new images"
+    _title(panel, "a", f"Attention over the rows of an image tells\n{text}")
 
 
 def _draw_attention(panel: Any, result: DigitsResult) -> None:
@@ -111,8 +111,8 @@ def _draw_attention(panel: Any, result: DigitsResult) -> None:
     bar = panel.colorbar(image, ax=ax, location="bottom", aspect=35, pad=0.04)
     bar.set_label("mean weight of key row (across) for query row (down)")
     before, after = (weights.max() for weights in both)
-    told = f"mean weight goes from {before:.2f} to {after:.2f}"
-    _title(panel, "b", f"Training changes attention: the largest\n{told}")
+    text = f"mean weight goes from {before:.2f} to {after:.2f}"
+    _title(panel, "b", f"Training changes attention: the largest\n{text}")
 
 
 def _draw_saturation(panel: Any, result: SaturationResult) -> None:

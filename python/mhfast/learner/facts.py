@@ -269,7 +269,7 @@ class _SmallestTolerances:
         For dependent tokens the weights are not unique. Also return a key for each fact, the same
         for equal matrices up to sign.
         """
-        told, marks = [ordered[:0]], [np.zeros(0, np.float32)]
+        kept, marks = [ordered[:0]], [np.zeros(0, np.float32)]
         for begin in range(0, len(ordered), 4 * self._count):
             some = ordered[begin : begin + 4 * self._count]
             sample, query = np.divmod(at[some], X.shape[1])
@@ -277,13 +277,13 @@ class _SmallestTolerances:
             ok = _independent(X[samples])[which]
             some, sample, query = some[ok], sample[ok], query[ok]
             x, difference = X[sample, query], X[sample, first[some]] - X[sample, key[some]]
-            told.append(some)
+            kept.append(some)
             marks.append(
                 np.abs((x @ self._probe[0]) * (difference @ self._probe[1])).astype(np.float32)
             )
             if len(np.unique(np.concatenate(marks))) >= self._count:
                 break
-        return np.concatenate(told), np.concatenate(marks)
+        return np.concatenate(kept), np.concatenate(marks)
 
     def _distinct(self) -> tuple[npt.NDArray[Any], ...]:
         columns = [np.concatenate(column) for column in zip(*self._held, strict=True)]

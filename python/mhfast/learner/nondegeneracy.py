@@ -140,7 +140,7 @@ class Nondegeneracy:
 
     def __str__(self) -> str:
         off = ~np.eye(len(self.coherence), dtype=bool)
-        told = {
+        numbers = {
             "effective rank, least": float(self.effective_rank.min()),
             "coherence, largest": float(np.abs(self.coherence[off]).max(initial=0.0)),
             "hull condition": self.hull_condition,
@@ -151,11 +151,11 @@ class Nondegeneracy:
             "independence of values": self.value_independence,
         }
         if off.any():
-            told["condition of differences of values, least"] = float(
+            numbers["condition of differences of values, least"] = float(
                 self.difference_condition[off].min()
             )
         return "\n".join(
-            [self.verdict, *(f"{name:42s} {value:.3g}" for name, value in told.items())]
+            [self.verdict, *(f"{name:42s} {value:.3g}" for name, value in numbers.items())]
         )
 
     def __repr__(self) -> str:

@@ -164,8 +164,8 @@ def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
 def _seen(background: Float64) -> Float64 | None:
     """Return a basis (d², rank) of the numbers of W that facts can determine; None if all."""
     values, vectors = np.linalg.eigh(background)
-    told = values > ROUNDING * values[-1]
-    return None if told.all() else vectors[:, told]
+    large = values > ROUNDING * values[-1]
+    return None if large.all() else vectors[:, large]
 
 
 def _within(seen: Float64 | None, moment: Float64) -> Float64:

@@ -105,7 +105,7 @@ def resolution(n: int, terms: int, precision: float, cancellation: float = 1.0) 
     """Return the margin below which n features are indistinguishable from inseparable ones.
 
     It is relative to the longest feature: the larger of r, r² = 10 (n + sqrt(terms)) 2⁻⁵² c, and
-    16 c `precision`.  Inner products of features of so many numbers, and their combinations by n
+    16 c `precision`.  Inner products of features of that many numbers, and their combinations by n
     convex weights, carry rounding below r², and a hull point found from them has a length of r
     where the origin is in the hull.  Numbers given with a relative `precision` (2⁻²³ in float32)
     leave a margin of about that.  `cancellation` c is by how much the longest feature is shorter

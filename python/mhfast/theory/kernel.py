@@ -214,7 +214,7 @@ def _scaled(array: Array) -> tuple[Array, int]:
 def _pooled(model: Classifier, h: int, data: Dataset, x: int, u: int) -> tuple[Array, Array]:
     """Return A X and D X of head h, (n, q, d) each, a block of samples at a time.
 
-    X is taken in units of 2^x and U in units of 2^u, but for the attention.
+    X is taken in units of 2^x and U in units of 2^u, except in the attention.
     """
     U = in_units(model.U[h], u)
     head = _one_head(model, h)

@@ -163,7 +163,7 @@ def solved(
     norm: Norm,
     strict: npt.NDArray[np.bool_] | None = None,
 ) -> TokenSVM:
-    """Solve the program of these constraints, of which those that are not strict ask for ≥ 0.
+    """Solve the program of these constraints, of which those that are not strict require ≥ 0.
 
     Raises
     ------

@@ -421,7 +421,7 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         # Without a constant term one class cannot be predicted everywhere, whatever its weight,
-        # which a check of class_weight asks for under this tag.
+        # which a check of class_weight requires under this tag.
         tags.classifier_tags.poor_score = not self.intercept
         return tags
 

@@ -60,7 +60,7 @@ def learn_layer_by_queries(
     queries: int | None = None,
     seed: int = 0,
 ) -> QueryLearning:
-    """Learn a layer F(X) = Σ_h softmax(X W_h Xᵀ) X V_h from inputs of one's own choice.
+    """Learn a layer F(X) = Σ_h softmax(X W_h Xᵀ) X V_h from chosen inputs.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class _Learner:
     oracle: Oracle
     heads: int
     bias: bool
-    told_noise: float | None
+    given_noise: float | None
     budget: int | None
     rng: np.random.Generator
     noise: float = 0.0
@@ -151,7 +151,7 @@ class _Learner:
         """Learn as much as can be learnt."""
         with self.oracle.part("noise"):
             again = measured_noise(self.oracle, self.rng)
-            self.noise = again if self.told_noise is None else self.told_noise
+            self.noise = again if self.given_noise is None else self.given_noise
         if self.oracle.tokens == 1:
             self.learn_sum()
             self.layer = self.idle_layer()

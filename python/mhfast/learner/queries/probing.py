@@ -132,8 +132,8 @@ def sum_of_values(
         offset = equal(np.zeros((repeats, d))).mean(axis=0)
     values = (equal(basis) - offset).reshape(repeats, d, -1).mean(axis=0) / step
     x = on_grid(rng.standard_normal((REPEATS, d)) * size / np.sqrt(d), size / np.sqrt(d))
-    told = equal(x)
-    scale = max(float(np.sqrt(np.mean(told**2))), effect * size, 1e-300)
-    misfit = float(np.sqrt(np.mean((told - x @ values - offset) ** 2))) / scale
+    found = equal(x)
+    scale = max(float(np.sqrt(np.mean(found**2))), effect * size, 1e-300)
+    misfit = float(np.sqrt(np.mean((found - x @ values - offset) ** 2))) / scale
     allowed = max(LINEAR, 4.0 * noise / scale)
     return Sum(values, np.broadcast_to(offset, values.shape[1:]).copy(), misfit, allowed)

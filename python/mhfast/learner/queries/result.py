@@ -69,9 +69,9 @@ class QueryLearning:
     def verdict(self) -> str:
         """*Learnt* with what certifies it, or *not learnt* with what is missing."""
         if self.learnt:
-            told = ", ".join(f"{c.name} {c.value:.2g}" for c in self.certificates if c.decisive)
+            text = ", ".join(f"{c.name} {c.value:.2g}" for c in self.certificates if c.decisive)
             heads = "1 head" if self.heads == 1 else f"{self.heads} heads"
-            return f"learnt, {heads}, {self.queries} queries: {told}"
+            return f"learnt, {heads}, {self.queries} queries: {text}"
         if self.missing is not None:
             return f"not learnt: {self.missing}"
         return "not learnt: " + "; ".join(

@@ -192,9 +192,9 @@ def _lengths(
     lengths = np.concatenate([LENGTHS, -LENGTHS]) * np.sqrt(len(A)) / pairs.size
     biases = BIASES if pairs.bias else np.zeros(1)
     score = (centres @ A)[:, :, None, None] * lengths[:, None] + biases + b[:, None, None, None]
-    told = shape(score)
-    norm = np.sqrt(np.sum(told**2, axis=0)) + 1e-300
-    like = np.abs(np.einsum("khlb,kh->hlb", told, profile)) / norm
+    predicted = shape(score)
+    norm = np.sqrt(np.sum(predicted**2, axis=0)) + 1e-300
+    like = np.abs(np.einsum("khlb,kh->hlb", predicted, profile)) / norm
     best = like.reshape(len(A.T), -1).argmax(axis=1)
     at, of = np.unravel_index(best, like.shape[1:])
     found = (A * lengths[at]).T
