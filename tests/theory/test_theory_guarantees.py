@@ -140,7 +140,7 @@ def test_recalled_constants_are_named() -> None:
     training = theory.training_bound(start, data, **arguments)
     assert training.bound == pytest.approx(2 * loss + 5 / 4 * D0**2 / (lr * 60), rel=1e-9)
     assert training.radius == pytest.approx(4 * D0, rel=1e-9)
-    assert "from memory" in str(training)
+    assert "recalled, not derived or quoted" in str(training)
     gap = theory.generalization_bound(start, data, **arguments)
     expected = 4 / 12 * (2 * 60 * loss + 9 * D0**2 / (4 * lr))
     assert gap.bound == pytest.approx(expected, rel=1e-9)

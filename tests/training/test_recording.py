@@ -293,7 +293,7 @@ def test_nothing_is_recorded_on_request():
 @pytest.mark.parametrize(
     ("record", "error", "message"),
     [
-        ("los", ValueError, r"record: expected one of loss, .*behind 'new_' also .*got 'los'"),
+        ("los", ValueError, r"record: expected one of loss, .*after 'new_' also .*got 'los'"),
         ("test_loss", ValueError, r"got 'test_loss'"),
         ("new_W", ValueError, r"got 'new_W'"),
         (("loss", "loss"), ValueError, r"record: .*'loss' twice"),
