@@ -11,7 +11,7 @@ Runs side by side are independent: every norm is that of one run.
 """
 
 from . import rules
-from ._by_parameter import of_parameter
+from ._by_parameter import ByParameter, of_parameter
 from ._common import Rates, Schedule, Sizes, StepRule
 from ._core_settings import core_settings, fields_of, of_runs
 from .rules import *  # noqa: F403  # every optimizer
@@ -22,6 +22,7 @@ __all__ = [
     "LBFGS",
     "OPTIMIZERS",
     "SOLVERS",
+    "ByParameter",
     "GradientFlow",
     "Method",
     "Optimizer",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,7 +22,7 @@ from ..gradients import Gradients
 from ..models import Model
 from ..models import problem as _core_arguments
 from ..models.problem import CoreParameters, CoreProblem
-from ..optimizers import OPTIMIZERS, Optimizer, Solver, StepRule
+from ..optimizers import OPTIMIZERS, ByParameter, Optimizer, Solver, StepRule
 from .history import NamedRows
 from .quantities import MissingFunction, Record
 from .run import Run, Stop
@@ -61,16 +60,14 @@ def _optimizers(value: object) -> str:
 
 def settings_of_parameters(optimizer: Optimizer | Solver, model: Model) -> None:
     """Raise ValueError if a setting is given for a parameter that the model does not have."""
-    for field in fields(optimizer):
-        value = getattr(optimizer, field.name)
-        if not isinstance(value, Mapping):
+    for setting, value in vars(optimizer).items():
+        if type(value) is not ByParameter:
             continue
         for name in value:
             if name not in model.parameters:
                 known = ", ".join(model.parameters)
                 raise ValueError(
-                    f"{field.name}: expected names of parameters of the model, {known}, "
-                    f"got {name!r}"
+                    f"{setting}: expected names of parameters of the model, {known}, got {name!r}"
                 )
 
 

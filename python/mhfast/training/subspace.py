@@ -16,6 +16,7 @@ as Adam cannot be treated this way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -233,7 +234,7 @@ def _tokens(problem: CoreProblem, start: Model, names: Iterable[str]) -> npt.NDA
 
 def _size(model: Model) -> int:
     """Return the size of the parameters of one run, in numbers."""
-    return sum(int(np.prod(array.shape[-AXES[name] :])) for name, array in model.parameters.items())
+    return sum(math.prod(array.shape[-AXES[name] :]) for name, array in model.parameters.items())
 
 
 def _squares(name: str, array: Array) -> Array:
