@@ -26,7 +26,7 @@ struct ModelOfRuns {
   Model<const real*> of(std::ptrdiff_t run) const { return {parameters.of(run), rank}; }
 };
 
-/// A model and the samples that it is evaluated on.
+/// A model and the samples that it is asked about.
 template <class real>
 struct ProblemOfRuns {
   ModelOfRuns<real> model;
@@ -35,7 +35,7 @@ struct ProblemOfRuns {
 };
 
 /// (X, query, y, weight, lengths); sets n, T and q of the model's shape. Checks targets and
-/// lengths. Without a loss y and weight are ignored.
+/// lengths. Without a loss y and weight are left alone.
 template <class real>
 DataOfRuns<real> read_data(const py::tuple& samples, const Shape& model, bool causal,
                            RowMap row_map, py::ssize_t runs, std::optional<Loss> loss);

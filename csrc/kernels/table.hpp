@@ -60,7 +60,7 @@ struct ScoreArguments {
   bool ut_laned;                 // ut holds vectors, one number for each lane
   const real* x;                 // packed keys
   const real* z;                 // packed queries; x itself for self-attention
-  const real* shared_p;          // Z W where all samples share Z, in place of z; or null
+  const real* shared_p;          // Z W where all samples share Z, in the place of z; or null
   std::ptrdiff_t shared_p_k;     // from feature to feature in it
   const real* limits;  // keys that each row sees, as a row of s: (units, q * L or qL), or null
   real* p;             // scratch for Z W: d * units * (q * L or qL)

@@ -21,7 +21,7 @@ examples:
   mhfast demo --output /tmp/demo.png    write the figure to another file
   mhfast reproduce                      list the results of attention theory that can be checked
   mhfast bench --quick                  a first look at the speed on this machine
-  mhfast info --json                    what a bug report should contain, as JSON
+  mhfast info --json                    what a bug report should contain, for programs
 
 mhfast COMMAND --help describes a command. Without the script: python -m mhfast COMMAND.
 

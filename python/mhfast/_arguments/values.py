@@ -69,7 +69,7 @@ def field_values(record: Any) -> dict[str, Any]:
 def describe(record: Any) -> str:
     """Return a one-line repr of a dataclass, with the dtype and shape of its arrays.
 
-    Fields that are None or False, or declared with ``repr=False``, are left out.
+    What is None or False is left out, and fields that say so.
     """
     fields = dataclasses.fields(record)
     given = [(field.name, getattr(record, field.name)) for field in fields if field.repr]

@@ -88,7 +88,7 @@ def _directional(
     along = {name: double(array) for name, array in tangent.items()}
     still = {name: np.zeros_like(array) for name, array in model.parameters().items()}
     moving = replace(model, **still | {n: a for n, a in along.items() if n in still})
-    dX, dZ = _input_tangents(model, moving, data, along)
+    dX, dZ = _moving_inputs(model, moving, data, along)
     G = None if cotangent is None else double(cotangent)
     n, q = data.visible.shape[:2]
     of_sample = 8.0 * ARRAYS * len(model.dense()) * q * max(data.X.shape[1], 1)
@@ -115,7 +115,7 @@ def _directional(
     return np.concatenate(outputs), summed | joined
 
 
-def _input_tangents(
+def _moving_inputs(
     model: Model, moving: Model, data: Inputs, along: Mapping[str, Array]
 ) -> tuple[Array, Array]:
     """Return the tangents of X and Z, 0 where tokens are never seen."""

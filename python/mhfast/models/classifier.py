@@ -101,7 +101,7 @@ class Classifier(Model):
 
     losses: ClassVar[tuple[str, ...]] = OF_OUTPUTS
 
-    W: Any  # Array or LowRank; callers know which
+    W: Any  # Array or LowRank; which one, callers know
     U: Array
     query: int | Array | None = None
     prompt: Optional = None

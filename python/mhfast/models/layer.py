@@ -80,7 +80,7 @@ class Layer(Model):
 
     losses: ClassVar[tuple[str, ...]] = (*OF_OUTPUTS, *OF_ROWS)
 
-    W: Any  # Array or LowRank; callers know which
+    W: Any  # Array or LowRank; which one, callers know
     V: Array
     query: int | Array | None = None
     prompt: Optional = None

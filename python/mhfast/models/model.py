@@ -35,7 +35,7 @@ class Model:
     losses: ClassVar[tuple[str, ...]]
     """The names of the losses that are defined for the outputs of the model."""
 
-    W: Any  # Array or LowRank; callers know which
+    W: Any  # Array or LowRank; which one, callers know
     query: int | Array | None
     prompt: Optional
     scale: float

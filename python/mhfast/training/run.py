@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from typing_extensions import TypeVar
 
-    # A type `Run` without a parameter means that of any model.
+    # What is said to be a Run without its model is that of any model.
     ModelT_co = TypeVar("ModelT_co", bound=Model, default=Model, covariant=True)
 else:
     from typing import TypeVar

@@ -90,7 +90,7 @@ def _checked(
     zeros = [None if shape is None else np.zeros(shape, dtype) for shape, dtype in arrays]
     for array in zeros:
         if array is not None:
-            array.flags.writeable = False  # then the model does not copy them
+            array.flags.writeable = False  # then the model keeps the pages, which nothing touches
     W, readout, prompt = zeros
     assert W is not None
     assert readout is not None
