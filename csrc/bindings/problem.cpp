@@ -127,8 +127,7 @@ ModelOfRuns<real> read_model(const py::tuple& parameters, py::ssize_t d, py::ssi
   return model;
 }
 
-/// Which keys the rows see, and on which side they are queries: all of a data set except y and
-/// weight.
+/// Which keys the rows see, and on which side they are queries: all of a data set but y and weight.
 template <class real>
 void read_inputs(const py::tuple& in, Data<real>& data, py::ssize_t runs) {
   Shape& s = data.shape;

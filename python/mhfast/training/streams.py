@@ -196,7 +196,7 @@ def _checked(
     for name in ("X", "query"):
         array = getattr(data, name)
         if array is not None and not np.isfinite(array).all():
-            raise ValueError(f"stream: expected finite numbers in {name}, got NaN or inf at {step=}")
+            raise ValueError(f"stream: expected finite numbers as {name}, got NaN or inf at {step=}")
     try:
         return _core_arguments.problem(model, data, loss=loss, runs=runs)
     except (TypeError, ValueError) as error:
