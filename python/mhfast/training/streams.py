@@ -196,7 +196,8 @@ def _checked(
     for name in ("X", "query"):
         array = getattr(data, name)
         if array is not None and not np.isfinite(array).all():
-            raise ValueError(f"stream: expected finite numbers as {name}, got NaN or inf at {step=}")
+            where = f"{name} at {step=}"
+            raise ValueError(f"stream: expected finite numbers, got NaN or inf in {where}")
     try:
         return _core_arguments.problem(model, data, loss=loss, runs=runs)
     except (TypeError, ValueError) as error:
