@@ -12,6 +12,8 @@ from scipy.optimize import minimize
 
 import mhfast as mh
 from mhfast import theory
+from mhfast.theory.norms import dual_size, longest_product
+from mhfast.theory.programs import _dense, _in_spans
 from mhfast.theory.projected import nearest_in_ball
 
 NORMS = ["fro", "nuclear", 1.5, 3.0]
@@ -356,3 +358,27 @@ def test_what_a_path_refuses() -> None:
         theory.regularization_path(data, [1.0], wrt="U")
     with pytest.raises(ValueError, match="start: expected a model for data without a readout"):
         theory.regularization_path(mh.Dataset(data.X, data.y), [1.0])
+
+
+@pytest.mark.parametrize("norm", ["fro", "nuclear", 1.5, 3.0])
+def test_the_longest_product_is_that_of_the_matrices_themselves(norm: Any) -> None:
+    rng = np.random.default_rng(0)
+    left, right = rng.standard_normal((6, 3)), rng.standard_normal((6, 4))
+    products = [dual_size(np.outer(a, b), norm) for a, b in zip(left, right, strict=True)]
+    assert longest_product(left, right, norm) == pytest.approx(max(products), rel=1e-12)
+
+
+def test_ties_outside_of_the_span_of_the_constraints_in_the_nuclear_norm() -> None:
+    """The least W lies in the span of constraints and ties together, not in that of the former."""
+    needs_cvxpy("nuclear")
+    rng = np.random.default_rng(3)
+    d = 6
+    left, right = rng.standard_normal((2, d)), rng.standard_normal((2, d))
+    ties = rng.standard_normal((2, d)), np.concatenate([right[:1], rng.standard_normal((1, d))])
+    strict = np.ones(2, bool)
+    inside = _in_spans(left, right, 1e-14, strict, ties)
+    whole = _dense((left, right), "nuclear", 1e-14, strict, ties)
+    assert inside.margin == pytest.approx(whole.margin, rel=1e-6)
+    np.testing.assert_allclose(
+        np.einsum("na,ab,nb->n", ties[0], inside.direction, ties[1]), 0.0, atol=1e-6
+    )
