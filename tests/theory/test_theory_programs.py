@@ -12,6 +12,7 @@ from scipy.optimize import minimize
 
 import mhfast as mh
 from mhfast import theory
+from mhfast.theory import regularization
 from mhfast.theory.norms import dual_size, longest_product
 from mhfast.theory.programs import _dense, _in_spans
 from mhfast.theory.projected import nearest_in_ball
@@ -382,3 +383,48 @@ def test_ties_outside_of_the_span_of_the_constraints_in_the_nuclear_norm() -> No
     np.testing.assert_allclose(
         np.einsum("na,ab,nb->n", ties[0], inside.direction, ties[1]), 0.0, atol=1e-6
     )
+
+
+def test_alignment_along_a_factored_run() -> None:
+    data, best, _ = instance(9)
+    svm = theory.token_svm(data, best)
+    rng = np.random.default_rng(0)
+    factors = (rng.standard_normal((2, 5, 3)) for _ in range(2))
+    start = mh.Classifier(mh.LowRank(*factors), rng.standard_normal((2, 1, 5)))
+    settings = {"steps": 4, "optimizer": mh.GradientDescent(0.1)}
+    run = mh.train(start, data, record={"Q": 2, "K": 2}, **settings)
+    by_step = theory.alignment(run, svm)
+    assert by_step.shape == (3, 2)
+    for place, steps in enumerate((0, 2, 4)):
+        model = mh.train(start, data, **settings | {"steps": steps}).model
+        np.testing.assert_allclose(by_step[place], theory.alignment(model, svm), rtol=1e-10)
+
+
+def test_tokens_that_are_all_zero_separate_nothing() -> None:
+    found = _dense((np.zeros((2, 3)), np.zeros((2, 4))), "fro", 1e-14, np.ones(2, bool), None)
+    assert (found.margin, found.dual, found.hidden) == (0.0, 0.0, 0.0)
+    np.testing.assert_array_equal(found.weights, [0.5, 0.5])
+    np.testing.assert_array_equal(found.direction, np.zeros((3, 4)))
+
+
+def test_scores_of_a_prompt_are_of_one_row() -> None:
+    data, readout = instance(4)[0], np.arange(5.0)
+    scores = theory.token_scores(data, readout, wrt="prompt")
+    assert scores.shape == (data.n, 1, data.tokens)
+    np.testing.assert_allclose(scores[:, 0], data.y[:, None] * (data.X @ readout), rtol=1e-12)
+
+
+def test_every_branch_of_a_path_begins_in_the_norm_of_the_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    begun = regularization._begun
+
+    def recorded(model: Any, wrt: str, norm: str, *rest: Any) -> Any:
+        asked.append((wrt, norm))
+        return begun(model, wrt, norm, *rest)
+
+    monkeypatch.setattr(regularization, "_begun", recorded)
+    data = mh.data.sphere_tokens(3, 4, 5, seed=0)
+    theory.regularization_path(data, [1.0], norm="nuclear", starts=2, steps=3)
+    assert asked == [("W", "nuclear")] * 2

@@ -361,6 +361,8 @@ def test_refusals(stream, message):
         mh.train(start(), samples(30, 0), stream=stream, **options)
     with pytest.raises(ValueError, match="order: expected none beside stream="):
         mh.train(start(), samples(30, 0), stream=samples, order="shuffle", **options)
+    with pytest.raises(ValueError, match="batch: expected an integer of at least 1"):
+        mh.train(start(), samples(30, 0), stream=samples, **options | {"batch": 0})
     with pytest.raises(ValueError, match="every: expected an integer of at least 1"):
         mh.Stream(samples, every=0)
 
