@@ -33,7 +33,7 @@ class Results {
 
 py::array call_outputs(const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs,
                        double scale, bool causal, RowMap row_map, int threads) {
-  return with_type_of(samples[0], [&](auto zero) -> py::array {
+  return with_type_of(numbers_of(samples), [&](auto zero) -> py::array {
     using real = decltype(zero);
     const auto problem =
         read_problem<real>(samples, parameters, runs, causal, row_map, std::nullopt);
@@ -55,7 +55,7 @@ py::array call_outputs(const py::tuple& samples, const py::tuple& parameters, py
 
 py::array call_attention(const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs,
                          double scale, bool causal, RowMap row_map, int threads) {
-  return with_type_of(samples[0], [&](auto zero) -> py::array {
+  return with_type_of(numbers_of(samples), [&](auto zero) -> py::array {
     using real = decltype(zero);
     const auto problem =
         read_problem<real>(samples, parameters, runs, causal, row_map, std::nullopt);
@@ -77,7 +77,7 @@ py::array call_attention(const py::tuple& samples, const py::tuple& parameters, 
 py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& parameters,
                               py::ssize_t runs, double scale, bool causal, RowMap row_map,
                               const Loss& loss, unsigned wrt, int threads) {
-  return with_type_of(samples[0], [&](auto zero) -> py::tuple {
+  return with_type_of(numbers_of(samples), [&](auto zero) -> py::tuple {
     using real = decltype(zero);
     const auto problem = read_problem<real>(samples, parameters, runs, causal, row_map, loss);
     const ModelOfRuns<real>& model = problem.model;
@@ -92,6 +92,8 @@ py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& paramet
         results[name] =
             std::make_unique<Results<real>>(tensor_shape(TensorName(name), s, model.rank), runs);
       }
+    if (data.has_words() && wrt >> kTensors)
+      throw py::value_error("wrt: expected tensors of the model where tokens are words");
     if (wrt >> kTensors & 1)
       results[kTensors] =
           std::make_unique<Results<real>>(std::vector<py::ssize_t>{s.n, s.T, s.d}, runs);
@@ -126,12 +128,13 @@ py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& paramet
 py::tuple call_hvp(const py::tuple& samples, const py::tuple& parameters, const py::tuple& tangent,
                    py::ssize_t runs, double scale, bool causal, RowMap row_map, Loss loss,
                    unsigned wrt, int threads) {
-  return with_type_of(samples[0], [&](auto zero) -> py::tuple {
+  return with_type_of(numbers_of(samples), [&](auto zero) -> py::tuple {
     using real = decltype(zero);
     const auto problem = read_problem<real>(samples, parameters, runs, causal, row_map, loss);
     const ModelOfRuns<real>& model = problem.model;
     const Data<real>& data = problem.data;
     const Shape& s = data.shape;
+    if (data.has_words()) throw py::value_error("X: expected tokens that are no words");
     const auto along = read_tensors<real>(tangent, "tangent", s, model.rank, runs);
     std::array<std::unique_ptr<Results<real>>, kTensors> results;
     for (int name = 0; name < kTensors; ++name) {

@@ -260,7 +260,7 @@ TrainingResult call_train(
     const std::vector<py::tuple>& tests, const std::vector<py::tuple>& directions,
     const py::dict& thresholds, const py::object& stopped, const py::object& reasons,
     std::int64_t hook_every, const py::object& hook, const py::object& on_progress, int threads) {
-  return with_type_of(samples[0], [&](auto zero) -> TrainingResult {
+  return with_type_of(numbers_of(samples), [&](auto zero) -> TrainingResult {
     using real = decltype(zero);
     if (first < 0 || last < first) throw py::value_error("steps: expected 0 <= first <= last");
     if (hook_every < 1) throw py::value_error("hook_every: expected at least 1");

@@ -51,7 +51,8 @@ class Engine {
   void load_parameters(const Parameters<real>& parameters, const Member& member);
   void run_chunks(Pass pass, const Member& member) { strategy_->run(pass, member); }
   void reduce_gradient(const Gradient& gradient, const Member& member) {
-    state_.gradients.reduce(state_.model, gradient, member);
+    const real* words = state_.data.has_words() ? state_.data.x : nullptr;
+    state_.gradients.reduce(state_.model, words, gradient, member);
   }
 
   /// One member's call before a further pass, when the last one is complete.

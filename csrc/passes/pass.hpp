@@ -74,6 +74,7 @@ struct Slab {
   std::ptrdiff_t first_sample;
   int units, samples;
   const real *x, *z, *y;   // packed; y: a layer's
+  WordsOfUnits words;      // in the place of x and z
   int first_row, rows;     // of the query; all, but for layers of long sequences
   int keys;                // that any of these rows sees; all, but for layers by rows
   bool first;              // of its chunk

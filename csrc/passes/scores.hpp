@@ -20,6 +20,7 @@ struct ScoreOperands {
   std::ptrdiff_t ut_k = 0;
   bool ut_laned = false;
   RowMap map{};
+  WordsOfUnits words{};
 };
 
 /// Where a thread's scores go. `s` and `c` are those of the head that is scored.
@@ -43,6 +44,7 @@ ScoreArguments<real> score_arguments(RowMode mode, int features, const ScoreSize
   in.ut_k = of.ut_k;
   in.ut_laned = of.ut_laned;
   in.map = of.map;
+  in.words = of.words;
   in.x = of.x;
   in.z = of.z;
   in.limits = of.limits;

@@ -48,7 +48,7 @@ template <class real>
 std::unique_ptr<Strategy<real>> make_strategy(PassState<real>& state) {
   const bool layer = state.data.shape.is_layer();
   if (state.plan.kind == PlanKind::kTiles) return std::make_unique<TilePass<real>>(state);
-  if (layer && state.plan.kind == PlanKind::kRows)
+  if (layer && (state.plan.kind == PlanKind::kRows || state.plan.kind == PlanKind::kWords))
     return std::make_unique<LayerRowPass<real>>(state);
   if (layer) return std::make_unique<LayerSlabs<real>>(state);
   return std::make_unique<ClassifierSlabs<real>>(state);

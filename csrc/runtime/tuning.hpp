@@ -65,6 +65,8 @@ inline constexpr double kTileCycles = 20, kStoreCycles = 0.5;
 // beyond the first and the second level of the cache.
 inline constexpr double kSoftmaxCycles32 = 14, kSoftmaxCycles64 = 19;
 inline constexpr double kFirstLevelCycles = 4, kSecondLevelCycles = 12;
+// Counted: to look up the logit of a pair of words, and to add its derivative to that of the pair.
+inline constexpr double kWordCycles = 4;
 
 // Gradients by inputs and Hessian-vector products -----------------------------------------------
 

@@ -57,8 +57,18 @@ BatchData<real>::BatchData(const Data<real>& whole, const Batches& batches, std:
     return from ? workspace.data() : nullptr;
   };
   const std::ptrdiff_t qd = std::ptrdiff_t(s.q) * s.d;
-  const bool has_z = !whole.self && whole.z && !s.shared_query;
-  data_.x = make(x_, whole.x, data_.run.x, std::ptrdiff_t(s.T) * s.d);
+  const bool has_z = whole.has_z();
+  if (whole.has_words()) {  // the dictionary stays
+    const bool apart = whole.queries != whole.keys;
+    data_.keys = make(keys_, whole.keys, data_.run.keys, s.T);
+    data_.queries = make(queries_, apart ? whole.queries : nullptr, data_.run.queries, s.q);
+    if (whole.queries && !apart) {
+      data_.queries = data_.keys;
+      data_.run.queries = data_.run.keys;
+    }
+  } else {
+    data_.x = make(x_, whole.x, data_.run.x, std::ptrdiff_t(s.T) * s.d);
+  }
   data_.z = make(z_, has_z ? whole.z : nullptr, data_.run.z, qd);
   data_.y = make(y_, whole.y, data_.run.y, whole.targets);
   data_.weight = make(weight_, whole.weight, data_.run.weight, whole.weighs_rows ? s.q : 1);
@@ -143,8 +153,14 @@ void BatchData<real>::copy(const Member& member) {
                         std::ptrdiff_t to_run) {
     copy_rows(from, run, size, to, to_run, begin, end);
   };
-  copy(whole_.x, whole_.run.x, std::ptrdiff_t(s.T) * s.d, data_.x, data_.run.x);
-  if (!whole_.self) copy(whole_.z, whole_.run.z, std::ptrdiff_t(s.q) * s.d, data_.z, data_.run.z);
+  if (whole_.has_words()) {
+    copy(whole_.keys, whole_.run.keys, s.T, data_.keys, data_.run.keys);
+    if (!queries_.empty())
+      copy(whole_.queries, whole_.run.queries, s.q, data_.queries, data_.run.queries);
+  } else {
+    copy(whole_.x, whole_.run.x, std::ptrdiff_t(s.T) * s.d, data_.x, data_.run.x);
+  }
+  if (whole_.has_z()) copy(whole_.z, whole_.run.z, std::ptrdiff_t(s.q) * s.d, data_.z, data_.run.z);
   copy(whole_.y, whole_.run.y, whole_.targets, data_.y, data_.run.y);
   copy(whole_.weight, whole_.run.weight, whole_.weighs_rows ? s.q : 1, data_.weight,
        data_.run.weight);

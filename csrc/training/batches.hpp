@@ -107,6 +107,7 @@ class BatchData {
   std::vector<SampleOrder> orders_;  // one, or one for each run; none where all samples are taken
   std::vector<std::uint32_t> samples_;  // (orders or 1, size)
   std::vector<real> x_, z_, y_, weight_;
+  std::vector<std::int32_t> keys_, queries_;
   std::vector<std::int64_t> lengths_;
   std::vector<double> limits_;
 };

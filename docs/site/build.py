@@ -35,8 +35,8 @@ MODULES = {
 SECTIONS = {
     "Start": ["install", "tutorial", "from_pytorch"],
     "Guide": [
-        "family", "rows", "losses", "training", "sweeps", "long_sequences", "reproducibility",
-        "saturation", "interop",
+        "family", "rows", "losses", "training", "sweeps", "long_sequences", "dictionaries",
+        "reproducibility", "saturation", "interop",
     ],
     "Theory": ["theory", "learner", "atlas/index"],
     "Examples": ["gallery/index"],

@@ -49,6 +49,8 @@ def test_two_hundred_instances_obey_the_bound(part: int) -> None:
         steps = 1 + seed % 30
         found = along_gradient(start, data, steps)
         assert found.applies
+        assert found.guarantee.radius == found.training.guarantee.radius
+        assert found.guarantee.distance == found.training.distance
         lr = found.training.lr
         measured = theory.leave_one_out(start, data, steps=steps, lr=lr, every=steps, divisor="n")
         # Rounding of losses of order one.

@@ -12,7 +12,7 @@ import math
 import numbers
 import operator
 from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -150,8 +150,17 @@ def ready(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
 
 
+class HasShape(Protocol):
+    """An array, or what stands for one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The length of each axis."""
+        ...
+
+
 def shape(
-    array: npt.NDArray[Any],
+    array: HasShape,
     name: str,
     letters: str,
     expected: tuple[int | None, ...],

@@ -6,7 +6,7 @@ Any of them may have a leading run axis R, which the shapes below leave out.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from .lists import OF_CLASSES, TARGETS
 from .values import Array
 
 Integers = npt.NDArray[np.int64]
+Number = TypeVar("Number", bound=np.generic)
 
 _ndarray = np.ndarray
 
@@ -73,7 +74,7 @@ def token(
     return np.where((places >= 0) & (places < lengths), places, -1), prefix
 
 
-def picked(X: Array, token: int | Integers) -> Array:
+def picked(X: npt.NDArray[Number], token: int | Integers) -> npt.NDArray[Number]:
     """Return the token of each sample of X (n, T, d) as a query side (n, 1, d); zeros for -1."""
     if isinstance(token, int):
         return np.ascontiguousarray(X[..., token : token + 1, :])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -112,7 +114,10 @@ def value_and_grad(
     else:
         loss = arguments.loss(model, loss, X.y if isinstance(X, Dataset) else y)
         name, of_loss = losses.name_of(loss), losses.core(loss)
-    problem = arguments.problem(model, X, y, loss=name, query=query, weight=weight, lengths=lengths)
+    problem = arguments.problem(
+        model, X, y, loss=name, query=query, weight=weight, lengths=lengths,
+        words=wrt is None or _of_parameters(wrt),
+    )  # fmt: skip
     result = _differentiated(model, problem, of_loss, wrt, num_threads)
     if name == "own":
         raise_error_of(of_loss)
@@ -177,10 +182,20 @@ def backward(
     if isinstance(X, Dataset):
         no_second_source(query=query, lengths=lengths)
         data = X
-        X, query, lengths = data.X, data.query, data.lengths
-    problem = arguments.problem(model, X, cotangent, loss="cotangent", query=query, lengths=lengths)
+        X, query, lengths = data._given, data.query, data.lengths
+    problem = arguments.problem(
+        model, X, cotangent, loss="cotangent", query=query, lengths=lengths,
+        words=wrt is None or _of_parameters(wrt),
+    )  # fmt: skip
     _, gradients = _differentiated(model, problem, LOSSES["cotangent"], wrt, num_threads)
     return gradients
+
+
+def _of_parameters(wrt: object) -> bool:
+    """Tell whether neither X nor a query is among what is asked for."""
+    if isinstance(wrt, str) or not isinstance(wrt, Sequence):
+        return wrt not in ("X", "query")
+    return "X" not in wrt and "query" not in wrt
 
 
 def _differentiated(

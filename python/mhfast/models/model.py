@@ -142,7 +142,8 @@ class Model:
         ValueError
             If a shape or a value does not fit the model.
         """
-        return self._outputs(arguments.problem(self, X, query=query, lengths=lengths), num_threads)
+        seen = arguments.problem(self, X, query=query, lengths=lengths, words=True)
+        return self._outputs(seen, num_threads)
 
     def _outputs(self, seen: arguments.CoreProblem, num_threads: int | None) -> Array:
         return _core.outputs(
@@ -236,7 +237,9 @@ class Model:
         """
         loss = arguments.loss(self, loss, X.y if isinstance(X, Dataset) else y)
         kind = losses.name_of(loss)
-        seen = arguments.problem(self, X, y, loss=kind, query=query, weight=weight, lengths=lengths)
+        seen = arguments.problem(
+            self, X, y, loss=kind, query=query, weight=weight, lengths=lengths, words=True
+        )
         of_loss = losses.core(loss)
         value, _ = _core.value_and_grad(
             seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
@@ -297,7 +300,9 @@ class Model:
         """
         loss = arguments.loss(self, loss, X.y if isinstance(X, Dataset) else y)
         kind = losses.name_of(loss)
-        seen = arguments.problem(self, X, y, loss=kind, query=query, weight=weight, lengths=lengths)
+        seen = arguments.problem(
+            self, X, y, loss=kind, query=query, weight=weight, lengths=lengths, words=True
+        )
         outputs = self._outputs(seen, num_threads)
         _, Z, targets, weights, visible = seen.data
         assert targets is not None

@@ -76,7 +76,7 @@ def query_side(model: Classifier | Layer, data: Dataset) -> Array:
     if model.prompt is not None:
         return np.broadcast_to(model.prompt, (data.n, *model.prompt.shape))
     Z = arguments.problem(model, data).data[1]
-    return data.X if Z is None else Z
+    return data.X if Z is None else np.asarray(Z)
 
 
 def in_double(model: Classifier, data: Dataset) -> tuple[Classifier, Dataset]:

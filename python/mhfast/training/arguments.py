@@ -18,6 +18,7 @@ from .._arguments.lists import AXES, LETTERS, PARAMETERS, THRESHOLDS
 from .._arguments.runs import NO_RUNS, RunAxis
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
+from ..dataset.words import Tokens
 from ..gradients import Gradients
 from ..models import Model
 from ..models import problem as _core_arguments
@@ -75,6 +76,9 @@ def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: Model) -
     """Return the training data; lists of numbers adapt to the dtype of the model."""
     if isinstance(X, Dataset):
         return as_dataset(X, y)
+    if isinstance(X, Tokens):
+        checks.real(X.embedding, "X", model.dtype)
+        return as_dataset(X, y)
     return as_dataset(checks.real(X, "X", model.dtype), y)
 
 
@@ -107,7 +111,7 @@ def tests(test: Tests | None, model: Model) -> dict[str, Dataset]:
 
 
 def problems(
-    run: Run, data: Dataset, tests: Mapping[str, Dataset]
+    run: Run, data: Dataset, tests: Mapping[str, Dataset], words: bool = True
 ) -> tuple[CoreProblem, list[CoreProblem]]:
     """Return training data and test sets as the core reads them.
 
@@ -133,12 +137,12 @@ def problems(
     ):
         runs = runs if groups is None else runs.meet(name, groups.index.shape, axes)
     loss = losses.name_of(run.loss)
-    problem = _core_arguments.problem(run.model, data, loss=loss, runs=runs)
+    problem = _core_arguments.problem(run.model, data, loss=loss, runs=runs, words=words)
     runs = problem.runs
     test_problems = []
     for name, test in tests.items():
         try:
-            checked = _core_arguments.problem(run.model, test, loss=loss, runs=runs)
+            checked = _core_arguments.problem(run.model, test, loss=loss, runs=runs, words=True)
             if checked.causal != problem.causal:
                 raise ValueError("query: expected rows of the same kind as those of X in training")
         except (TypeError, ValueError) as error:

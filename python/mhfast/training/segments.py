@@ -17,6 +17,7 @@ import numpy.typing as npt
 from .._arguments import losses
 from .._arguments.losses import Loss
 from ..dataset.dataset import Dataset
+from ..dataset.words import Tokens
 from ..optimizers import OPTIMIZERS, SOLVERS, Optimizer, Solver, fields_of, of_runs
 from .batches import Batches
 
@@ -92,7 +93,9 @@ def fingerprint(data: Dataset) -> str | tuple[str, ...]:
     the bits of each row enters, which one pass over them gives.
     """
     axes = data._run_axes
-    parts = [(name, getattr(data, name)) for name in ("X", "query", "y", "lengths", "weight")]
+    names = ("query", "y", "lengths", "weight")
+    X = data.X if data.words is None else _sums_of_words(data.words, data.lengths)
+    parts = [("X", X), *((name, getattr(data, name)) for name in names)]
     if data.runs is None:
         return _digest(parts)
     return tuple(
@@ -101,7 +104,21 @@ def fingerprint(data: Dataset) -> str | tuple[str, ...]:
     )
 
 
+def _sums_of_words(words: Tokens, lengths: npt.NDArray[np.int64] | None) -> npt.NDArray[np.uint64]:
+    """Return what `_bits` returns for the array of tokens, (n, T), perhaps with a run axis."""
+    of_words = _bits(words.embedding, "X")
+    if of_words.ndim == 1:
+        sums: npt.NDArray[np.uint64] = of_words[words.ids]
+    else:
+        sums = of_words[np.arange(len(of_words)).reshape(-1, 1, 1), words.ids]
+    if lengths is None:
+        return sums
+    return np.where(np.arange(sums.shape[-1]) < lengths[..., None], sums, np.uint64(0))
+
+
 def _bits(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    if array.dtype == np.uint64:
+        return array  # sums already
     if name not in _BY_ROW:
         return array.astype(np.float64)
     bits = array.view(np.uint32 if array.dtype == np.float32 else np.uint64)
@@ -115,7 +132,8 @@ def _digest(parts: Iterable[tuple[str, npt.NDArray[Any] | None]]) -> str:
         if array is None:
             digest.update(b"none")
             continue
-        digest.update(str(array.shape[:-1] if name in _BY_ROW else array.shape).encode())
+        by_row = name in _BY_ROW and array.dtype != np.uint64
+        digest.update(str(array.shape[:-1] if by_row else array.shape).encode())
         for first in range(0, len(array), BLOCK):  # X may be larger than memory
             digest.update(_bits(array[first : first + BLOCK], name).tobytes())
     return digest.hexdigest()

@@ -211,7 +211,7 @@ def train(
     rule = arguments.optimizer(run.optimizer)  # that of a solver is none
     arguments.settings_of_parameters(rule, run.model)
     _core_arguments.differentiable(run.model, _core_arguments.bits(run.wrt))
-    problem, test_problems = arguments.problems(run, data, tests)
+    problem, test_problems = arguments.problems(run, data, tests, stream is None)
     drawn, axis = draws(stream, run, problem.runs, problem)
     problem = problem._replace(runs=axis)
     run = spread(run, problem.runs.length)
