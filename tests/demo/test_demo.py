@@ -72,25 +72,6 @@ def test_a_small_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert f"test accuracy {mean:.1f} % on average" in out
 
 
-def test_names_of_lines_stand_apart_and_in_order() -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    from mhfast._demo.figure import name_lines
-
-    ax = Figure().subplots()
-    ax.set(xlim=(0, 3), ylim=(1e-4, 1), yscale="log")
-    lines = [(1e-2, "b"), (1e-3, "a"), (1.1e-2, "c"), (np.nan, "none"), (1.2e-2, "d")]
-    name_lines(ax, [(y, name, "black") for y, name in lines], apart=0.1)
-    heights = {text.get_text(): text.get_position()[1] for text in ax.texts}
-    assert list(heights) == ["a", "b", "c", "d"]
-    # The three that meet near 1e-2, half of the height, are moved apart around it (to 1e-3,
-    # as a hundred passes do); 1e-3 stays.
-    assert np.diff(list(heights.values())).min() > 0.1 - 1e-3
-    assert heights["a"] == pytest.approx(0.25)
-    assert heights["c"] == pytest.approx(np.log10(1e4 * 1.1e-2) / 4, abs=0.01)
-
-
 def test_digits_are_learnt() -> None:
     pytest.importorskip("sklearn")
     done: list[int] = []
