@@ -63,5 +63,5 @@ with rc_context(figures.STYLE):
     right.set(title="stationarity", yscale="log")
     for ax in (left, right):
         ax.set_xlim(radii[0], radii[-1])
-        figures.name_lines(ax, apart=0.16)
+        figures.name_lines(ax)
     figure.savefig(arguments.output)

@@ -92,7 +92,8 @@ def name_lines(
         lines of ``ax`` that have a label; no legend is needed then. A line that is nowhere finite
         gets no name.
     apart : float
-        Least distance of two names, as a share of the height of ``ax``.
+        Least distance of two names of one line, as a share of the height of ``ax``; names of
+        several lines are set apart by as many times that.
 
     Examples
     --------
@@ -111,9 +112,11 @@ def name_lines(
         named = [(transform.transform((x, y))[1], name, color) for y, name, color in lines]
     named = sorted((end for end in named if np.isfinite(end[0])), key=lambda end: end[0])
     heights = np.array([height for height, _, _ in named])
+    sizes = np.array([1 + name.count("\n") for _, name, _ in named])
+    gaps = apart * (sizes[1:] + sizes[:-1]) / 2
     for _ in range(100):  # every pass pushes neighbours apart by what is missing, half for each
         for k in range(len(named) - 1):
-            missing = max(apart - (heights[k + 1] - heights[k]), 0.0)
+            missing = max(gaps[k] - (heights[k + 1] - heights[k]), 0.0)
             heights[k : k + 2] += -missing / 2, missing / 2
         heights[:1] = np.maximum(heights[:1], INSIDE[0])
         heights[-1:] = np.minimum(heights[-1:], INSIDE[1])

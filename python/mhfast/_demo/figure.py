@@ -91,7 +91,7 @@ def _draw_saturation(panel: Any, result: SaturationResult) -> None:
         lines.append((np.median(shown[:, -1]), f"{name}\n{np.median(changes[:, -1]):.0e}", color))
     ax.set(xlabel="normalized step k", ylabel="relative change of W", yscale="log")
     ax.set(xlim=(0, k[-1]), ylim=(floor, 10.0))
-    name_lines(ax, lines, apart=0.15)
+    name_lines(ax, lines)
     _title(panel, "c", "Token order changes\nW of the textbook only")
 
 
