@@ -73,5 +73,5 @@ with rc_context(figures.STYLE):
         ax.minorticks_off()
         ax.grid(axis="y", color="0.92")
     panels[0].set_ylabel("distance from the start")
-    figures.name_lines(panels[-1], apart=0.11)
+    figures.name_lines(panels[-1])
     figure.savefig(arguments.output)
