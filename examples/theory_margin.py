@@ -104,5 +104,5 @@ with rc_context(figures.STYLE):
             ax.xaxis.set_major_formatter("{x:g}")
         ax.grid(axis="y", color="0.92")
     panels[0].set(ylabel="margin", ylim=(0, None))
-    figures.name_lines(panels[-1], apart=0.1)
+    figures.name_lines(panels[-1])
     figure.savefig(arguments.output)
