@@ -29,6 +29,7 @@ MODULES = {
     "mhfast.interop.jax": "JAX",
     "mhfast.interop.sklearn": "scikit-learn",
     "mhfast.interop.loggers": "Experiment trackers",
+    "mhfast.figures": "Figures",
     "mhfast.reference": "Specification in NumPy",
 }
 

@@ -6,8 +6,9 @@ import numpy as np
 
 import mhfast as mh
 
+from ..figures import BLUE, ORANGE
 from .experiment import Claim, Experiment, Outcome
-from .figure import BLUE, GRAY, ORANGE, label, panels
+from .figure import GRAY, label, panels
 
 SIGNALS = (20.0, 2.0)
 KINDS, TOKENS = ("clean", "flipped"), ("signal", "weak", "noise")

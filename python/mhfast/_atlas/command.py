@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0; 1 when a claim does not hold.
     """
-    parser = _parser()
+    parser = command_line()
     options = parser.parse_args(arguments)
     if not options.names:
         width = max(map(len, NAMES))
@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return max([_reproduce(name, options.output, quick=options.quick) for name in names])
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="mhfast reproduce",
         description="Check results of attention theory: train, print a table and whether the "

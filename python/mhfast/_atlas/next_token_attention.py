@@ -11,8 +11,9 @@ from scipy.special import logsumexp, softmax
 
 import mhfast as mh
 
+from ..figures import BLUE, ORANGE
 from .experiment import Claim, Experiment, Outcome
-from .figure import BLUE, ORANGE, Array, band, label, panels
+from .figure import Array, band, label, panels
 
 SAMPLES, TOKENS, WORDS, DIM = 30, 5, 6, 8
 

@@ -10,8 +10,9 @@ import numpy as np
 
 import mhfast as mh
 
+from ..figures import BLUE, ORANGE
 from .experiment import Claim, Experiment, Outcome
-from .figure import BLUE, ORANGE, Array, band, label, panels, pixels
+from .figure import Array, band, label, panels, pixels
 
 CONTEXTS, DIM, WORDS = 5, 7, 6
 NORMS = ("Frobenius", "largest entry", "spectral")

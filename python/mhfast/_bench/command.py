@@ -32,7 +32,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     status : int
         0, or 1 when a peer does not agree with mhfast.
     """
-    parser = _parser()
+    parser = command_line()
     arguments = parser.parse_args(argv)
     cores = len(available_cores())
     if not 1 <= arguments.threads <= cores:
@@ -82,7 +82,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="mhfast bench",
         description="Compare mhfast with NumPy, PyTorch and JAX on this machine.",
