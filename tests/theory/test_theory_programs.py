@@ -428,3 +428,19 @@ def test_every_branch_of_a_path_begins_in_the_norm_of_the_path(
     data = mh.data.sphere_tokens(3, 4, 5, seed=0)
     theory.regularization_path(data, [1.0], norm="nuclear", starts=2, steps=3)
     assert asked == [("W", "nuclear")] * 2
+
+
+def test_optimality_of_runs_is_in_the_norm_that_is_asked_for() -> None:
+    needs_cvxpy("nuclear")
+    first, second = instance(11), instance(12)
+    both = mh.Dataset(
+        *(np.stack([getattr(data, name) for data, *_ in (first, second)]) for name in ("X", "y")),
+        query=np.stack([data.query for data, *_ in (first, second)]),
+    )
+    best, u = np.stack([first[1], second[1]]), np.arange(5.0)
+    together = theory.token_optimality(both, best, u, norm="nuclear")
+    for r, (data, tokens, _) in enumerate((first, second)):
+        alone = theory.token_optimality(data, tokens, u, norm="nuclear")
+        np.testing.assert_allclose(together.slack[r], alone.slack, atol=1e-7)
+    in_fro = theory.token_optimality(both, best, u)
+    assert np.nanmax(np.abs(in_fro.slack - together.slack)) > 1e-3
