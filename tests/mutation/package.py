@@ -7,7 +7,7 @@
 mutmut makes the mutants.  The tests of all areas run first, without a change: they must pass, and
 coverage tells which of them execute which lines.  Then each mutant is written into a copy of the
 tree, where a forked process runs the tests that execute its lines, quick ones first, up to the
-first that fails.  Left out: strings, annotations, what is raised or asserted, and what draws.
+first that fails.  Left out: strings, types, what is raised or asserted, and what draws.
 Prints every mutant that no test notices, with its change.
 """
 
@@ -82,15 +82,15 @@ class Mutant:
         before = (ROOT / "python" / "mhfast" / self.file).read_text().splitlines()
         return list(difflib.unified_diff(before, self.source().splitlines(), n=0, lineterm=""))[2:]
 
-    def lines(self) -> set[int]:
-        """The lines of the statements that are changed, of compound ones the first."""
+    def statements(self) -> list[ast.stmt]:
+        """The innermost statements that are changed."""
         changed = set()
         for line in self.difference():
             if found := re.match(r"@@ -(\d+)(?:,(\d+))? ", line):
                 first, count = int(found[1]), int(found[2] or 1)
                 changed |= set(range(first, first + max(count, 1)))
         tree = ast.parse((ROOT / "python" / "mhfast" / self.file).read_text())
-        lines = set()
+        inner = []
         for number in changed:
             around = [
                 node
@@ -98,11 +98,25 @@ class Mutant:
                 if isinstance(node, ast.stmt) and node.lineno <= number <= (node.end_lineno or 0)
             ]
             if around:
-                inner = min(around, key=lambda node: (node.end_lineno or 0) - node.lineno)
-                body = getattr(inner, "body", None)
-                last = body[0].lineno - 1 if body else inner.end_lineno or inner.lineno
-                lines |= set(range(inner.lineno, max(last, inner.lineno) + 1))
+                inner.append(min(around, key=lambda node: (node.end_lineno or 0) - node.lineno))
+        return inner
+
+    def lines(self) -> set[int]:
+        """The lines of these statements, of compound ones those before the body."""
+        lines = set()
+        for statement in self.statements():
+            body = getattr(statement, "body", None)
+            last = body[0].lineno - 1 if body else statement.end_lineno or statement.lineno
+            lines |= set(range(statement.lineno, max(last, statement.lineno) + 1))
         return lines
+
+    def is_of_types(self) -> bool:
+        """Whether the change is in the definition of a type alias or of a type variable."""
+        return any(
+            re.search(r"\bTypeAlias\b|= TypeVar\(", ast.unparse(statement))
+            for statement in self.statements()
+            if isinstance(statement, ast.Assign | ast.AnnAssign)
+        )
 
 
 @functools.cache
@@ -150,7 +164,14 @@ def sample(areas: Iterable[str], count: int, seed: int) -> list[Mutant]:
             if path.name not in LEFT_OUT
         )
         every = [Mutant(file, k) for file in files for k in range(len(mutations(file)[1]))]
-        drawn += rng.sample(every, min(len(every), round(count * AREAS[area] / shares)))
+        some = rng.sample(every, min(len(every), round(count * AREAS[area] / shares)))
+        # In the place of types, which the interpreter ignores, others are drawn.
+        others = random.Random(f"{seed} {area}")
+        for k, mutant in enumerate(some):
+            while some[k].is_of_types():
+                another = others.choice(every)
+                some[k] = mutant if another in some else another
+        drawn += some
     rng.shuffle(drawn)
     return drawn
 
