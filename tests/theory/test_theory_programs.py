@@ -444,3 +444,17 @@ def test_optimality_of_runs_is_in_the_norm_that_is_asked_for() -> None:
         np.testing.assert_allclose(together.slack[r], alone.slack, atol=1e-7)
     in_fro = theory.token_optimality(both, best, u)
     assert np.nanmax(np.abs(in_fro.slack - together.slack)) > 1e-3
+
+
+def test_readout_and_attention_of_runs() -> None:
+    first, second = instance(21), instance(22)
+    both = mh.Dataset(
+        *(np.stack([getattr(data, name) for data, *_ in (first, second)]) for name in ("X", "y")),
+        query=np.stack([data.query for data, *_ in (first, second)]),
+    )
+    together = theory.joint_svm(both, np.stack([first[1], second[1]]))
+    for r, (data, tokens, _) in enumerate((first, second)):
+        alone = theory.joint_svm(data, tokens)
+        np.testing.assert_allclose(together.readout[r], alone.readout, atol=1e-12)
+        W = together.attention.direction.W
+        np.testing.assert_allclose(W[r], alone.attention.direction.W, atol=1e-9)
