@@ -88,6 +88,6 @@ with rc_context(figures.STYLE):
         ax.set_xlim(SIZES[0][0] - 0.3, SIZES[-1][0] + 0.3)
         figures.name_lines(ax)
     axes[2].axhline(1e-8, color="gray", linestyle=":")
-    axes[2].text(SIZES[0][0], 1e-8, "learnt needs less", va="bottom", fontsize=8, color="gray")
+    axes[2].text(SIZES[0][0], 1e-8, "learnt below", va="bottom", fontsize=8, color="gray")
     figure.savefig(arguments.output)
 print(*verdicts, sep="\n")

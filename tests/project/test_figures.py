@@ -9,6 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DRAWN = sorted((ROOT / "docs").rglob("*.png"))
+OWN_SIZE = {"rates.png"}  # until examples/theory_rates.py draws with mhfast.figures
+SIZED = [path for path in DRAWN if path.name not in OWN_SIZE]
 
 
 def width(path: Path) -> int:
@@ -23,6 +25,11 @@ def test_there_are_figures_and_each_is_shown():
     pages = [page.read_text("utf-8") for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]]
     for figure in DRAWN:
         assert any(f"{figure.name})" in page for page in pages), figure.name
+
+
+@pytest.mark.parametrize("figure", SIZED, ids=lambda path: path.stem)
+def test_a_figure_of_the_documentation_is_1600_pixels_wide(figure):
+    assert width(figure) == 1600
 
 
 def test_a_title_is_broken_into_lines_of_about_one_length(tmp_path):

@@ -60,18 +60,18 @@ def run(quick: bool) -> Outcome:
         first = trained[0]
         left, *rest = row
         steps_of = first.steps
-        left.plot(steps_of["loss"], first.history["loss"], color=GRAY, label="training loss")
+        left.plot(steps_of["loss"], first.history["loss"], color=GRAY, label="training\nloss")
         left.plot(steps_of["loss"], first.history["accuracy"], color=BLUE,
-                  label="training accuracy")  # fmt: skip
+                  label="training\naccuracy")  # fmt: skip
         left.plot(steps_of["test_accuracy"], first.history["test_accuracy"], color=ORANGE,
-                  label="test accuracy")  # fmt: skip
+                  label="test\naccuracy")  # fmt: skip
         label(left, "step", f"signal of norm {signal:g}", ylim=(0, 1.05))
         for k, (ax, kind) in enumerate(zip(rest, KINDS, strict=True)):
             for j, color in enumerate((BLUE, GRAY, ORANGE)):
                 weight = first.history["attention_groups"][:, 0, k, j]
                 ax.plot(steps_of["loss"], weight, color=color,
-                        label=f"{TOKENS[j]} tokens")  # fmt: skip
-            label(ax, "step", "", f"softmax weights, {kind} samples")
+                        label=TOKENS[j])  # fmt: skip
+            label(ax, "step", "", f"weights of tokens, {kind} samples")
     strong, weak = (found[signal] for signal in SIGNALS)
     return Outcome(
         ("norm of the signal", "flipped labels", "training loss", "training accuracy",

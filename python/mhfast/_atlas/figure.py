@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +44,10 @@ def label(ax: Axes, x: str, y: str, title: str | None = None, **options: Any) ->
     ax.set(xlabel=x, ylabel=y, **options)
     if title is not None:
         ax.set_title(title, fontsize=9)
+    for line in ax.get_lines():
+        name = str(line.get_label())
+        if "\n" not in name and not name.startswith("_"):
+            line.set_label(textwrap.fill(name, 16))
     name_lines(ax)
 
 
