@@ -284,7 +284,7 @@ def loss(model: Model, loss: object, y: npt.ArrayLike | None = None) -> Loss:
 
 
 def _are_probabilities(model: Model, y: npt.ArrayLike) -> bool:
-    """Tell whether y has a number for each output of a row, (n, q, p), rather than classes."""
+    """Return whether y has a number for each output of a row, (n, q, p), rather than classes."""
     array = checks.as_array(y, "y")
     outputs = model.parameters["V"].shape[-1]
     return array.dtype.kind == "f" and array.ndim >= 3 and array.shape[-1] == outputs
@@ -374,7 +374,7 @@ def problem(
 
 
 def looks_up(model: Model, X: Tokens, query: npt.ArrayLike | None = None) -> bool:
-    """Tell whether the core can look up tokens in their dictionary, and that is cheaper.
+    """Return whether the core can look up tokens in their dictionary, and that is cheaper.
 
     Counted are multiply-adds for a head: of the tables of all pairs of words against those of the
     samples. A word that is not finite would spoil what does not see it.
