@@ -284,7 +284,7 @@ def loss(model: Model, loss: object, y: npt.ArrayLike | None = None) -> Loss:
 
 
 def _are_probabilities(model: Model, y: npt.ArrayLike) -> bool:
-    """Return whether y has a number for each output of a row, (n, q, p), rather than classes."""
+    """Tell whether y has a number for each output of a row, (n, q, p), rather than classes."""
     array = checks.as_array(y, "y")
     outputs = model.parameters["V"].shape[-1]
     return array.dtype.kind == "f" and array.ndim >= 3 and array.shape[-1] == outputs
