@@ -70,7 +70,7 @@ struct ScoreArguments {
   bool ut_laned;                 // ut holds vectors, one number for each lane
   const real* x;                 // packed keys
   const real* z;                 // packed queries; x itself for self-attention
-  WordsOfUnits words;            // in the place of x and z, and w and ut are tables then; or none
+  WordsOfUnits words;            // in place of x and z, and w and ut are tables then; or none
   const real* shared_p;          // Z W where all samples share Z, in the place of z; or null
   std::ptrdiff_t shared_p_k;     // from feature to feature in it
   const real* limits;  // keys that each row sees, as a row of s: (units, q * L or qL), or null

@@ -227,7 +227,7 @@ inline void add_pairs(const WordGradientArguments<real>& in, const std::int32_t*
   }
   for (int k = 0; k < in.T; ++k, dd += qL) {
     real* row = in.gw + keys[k] * in.words.row;
-    for (int t = 0; t < q; ++t) row[queries[t]] += factor * dd[t];  // a word may come twice
+    for (int t = 0; t < q; ++t) row[queries[t]] += factor * dd[t];  // a word may occur twice
   }
 }
 

@@ -21,8 +21,8 @@ examples:
   mhfast demo --output /tmp/demo.png    write the figure to another file
   mhfast reproduce                      list the results of attention theory that can be checked
   mhfast bench --quick                  a first look at the speed on this machine
-  mhfast info --json                    what a bug report should contain, for programs
-  mhfast completion bash                what makes a shell complete commands and options
+  mhfast info --json                    what a bug report should contain, as JSON
+  mhfast completion bash                a script that completes commands and options in a shell
 
 mhfast COMMAND --help describes a command. Without the script: python -m mhfast COMMAND.
 
@@ -129,8 +129,8 @@ def _parser() -> argparse.ArgumentParser:
         "completion",
         help="print a script that makes a shell complete commands and options",
         description="Print a script that makes a shell complete commands, options and names of "
-        'experiments, for a start-up file: eval "$(mhfast completion bash)", for instance. '
-        "Needs shtab, when the script is printed and not later.",
+        'experiments, for a start-up file, for instance eval "$(mhfast completion bash)". '
+        "shtab is needed to print the script, not to use it.",
     )
     completion.add_argument("shell", choices=SHELLS)
     return parser
@@ -154,7 +154,7 @@ def _demo(path: Path, as_json: bool, parser: argparse.ArgumentParser) -> int:
 
 
 def _completion(shell: str, parser: argparse.ArgumentParser) -> int:
-    """Print what shtab makes of the parsers, with those of the commands that have their own."""
+    """Print the script that shtab generates for the parsers, those of commands included."""
     try:
         import shtab
     except ImportError:

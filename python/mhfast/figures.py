@@ -2,7 +2,7 @@
 
 The demo, the atlas and the scripts in `examples/` draw with it; it needs matplotlib, and
 `import mhfast` does not import it. Everything is plain matplotlib, used inside `rc_context(STYLE)`,
-the saving of the figure included, because matplotlib makes ticks no earlier than that.
+the saving of the figure included, because matplotlib creates ticks only then.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ STYLE: Any = {
 """Settings of matplotlib for a figure 8 inches wide."""
 
 CHARACTERS = 88
-"""As many of a title's characters as a line of 8 inches holds, with some room."""
+"""The number of characters of a title that fit into a line of 8 inches, with some room."""
 
 ROUNDING = 1e-6
-"""Of a point at the end of an axis, as a share of its length."""
+"""The rounding of the place of a point at the end of an axis, as a share of its length."""
 
 INSIDE = (0.02, 0.98)
 """Where names of lines stand, as shares of the height of the axes."""
@@ -51,7 +51,7 @@ def titled(message: str, height: float) -> Figure:
     Parameters
     ----------
     message : str
-        What one sees; broken into lines of about one length unless it has lines already.
+        What the figure shows; broken into lines of about equal length unless it has lines already.
     height : float
         In units of 200 pixels; the width is 8 of them.
 
@@ -126,7 +126,7 @@ def name_lines(
 
 def _ends(ax: Axes) -> Iterable[tuple[float, str, Any]]:
     """Yield the height at which each labelled line of ``ax`` ends, its label and its color."""
-    ax.get_xlim(), ax.get_ylim()  # which brings the limits up to date
+    ax.get_xlim(), ax.get_ylim()  # this updates the limits
     for line in ax.get_lines():
         label = str(line.get_label())
         x, y = (line.get_transform() - ax.transAxes).transform(line.get_xydata()).T

@@ -42,7 +42,7 @@ def markov_chain(
     order : int
         How many words the next one depends on; an n-gram has the order n - 1.
     in_context : bool
-        Draw the distributions for each sample anew, so that they can be learnt in context only.
+        Draw new distributions for each sample, so that they can be learnt in context only.
     embedding : array (V, d), optional
         The tokens of the words; the identity by default, which makes them one-hot.
     seed : int or numpy.random.Generator, or a sequence of R of them
@@ -318,7 +318,7 @@ def associative_recall(
     seed: Seed | Seeds,
     dtype: DTypeLike = np.float64,
 ) -> Dataset:
-    """Draw sequences of pairs of a key and a value, and a key whose value is asked for.
+    """Draw sequences of pairs of a key and a value, and a key whose value is the target.
 
     The keys of a sample are distinct, its values independent and uniform; the last token is one of
     its keys, uniformly.
@@ -326,7 +326,7 @@ def associative_recall(
     Parameters
     ----------
     n, pairs, keys, values : int
-        Samples n, pairs of a sample (at most the keys there are), keys and values of the
+        Samples n, pairs of a sample (at most the number of keys), keys and values of the
         dictionary, which are its words 0 ... keys - 1 and keys ... keys + values - 1.
     embedding : array (keys + values, d), optional
         The tokens of the words; the identity by default, which makes them one-hot.
@@ -460,7 +460,7 @@ def sparse_parity(
     seed: Seed | Seeds,
     dtype: DTypeLike = np.float64,
 ) -> Dataset:
-    """Draw fair bits, one a token, with the parity of some of them as label.
+    """Draw random bits, one per token, with the parity of some of them as label.
 
     Token t is the word 2t of a bit 0, or 2t + 1 of a bit 1, so that words know their position.
 

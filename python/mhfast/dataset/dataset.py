@@ -36,8 +36,8 @@ class Dataset:
     Parameters
     ----------
     X : array (n, T, d), float32 or float64, or Tokens
-        The tokens. Beyond `lengths` the data set holds zeros. Of `Tokens` the array X is made when
-        it is asked for.
+        The tokens. Beyond `lengths` the data set holds zeros. For `Tokens` the array X is computed
+        when it is first used.
     y : array, real or integer
         Targets for the model and the loss: labels -1 and 1 or, for the squared loss, real targets,
         of the shape of the model's outputs, (n,) or (n, q, p); integer classes (n, q) for the
@@ -140,7 +140,7 @@ class Dataset:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Make the array X of `Tokens`, once."""
+            """Compute the array X of `Tokens`, once."""
             words = vars(self).get("words")
             if name != "X" or words is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

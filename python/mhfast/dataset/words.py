@@ -22,8 +22,8 @@ class Tokens:
     for each call or step and looked up for each sample, and gradients are summed over pairs of
     words first, so that the cost of a sample does not depend on d. This is done for outputs,
     attention, gradients with respect to parameters, training and `evaluate`, where the tables cost
-    less than they save. All else, such as gradients with respect to X, Hessian-vector products and
-    theory, computes with the array of tokens, which is made once when it is needed.
+    less than they save. Everything else, such as gradients with respect to X, Hessian-vector
+    products and theory, uses the array of tokens, which is computed once when it is needed.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class Tokens:
 
     @cached_property
     def is_finite(self) -> bool:
-        """Whether all words are."""
+        """Whether all numbers of the embedding are finite."""
         return bool(np.isfinite(self.embedding).all())
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ class Tokens:
 
     @cached_property
     def _array(self) -> npt.NDArray[Any]:
-        """The array of tokens, read-only, kept since it is often asked for again."""
+        """The array of tokens, read-only, kept because it is often needed again."""
         if self.embedding.ndim == 2:
             array: npt.NDArray[Any] = self.embedding[self.ids]
         else:
@@ -143,7 +143,7 @@ class Tokens:
         ids = self.ids[index] if self.ids.ndim == 3 else self.ids
         return Tokens(ids, self.embedding[index] if self.embedding.ndim == 3 else self.embedding)
 
-    # Else Python and NumPy would take them for a sequence.
+    # Otherwise Python and NumPy would take them for a sequence.
     __iter__ = None
 
     def _samples(self, index: Any) -> Tokens:

@@ -192,7 +192,7 @@ def backward(
 
 
 def _of_parameters(wrt: object) -> bool:
-    """Tell whether neither X nor a query is among what is asked for."""
+    """Return whether neither X nor a query is among the requested gradients."""
     if isinstance(wrt, str) or not isinstance(wrt, Sequence):
         return wrt not in ("X", "query")
     return "X" not in wrt and "query" not in wrt

@@ -32,7 +32,7 @@ def tensorboard(
     writer : path, or an object with ``add_scalar(name, value, step)``
         A folder for a ``SummaryWriter`` of `torch.utils.tensorboard` or, without torch, of
         `tensorboardX`, which is closed when the callback is deleted, or when Python ends; or a
-        writer, which is then the caller's to close.
+        writer, which the caller has to close.
     every : int
         The period in steps.
     record : str, function, or sequence of them, optional

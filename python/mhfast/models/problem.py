@@ -374,7 +374,7 @@ def problem(
 
 
 def looks_up(model: Model, X: Tokens, query: npt.ArrayLike | None = None) -> bool:
-    """Tell whether the core can look up tokens in their dictionary, and that is cheaper.
+    """Return whether the core can look up tokens in their dictionary, and that is cheaper.
 
     Counted are multiply-adds for a head: of the tables of all pairs of words against those of the
     samples. A word that is not finite would spoil what does not see it.

@@ -200,7 +200,7 @@ def directions(
 
 
 def _is_direction(given: object) -> bool:
-    """Tell one direction from several: a dict of arrays by parameter is one."""
+    """Return whether this is one direction, as a dict of arrays by parameter is, or several."""
     if isinstance(given, Gradients | Model):
         return True
     return isinstance(given, Mapping) and any(
@@ -350,7 +350,7 @@ def frozen(run: Run, *, released: bool) -> npt.NDArray[np.int64]:
 
 
 def since(run: Run, frozen: npt.NDArray[np.int64]) -> int | tuple[int, ...]:
-    """Return `Run.since` as runs go on that are not ``frozen`` any longer.
+    """Return `Run.since` of a run that continues with those of its runs that are not ``frozen``.
 
     Such a run has the state of the step where it stopped; the steps that others took meanwhile are
     not its own.

@@ -85,10 +85,10 @@ def train(
         The number of steps to take; for a Run, the number of further steps.
     until : int
         In place of ``steps``: the step at which to end, counted from step 0 of the run. A Run that
-        has got there takes no step.
+        has reached it takes no step.
     optimizer : one of `mhfast.optimizers`
         If it is of another kind than that of the Run, its state (momentum or moments) starts at
-        zero. So it does if nothing that trains now, by ``wrt``, was trained last.
+        zero. The same holds if nothing that trains now, by ``wrt``, was trained last.
     batch : int or "all", optional
         The number B of samples that a step is taken on; "all", the default, for full-batch steps.
         The loss of a batch is (n / B) Σ wℓ / Σ w, the first sum over the batch and the second over
@@ -97,7 +97,7 @@ def train(
     stream : function (n, seed) -> Dataset, Dataset, or `Stream`
         In place of batches of the data: the samples of each step are new ones, ``stream(B,
         seed=s)`` with another s at every step, and the step is one on all of them. A Dataset of
-        `mhfast.data` stands for its population. `Stream` draws every so many steps. B is
+        `mhfast.data` stands for its population. `Stream` draws every few steps. B is
         ``batch``, by default the n of the data, which are then used only by records and
         thresholds. Samples have no weights.
     order : str
@@ -120,8 +120,8 @@ def train(
         What to record, by default the loss; with ``batch`` once an epoch. Names are those of
         `mhfast.training.quantities`: loss, accuracy, margin, grad_norm, param_norm, distance,
         cosine, the parameters, attention, attention_max and attention_groups; for test sets the
-        first three with the prefix ``test_``
-        or ``<name of the test set>_``. A function of the model returns a number or an array, with R
+        first three with the prefix ``test_`` or
+        ``<name of the test set>_``. A function of the model returns a number or an array, with R
         runs a number or an array (R, ...). In a dict the number is the period in steps, otherwise
         it is 1. Values at k belong to θ_k, before step k + 1; they are recorded at k = 0, every, 2
         every, ..., and at the last k. They are of all training samples with ``batch`` too, for
