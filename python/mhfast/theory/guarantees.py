@@ -307,24 +307,26 @@ def compare(
     )
 
 
-def same_family(start: Classifier, comparator: Classifier) -> None:
+def same_family(
+    start: Classifier, comparator: Classifier, name: str = "comparator", of: str = "the start"
+) -> None:
     """Raise ValueError unless two models differ in nothing but the values of W and U."""
     if {n: a.shape for n, a in start.parameters.items()} != {
         n: a.shape for n, a in comparator.parameters.items()
     }:
         raise ValueError(
-            f"comparator: expected W and U of the shapes of the start, {start.U.shape} for U, "
+            f"{name}: expected W and U of the shapes of {of}, {start.U.shape} for U, "
             f"got {comparator.U.shape}"
         )
-    for name in ("scale", "causal", "query", "attention", "normalize"):
-        ours, theirs = getattr(start, name), getattr(comparator, name)
+    for field in ("scale", "causal", "query", "attention", "normalize"):
+        ours, theirs = getattr(start, field), getattr(comparator, field)
         if not np.array_equal(ours, theirs) or (ours is None) != (theirs is None):
             wanted, got = (
                 f"an array of shape {one.shape}" if isinstance(one, np.ndarray) else repr(one)
                 for one in (ours, theirs)
             )
             got = "other numbers" if got == wanted else got
-            raise ValueError(f"comparator: expected the {name} of the start, {wanted}, got {got}")
+            raise ValueError(f"{name}: expected the {field} of {of}, {wanted}, got {got}")
 
 
 def training_bound(

@@ -171,7 +171,8 @@ def trajectory_stability(
     sums, losses, last = np.zeros(data.n), np.zeros(steps + 1), np.zeros(data.n)
 
     def measure(step: int, reached: Classifier) -> None:
-        losses[step], last[:] = _loss_and_gradient_norms(reached, data)
+        each, gradients, slopes = losses_and_gradients(reached, data)
+        losses[step], last[:] = float(np.mean(each)), slopes * gradients
         if step < steps:
             sums[:] += last
 
@@ -184,18 +185,17 @@ def trajectory_stability(
     return _bound(training, sums, losses, last, output)
 
 
-def _loss_and_gradient_norms(model: Classifier, data: Dataset) -> tuple[float, Array]:
-    """Return L and the norm ‖∇ℓ_i‖ of every sample (n,)."""
-    margins, norms_of_outputs = np.empty(data.n), np.empty(data.n)
+def losses_and_gradients(model: Classifier, data: Dataset) -> tuple[Array, Array, Array]:
+    """Return ℓ_i, ‖∇Φ_i‖ and -ℓ'(m_i) of every sample (n,)."""
+    margins, gradients = np.empty(data.n), np.empty(data.n)
     Z = query_side(model, data)
     most = max(1, BLOCK // (model.heads * Z.shape[1] * data.tokens))
     for begin in range(0, data.n, most):
         part = np.arange(begin, min(begin + most, data.n))
         block = data.subset(part)
         margins[part] = block.y * model(block)
-        norms_of_outputs[part] = _gradient_norms(model, block, Z[part])
-    derivatives = np.exp(-np.logaddexp(0.0, margins))  # -ℓ'
-    return float(np.mean(np.logaddexp(0.0, -margins))), derivatives * norms_of_outputs
+        gradients[part] = _gradient_norms(model, block, Z[part])
+    return np.logaddexp(0.0, -margins), gradients, np.exp(-np.logaddexp(0.0, margins))
 
 
 def _gradient_norms(model: Classifier, data: Dataset, Z: Array) -> Array:
