@@ -83,6 +83,19 @@ void state_version(xla::Extension* extension) {
   metadata.traits = 0;
 }
 
+/// Calls the Python function, whose exception becomes an error of XLA.
+xla::Error* pass_on(const xla::Call& call) {
+  try {
+    const py::handle to(function);
+    to(text_of(call.attributes), arrays_of(call.arguments, false), arrays_of(call.results, true));
+    return nullptr;
+  } catch (py::error_already_set& raised) {
+    const std::string kind = py::str(raised.type().attr("__name__"));
+    const std::string message = kind + ": " + std::string(py::str(raised.value()));
+    return error(call, xla::kInvalidArgument, message.c_str());
+  }
+}
+
 /// The C function that is registered with XLA, called by any of its threads.
 xla::Error* handle(xla::Call* call) {
   if (call->extension && call->extension->kind == xla::kMetadata) {
@@ -92,17 +105,10 @@ xla::Error* handle(xla::Call* call) {
   if (call->stage != xla::kExecute) return nullptr;
   const py::gil_scoped_acquire locked;
   try {
-    const py::handle to(function);
-    to(text_of(call->attributes), arrays_of(call->arguments, false),
-       arrays_of(call->results, true));
-  } catch (py::error_already_set& raised) {
-    const std::string message = std::string(py::str(raised.type().attr("__name__"))) + ": " +
-                                std::string(py::str(raised.value()));
-    return error(*call, xla::kInvalidArgument, message.c_str());
+    return pass_on(*call);
   } catch (const std::exception& raised) {
     return error(*call, xla::kInternal, raised.what());
   }
-  return nullptr;
 }
 
 py::capsule xla_handler(const py::function& to) {

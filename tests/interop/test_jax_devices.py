@@ -35,6 +35,10 @@ def test_samples_on_four_devices(kind):
     run(PROGRAM, "samples", kind)
 
 
+def test_samples_that_devices_cannot_share_equally():
+    run(PROGRAM, "uneven", "auto")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 @pytest.mark.parametrize("check", ["runs", "second", "scan", "shards", "exported"])

@@ -6,6 +6,7 @@ over the devices that hold samples. Anything else, such as heads on several devi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
@@ -93,14 +94,23 @@ def _rule(call: Call, shapes: Sequence[Shape]) -> Any:
 
 
 def shardings(call: Call, mesh: Any, given: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
-    """Return the shardings of operands and results, and the axes of the mesh for samples."""
+    """Return the shardings of operands and results, and the axes of the mesh for samples.
+
+    They are those that operands have, where this is possible. XLA pads parts that are not equal,
+    and sums over samples would count what it pads with, so that parts have to be equal.
+    """
     operands, results = _layout(call, [tuple(operand.shape) for operand in given])
-    over: dict[str, Any] = {}
+    over: dict[str, tuple[str, ...]] = {}
+    taken: set[str] = set()
     for axes, operand in zip(operands, given, strict=True):
         spec = getattr(operand.sharding, "spec", ())  # none where XLA has not decided
-        for axis, along in zip(axes, spec, strict=False):
-            if along is not None and not axis.startswith("z"):
-                over.setdefault(axis, along)
+        for axis, along, length in zip(axes, spec, operand.shape, strict=False):
+            names = (along,) if isinstance(along, str) else tuple(along or ())
+            parts = math.prod(mesh.shape[name] for name in names)
+            free = not axis.startswith("z") and axis not in over and not taken.intersection(names)
+            if names and free and length % parts == 0:
+                over[axis] = names
+                taken.update(names)
 
     def sharding(axes: list[str]) -> NamedSharding:
         return NamedSharding(mesh, PartitionSpec(*map(over.get, axes)))
@@ -115,7 +125,7 @@ def _partition(operator: Operator, call: Call, mesh: Any, given: Any) -> Any:
     def local(*operands: Any) -> tuple[Any, ...]:
         found = operator(call, *operands)
         return tuple(
-            array if over is None or name in SAMPLES else jax.lax.psum(array, over)
+            array if not over or name in SAMPLES else jax.lax.psum(array, over)
             for name, array in zip(_results(call), found, strict=True)
         )
 
