@@ -5,7 +5,7 @@
 
 namespace mhfast {
 
-void register_lists(pybind11::module_& m);          // names, enums and kinds of what there is
+void register_lists(pybind11::module_& m);          // names and enums of losses, optimizers, ...
 void register_configuration(pybind11::module_& m);  // instruction sets, threads, plans
 void register_evaluation(pybind11::module_& m);     // outputs, attention, value_and_grad
 void register_training(pybind11::module_& m);       // train

@@ -242,7 +242,7 @@ X, W, U = np.zeros((SAMPLES, TOKENS, DIM)), np.zeros((HEADS, DIM, DIM)), np.zero
         ),
         (
             {"query": X, "prompt": X[0]}, ValueError,
-            "query: expected None beside a prompt, got both",
+            "query: expected None with a prompt, got both",
         ),
         ({"lengths": [1, 2]}, ValueError, "lengths: expected shape (n,) = (6,), got (2,)"),
         ({"lengths": X[:, 0, 0]}, TypeError, "lengths: expected integers, got dtype float64"),

@@ -6,8 +6,9 @@ import numpy as np
 
 import mhfast as mh
 
+from ..figures import BLUE, ORANGE
 from .experiment import Claim, Experiment, Outcome
-from .figure import BLUE, GRAY, ORANGE, label, panels
+from .figure import GRAY, label, panels
 
 SIGNALS = (20.0, 2.0)
 KINDS, TOKENS = ("clean", "flipped"), ("signal", "weak", "noise")
@@ -93,7 +94,7 @@ EXPERIMENT = Experiment(
     "Magen, Shang, Xu, Frei, Hu, Vardi, Benign Overfitting in Single-Head Attention, 2024",
     says="In high dimension, attention trained on data with flipped labels fits all of them, clean "
     "samples by attending to their signal and flipped ones by attending to noise tokens, and still "
-    "classifies new samples rightly if the signal is strong. Recalled from the abstracts.",
+    "classifies new samples correctly if the signal is strong. Recalled from the abstracts.",
     setting="20 samples of 8 tokens: one with the signal of the class, one weak, the rest noise; "
     "each label flipped with probability .2. A prompt is trained with W = I and a fixed readout "
     "along the difference of the signals, by gradient descent of step .005 in float32. Signals of "

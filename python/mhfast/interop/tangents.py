@@ -36,7 +36,7 @@ from ..reference.model import Array, Inputs, Model, double, inputs
 from ..reference.runs import over_runs
 
 BLOCK_BYTES = 32e6
-"""What the arrays of weights of the samples that are computed together may occupy."""
+"""The bytes that the arrays of weights of the samples computed together may occupy."""
 
 ARRAYS = 12  # of the size of the weights that are alive at once
 

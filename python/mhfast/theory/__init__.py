@@ -2,9 +2,9 @@
 
 Curvature of a model and its loss (`bounds`, `layer_bounds`, `hessian`), its tangent kernel
 (`kernel`) and margin (`margin`), realizability, guarantees of training and generalization with
-their conditions, leave-one-out stability, the tokenized mixture in closed form, and the programs
-that say where training ends (`token_svm`, `next_token_svm`, `joint_svm`, `regularization_path`).
-docs/theory.md lists every formula with its source and its test.
+their conditions, leave-one-out stability, the tokenized mixture in closed form, and the
+optimization programs whose solutions training tends to (`token_svm`, `next_token_svm`, `joint_svm`,
+`regularization_path`). docs/theory.md lists every formula with its source and its test.
 """
 
 from .alignment import alignment

@@ -49,7 +49,7 @@ class TrajectoryStability:
     training : PerHeadBound
         The theorem about the trajectory, with a, c, b1 and b3.
     growth : float
-        By how much the steps increase a difference at most.
+        The largest factor by which the steps increase a difference.
     displacements : array (n,)
         Δ_i.
     train_loss : float
@@ -165,13 +165,13 @@ def trajectory_stability(
     """
     given = as_dataset(X, y)
     if given.weight is not None:
-        raise ValueError("weight: expected None, since leaving out a sample has no weight, got one")
+        raise ValueError("weight: expected None, since leave-one-out has no weights, got an array")
     training = per_head_bound(start, given, comparator=comparator, lr=lr, steps=steps)
     model, data, _ = settled(start, given, dense=True)
     sums, losses, last = np.zeros(data.n), np.zeros(steps + 1), np.zeros(data.n)
 
     def measure(step: int, reached: Classifier) -> None:
-        losses[step], last[:] = _losses_and_slopes(reached, data)
+        losses[step], last[:] = _loss_and_gradient_norms(reached, data)
         if step < steps:
             sums[:] += last
 
@@ -184,7 +184,7 @@ def trajectory_stability(
     return _bound(training, sums, losses, last, output)
 
 
-def _losses_and_slopes(model: Classifier, data: Dataset) -> tuple[float, Array]:
+def _loss_and_gradient_norms(model: Classifier, data: Dataset) -> tuple[float, Array]:
     """Return L and the norm ‖∇ℓ_i‖ of every sample (n,)."""
     margins, norms_of_outputs = np.empty(data.n), np.empty(data.n)
     Z = query_side(model, data)
@@ -194,8 +194,8 @@ def _losses_and_slopes(model: Classifier, data: Dataset) -> tuple[float, Array]:
         block = data.subset(part)
         margins[part] = block.y * model(block)
         norms_of_outputs[part] = _gradient_norms(model, block, Z[part])
-    slopes = np.exp(-np.logaddexp(0.0, margins))  # -ℓ'
-    return float(np.mean(np.logaddexp(0.0, -margins))), slopes * norms_of_outputs
+    derivatives = np.exp(-np.logaddexp(0.0, margins))  # -ℓ'
+    return float(np.mean(np.logaddexp(0.0, -margins))), derivatives * norms_of_outputs
 
 
 def _gradient_norms(model: Classifier, data: Dataset, Z: Array) -> Array:

@@ -6,7 +6,7 @@ import os
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -198,27 +198,29 @@ def train(
     record = arguments.restored(run.record if record is None else record)
     entries = recording.parse(record, tuple(run.model.parameters), tuple(tests))
     run = replace(
-        _with_optimizer(run, optimizer),
+        run,
+        **_new_optimizer(run, optimizer),
         loss=run.loss if loss is None else _core_arguments.loss(run.model, loss, data.y),
         wrt=run.wrt if wrt is None else arguments.wrt(run.model, wrt),
         stop=arguments.stop(run.stop if stop is None else stop),
         record={entry.function or entry.key: entry.every for entry in entries},
         batches=batches,
     )
-    if not run.state.keys() & set(run.wrt):  # nothing of what trains now has moments
-        run = replace(run, state={}, since=_here(run) if run.state else run.since)
+    if run.state and not run.state.keys() & set(run.wrt):  # nothing that trains now has moments
+        run = replace(run, state={}, since=_here(run))
     rule = arguments.optimizer(run.optimizer)  # that of a solver is none
     arguments.settings_of_parameters(rule, run.model)
     _core_arguments.differentiable(run.model, _core_arguments.bits(run.wrt))
-    problem, test_problems = arguments.problems(run, data, tests)
+    problem, test_problems = arguments.problems(run, data, tests, stream is None)
     drawn, axis = draws(stream, run, problem.runs, problem)
     problem = problem._replace(runs=axis)
     run = spread(run, problem.runs.length)
     frozen = arguments.frozen(run, released=stop is not None)
-    run = replace(run, since=arguments.since(run, frozen))
+    segments = run.segments
     if last > first:
         now = Segment(first, rule, run.loss, run.wrt, fingerprint(data), batches)
-        run = replace(run, segments=extended(run.segments, now))
+        segments = extended(segments, now)
+    run = replace(run, since=arguments.since(run, frozen), segments=segments)
     since = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
     settings = core_settings(rule, last, run.runs, since, run.wrt)
     sides = arguments.directions(directions, run.model, problem.runs)
@@ -266,14 +268,14 @@ def train(
     return ended
 
 
-def _with_optimizer(run: Run[M], optimizer: Optimizer | None) -> Run[M]:
-    """Return the run with an optimizer, which takes over the state of one of its kind."""
+def _new_optimizer(run: Run[M], optimizer: Optimizer | None) -> dict[str, Any]:
+    """Return what an optimizer changes of a run; it takes over the state of one of its kind."""
     if optimizer is None:
-        return run
+        return {}
     optimizer = arguments.optimizer(optimizer)
     if type(optimizer) is type(run.optimizer):
-        return replace(run, optimizer=optimizer)
-    return replace(run, optimizer=optimizer, state={}, since=_here(run))
+        return {"optimizer": optimizer}
+    return {"optimizer": optimizer, "state": {}, "since": _here(run)}
 
 
 def _here(run: Run[M]) -> int | tuple[int, ...]:
