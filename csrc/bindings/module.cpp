@@ -15,6 +15,7 @@ PYBIND11_MODULE(_core, m) {
   mhfast::register_evaluation(m);
   mhfast::register_training(m);
   mhfast::register_learning(m);
+  mhfast::register_xla(m);
 }
 
 #undef PyInit__core
