@@ -182,3 +182,13 @@ def test_errors() -> None:
     scaled = instances.classifier(rng, 7, 5, 3, 1.0, scale=2.0)
     with pytest.raises(ValueError, match="constants: expected 'proved' unless"):
         theory.curvature_bounds(scaled, X, constants="recalled")
+
+
+def test_conditions_say_both_of_their_sides() -> None:
+    for value, verdict in ((2.5, "met, with a factor of"), (4.5, "not met, short by a factor of")):
+        told = str(theory.Condition("a ≤ b", value, 3.5, at_least=False))
+        assert told.startswith(f"a ≤ b: {value} against 3.5, {verdict}")
+    assert (
+        str(theory.Condition("a ≤ b", math.nan, 3.5, at_least=False))
+        == "a ≤ b: nan against 3.5, cannot be judged"
+    )

@@ -458,3 +458,18 @@ def test_readout_and_attention_of_runs() -> None:
         np.testing.assert_allclose(together.readout[r], alone.readout, atol=1e-12)
         W = together.attention.direction.W
         np.testing.assert_allclose(W[r], alone.attention.direction.W, atol=1e-9)
+
+
+def test_the_readout_of_labels_that_are_not_separable_is_the_hull_point() -> None:
+    """By hand: best tokens 2 and -6 of label 1 have the hull point 0, and 4 and 1 the point 1."""
+    far = 2.0**60  # so that units matter
+    for tokens, point in (([4.0, 1.0], 1.0), ([2.0, -6.0], 0.0)):
+        X = far * np.array([[[t], [0.5]] for t in tokens])
+        data = mh.Dataset(X, np.ones(2), query=np.ones((2, 1, 1)))
+        found = theory.joint_svm(data, [0, 0])
+        if point:
+            assert found.separable or found.margin > 0
+            assert found.readout[0] * far == pytest.approx(1.0)
+        else:
+            assert found.margin == 0.0
+            assert abs(found.readout[0]) <= 1e-12 * far

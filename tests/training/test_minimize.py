@@ -7,6 +7,7 @@ import pytest
 import scipy.optimize
 
 import mhfast as mh
+from mhfast.optimizers import LBFGS, GradientFlow
 
 n, T, d, H, p, R = 17, 4, 5, 3, 2, 6
 l2 = {"W": 0.05, "U": 0.02}
@@ -212,3 +213,7 @@ def test_records_have_room():
 def test_wrong_arguments(options, error, message):
     with pytest.raises(error, match=message):
         mh.minimize(**{"model": classifier(), "X": data_set()} | options)
+
+
+def test_solvers_have_no_l2_unless_told():
+    assert LBFGS().l2 == GradientFlow().l2 == 0.0
