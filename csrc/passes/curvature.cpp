@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../problem/clean.hpp"
+#include "../problem/factors.hpp"
 #include "../problem/rescale.hpp"
 #include "evaluate.hpp"
 #include "hessian_product.hpp"
@@ -250,7 +251,14 @@ void hessian_product(const Data<real>& data, const Model<const real*>& model,
   const RescaledData<real> scaled_data(*clean, 1, exponents);
   const RescaledTensors<real> tensors(model.at, s, model.rank, tied, exponents);
   const RescaledTensors<real> tangents(tangent, s, model.rank, tied, exponents);
-  const Model<const real*> scaled_model{*tensors, model.rank};
+  Model<const real*> scaled_model{*tensors, model.rank};
+  std::vector<real> identities;
+  if (is_identity_w(model.at) || is_identity_v(model.at)) {
+    identities.resize(std::size_t(s.H) * s.d * s.d);
+    write_identities(s, 1, identities.data());
+    if (is_identity_w(model.at)) scaled_model.at[kW] = identities.data();
+    if (is_identity_v(model.at)) scaled_model.at[kV] = identities.data();
+  }
   std::optional<OwnLossResults> own;
   if (loss.own) {
     std::vector<real> f(s.n * s.outputs());

@@ -39,31 +39,36 @@ class CallScratch {
 };
 
 /// A model's parameters in the form that an engine expects: a factored W is multiplied out, in
-/// `block`, with memory for the gradient by it.
+/// `block`, with memory for the gradient by it, and identities are written there.
 template <class real>
 class DenseModel {
  public:
   DenseModel(const Shape& s, const Model<const real*>& model, real scale, bool gradient,
              AlignedBuffer& block)
       : parameters{model.at[kW], model.at[kU], model.at[kV], model.at[kPrompt], scale} {
-    if (!model.is_factored()) return;
+    const bool identity_w = is_identity_w(model.at), identity_v = is_identity_v(model.at);
+    if (!model.is_factored() && !identity_w && !identity_v) return;
     const std::ptrdiff_t size = extent(kW, s, 0).all();
     const auto lay_out = [&](Arena layout) {
-      w_ = layout.take<real>(size);
-      gradient_ = layout.take<real>(gradient ? size : 0);
+      w_ = layout.take<real>(model.is_factored() || identity_w ? size : 0);
+      v_ = layout.take<real>(identity_v ? size : 0);
+      gradient_ = layout.take<real>(gradient && model.is_factored() ? size : 0);
       return layout.size();
     };
     lay_out(Arena(block.reserve(lay_out(Arena()))));
-    for (int h = 0; h < s.H; ++h)
+    for (int h = 0; h < s.H && model.is_factored(); ++h)
       compose(active_kernels<real>(), s, model.rank, model.at[kQ], model.at[kK], h, 1, w_);
-    parameters.W = w_;
+    if (identity_w) write_identities(s, 1, w_);
+    if (identity_v) write_identities(s, 1, v_);
+    if (!parameters.W) parameters.W = w_;
+    if (identity_v) parameters.V = v_;
   }
 
   Parameters<real> parameters;
   real* gradient() const { return gradient_; }
 
  private:
-  real *w_ = nullptr, *gradient_ = nullptr;
+  real *w_ = nullptr, *v_ = nullptr, *gradient_ = nullptr;
 };
 
 /// A problem as it is computed, see rescale.hpp.

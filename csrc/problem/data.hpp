@@ -114,7 +114,7 @@ Data<real> at_run(const Data<real>& set, std::ptrdiff_t run, int count) {
 }
 
 /// A model as the caller holds it: W or, of rank `rank`, Q and K (null: W = Q Q^T); U or V; perhaps
-/// a prompt.
+/// a prompt. Without any of the first W is the identity for all heads, without U and V it is V.
 template <class Pointer>
 struct Model {
   Tensors<Pointer> at;
@@ -123,6 +123,15 @@ struct Model {
   bool is_factored() const { return rank > 0; }
   bool is_tied() const { return rank > 0 && !at[kK]; }
 };
+
+template <class Pointer>
+bool is_identity_w(const Tensors<Pointer>& at) {
+  return !at[kW] && !at[kQ];
+}
+template <class Pointer>
+bool is_identity_v(const Tensors<Pointer>& at) {
+  return !at[kU] && !at[kV];
+}
 
 /// Heads, and rows and columns of a head, of a tensor; the prompt is of one head.
 struct Extent {

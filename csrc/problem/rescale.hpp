@@ -111,6 +111,7 @@ struct Largest {
 template <class real>
 Exponents choose_exponents(const Data<real>& data, const Tensors<const real*>& tensors,
                            const Tensors<std::ptrdiff_t>& apart, int rank, std::ptrdiff_t runs) {
+  if (is_identity_w(tensors) || is_identity_v(tensors)) return {};  // has no other factor
   const Shape& s = data.shape;
   const auto largest = [&](TensorName name) {
     const std::ptrdiff_t size = extent(name, s, rank).all();

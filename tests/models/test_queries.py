@@ -17,6 +17,12 @@ SEEN = [
     {"query": query, "causal": causal, "lengths": lengths}
     for query, causal, lengths in product(QUERIES, (False, True), (False, True))
 ] + [{"prompt": True, "lengths": lengths} for lengths in (False, True)]
+SEEN += [
+    {"identities": "W", "causal": True},
+    {"identities": "V", "query": -1, "lengths": True},
+    {"identities": "WV", "query": "own"},
+    {"identities": "WV", "prompt": True, "lengths": True},
+]
 
 
 @pytest.mark.parametrize("options", SEEN)

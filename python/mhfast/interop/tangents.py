@@ -15,7 +15,6 @@ The computation is in NumPy, in float64, for a few samples at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -86,8 +85,7 @@ def _directional(
     model = Model.of(model)
     data = inputs(model, X, query, lengths)
     along = {name: double(array) for name, array in tangent.items()}
-    still = {name: np.zeros_like(array) for name, array in model.parameters().items()}
-    moving = replace(model, **still | {n: a for n, a in along.items() if n in still})
+    moving = model.moving(along)
     dX, dZ = _moving_inputs(model, moving, data, along)
     G = None if cotangent is None else double(cotangent)
     n, q = data.visible.shape[:2]

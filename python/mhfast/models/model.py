@@ -35,27 +35,28 @@ class Model:
     losses: ClassVar[tuple[str, ...]]
     """The names of the losses that are defined for the outputs of the model."""
 
-    W: Any  # Array or LowRank; which one, callers know
+    W: Any  # Array, LowRank or None for identities; which one, callers know
     query: int | Array | None
     prompt: Optional
     scale: float
     causal: bool
 
+    _sizes: tuple[int, int, np.dtype[Any]]  # H, d and the dtype
+
     @property
     def heads(self) -> int:
         """The number H of heads."""
-        return int(self._key_query.shape[-3])
+        return self._sizes[0]
 
     @property
     def dim(self) -> int:
         """The dimension d of a token."""
-        return int(self._key_query.shape[-2])
+        return self._sizes[1]
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of parameters, data and results: float32 or float64."""
-        dtype: np.dtype[Any] = self.W.dtype
-        return dtype
+        return self._sizes[2]
 
     @property
     def Q(self) -> Optional:  # noqa: N802  (the name of the parameter)
@@ -74,7 +75,10 @@ class Model:
 
     @cached_property
     def parameters(self) -> Mapping[str, Array]:
-        """The arrays that can be trained, by name: W or Q and K, U or V, and any prompt."""
+        """The arrays that can be trained, by name: W or Q and K, U or V, and any prompt.
+
+        A W or V that is None, an identity, is not among them.
+        """
         factored = isinstance(self.W, LowRank)
         names = (name for name in PARAMETERS if not (name == "W" and factored))
         arrays = ((name, getattr(self, name, None)) for name in names)
@@ -83,11 +87,6 @@ class Model:
     @cached_property
     def _core(self) -> CoreModel:
         return arguments.core_model(self)
-
-    @property
-    def _key_query(self) -> Array:
-        """W, or the factor that has its heads and its rows."""
-        return self.W.Q if isinstance(self.W, LowRank) else self.W
 
     @property
     def _rows(self) -> int | None:
@@ -370,7 +369,7 @@ class Model:
         return same_fields(self, other)
 
     def __repr__(self) -> str:
-        text = describe(self)
+        text = describe(self, always=("W", "V"))
         if self.attention != "softmax":
             text = f"{text[:-1]}, attention={str(self.attention)!r})"
         if self.normalize is not None:

@@ -241,8 +241,7 @@ def loss(model: Model, loss: object, y: npt.ArrayLike | None = None) -> Loss:
 def _are_probabilities(model: Model, y: npt.ArrayLike) -> bool:
     """Tell whether y has a number for each output of a row, (n, q, p), rather than classes."""
     array = checks.as_array(y, "y")
-    outputs = model.parameters["V"].shape[-1]
-    return array.dtype.kind == "f" and array.ndim >= 3 and array.shape[-1] == outputs
+    return array.dtype.kind == "f" and array.ndim >= 3 and array.shape[-1] == model._out_dim
 
 
 def differentiable(model: Model, bits: int) -> None:
@@ -255,9 +254,9 @@ def differentiable(model: Model, bits: int) -> None:
         `wrt` as bits.
     """
     if model._core.row_map_name == "hardmax" and bits & ~(BITS["U"] | BITS["V"]):
-        readout = "U" if "U" in model.parameters else "V"
+        readouts = [f"wrt={name!r}, or " for name in ("U", "V") if name in model.parameters]
         raise ValueError(
-            f"attention: 'hardmax' has no derivative by the logits; expected wrt={readout!r}, or a "
+            f"attention: 'hardmax' has no derivative by the logits; expected {''.join(readouts)}a "
             "model with another row map"
         )
 

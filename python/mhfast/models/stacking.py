@@ -64,6 +64,10 @@ def stack(models: Sequence[M]) -> M:
     if not shared:
         queries = [_leading(m, np.asarray(m.query), "query") for m in models]
         arrays["query"] = np.concatenate(queries)
+    if not arrays:
+        raise ValueError(
+            "models: expected a parameter, or queries that differ, to have a run axis, got none"
+        )
     return arguments.with_arrays(first, arrays)
 
 

@@ -13,21 +13,70 @@ from .._arguments.values import Array, frozen
 from .low_rank import LowRank
 
 
-def key_query(W: npt.ArrayLike | LowRank) -> tuple[Array | LowRank, int, int]:
-    """Return W in the form that models store, the number H of heads and the dimension d."""
+def key_query(
+    W: npt.ArrayLike | LowRank | None,
+) -> tuple[Array | LowRank | None, int | None, int | None, np.dtype[Any] | None]:
+    """Return W in the form that models store, the number H of heads, the dimension d and the dtype.
+
+    None, an identity, does not say the others.
+    """
+    if W is None:
+        return None, None, None, None
     if isinstance(W, LowRank):
-        return W, *W.Q.shape[-3:-1]
+        return W, *W.Q.shape[-3:-1], W.dtype
     W = checks.real(W, "W")
     columns = W.shape[-1] if W.ndim else None
     checks.shape(W, "W", "H d d", (None, columns, columns), runs=True)
-    return frozen(W), *W.shape[-3:-1]
+    return frozen(W), *W.shape[-3:-1], W.dtype
+
+
+def readout(
+    value: npt.ArrayLike, name: str, dtype: np.dtype[Any] | None, dim: int | None, axis: int
+) -> tuple[Array, int | None]:
+    """Return U or V, whose shape is not checked yet, and the dimension d: that of W, or its own.
+
+    Parameters
+    ----------
+    dtype, dim
+        Those of W, None for an identity.
+    axis : int
+        Where U or V has d, counted from its last axis.
+    """
+    array = checks.real(value, name, dtype, "W")
+    if dim is None and array.ndim >= -axis:
+        dim = array.shape[axis]
+    return array, dim
+
+
+def identity_sizes(
+    dim: int | None,
+    dtype: np.dtype[Any] | None,
+    query: int | Array | None,
+    prompt: Array | None,
+) -> tuple[int, np.dtype[Any]]:
+    """Return d and the dtype of a layer whose W and V may both be identities.
+
+    Raises
+    ------
+    ValueError
+        If no array says them.
+    """
+    side = prompt if prompt is not None else query
+    if dim is not None and dtype is not None:
+        return dim, dtype
+    if not isinstance(side, np.ndarray):
+        raise ValueError(
+            "W, V: expected an array for one of them, or a prompt or an array as query beside two "
+            "identities, to have the dimension of the tokens from, got None for both"
+        )
+    return int(side.shape[-1]), side.dtype
 
 
 def query_side(
     query: int | npt.ArrayLike | None,
     prompt: npt.ArrayLike | None,
-    dim: int,
-    dtype: np.dtype[Any],
+    dim: int | None,
+    dtype: np.dtype[Any] | None,
     like: str = "W",
 ) -> tuple[int | Array | None, Array | None]:
     """Return `query` (None, an int or a frozen array) and `prompt` (None or a frozen array)."""
@@ -136,11 +185,16 @@ def row_map(attention: object, normalize: object) -> tuple[str, bool | None]:
     return name, bool(normalize)
 
 
-def no_empty_axis(name: str, W: Array | LowRank, readout_name: str, readout: Array) -> None:
-    """Raise ValueError if W or the readout has an axis of length 0."""
-    shape = W.Q.shape if isinstance(W, LowRank) else W.shape
-    if 0 in shape or readout.size == 0:
+def no_empty_axis(**arrays: Array | LowRank | None) -> None:
+    """Raise ValueError if W or the readout, given by name, has an axis of length 0."""
+    shapes = {
+        name: array.Q.shape if isinstance(array, LowRank) else array.shape
+        for name, array in arrays.items()
+        if array is not None
+    }
+    if any(0 in shape for shape in shapes.values()):
+        got = " and ".join(map(str, shapes.values()))
+        plural = "s" if len(shapes) > 1 else ""
         raise ValueError(
-            f"{name}, {readout_name}: expected no axis of length 0, got shapes {shape} and "
-            f"{readout.shape}"
+            f"{', '.join(shapes)}: expected no axis of length 0, got shape{plural} {got}"
         )

@@ -81,8 +81,7 @@ def _hvp(
 ) -> Gradient:
     model = Model.of(model)
     data = inputs(model, X, query, lengths)
-    still = {name: np.zeros_like(array) for name, array in model.parameters().items()}
-    moving = replace(model, **still | {name: double(part) for name, part in tangent.items()})
+    moving = model.moving(tangent)
     X, Z, W, dW = data.X, data.Z, model.dense(), _dense_tangent(model, moving)
     dZ = np.zeros_like(Z) if moving.prompt is None else np.broadcast_to(moving.prompt, Z.shape)
 

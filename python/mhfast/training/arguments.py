@@ -59,7 +59,12 @@ def _optimizers(value: object) -> str:
 
 
 def settings_of_parameters(optimizer: Optimizer | Solver, model: Model) -> None:
-    """Raise ValueError if a setting is given for a parameter that the model does not have."""
+    """Raise ValueError if a setting is given for a parameter that the model does not have.
+
+    Or if it has none at all.
+    """
+    if not model.parameters:
+        raise ValueError(f"model: expected a parameter to train, got {model!r}")
     for setting, value in vars(optimizer).items():
         if type(value) is not ByParameter:
             continue

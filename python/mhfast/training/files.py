@@ -3,7 +3,8 @@
 | entry                  | content                                              |
 |------------------------|------------------------------------------------------|
 | about                  | JSON text: everything that is not an array           |
-| model.W, start.W, ...  | parameters at the step reached and at step 0         |
+| model.W, start.W, ...  | parameters at the step reached and at step 0; a      |
+|                        | W or V that is not there is the identity             |
 | query, schedule, lr    | if the model or the optimizer has such an array      |
 | stopped                | with a run axis                                      |
 | state.W.j, ...         | state of the optimizer, such as moments              |
@@ -217,8 +218,10 @@ def _model(role: str, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray
     }
     if "Q" in given:
         given["W"] = LowRank(given.pop("Q"), given.pop("K", None))
+    kind = _MODELS[about["model"]]
+    given = dict.fromkeys(("W", "V") if kind is Layer else ("W",)) | given  # None: an identity
     query = arrays.get("query", about["query"])
-    made: Model = _MODELS[about["model"]](
+    made: Model = kind(
         **given, query=query, scale=about["scale"], causal=about["causal"],
         attention=about.get("attention", "softmax"), normalize=about.get("normalize"),
     )  # fmt: skip

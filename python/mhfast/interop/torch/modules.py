@@ -211,7 +211,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         return module
 
     @property
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         return self.W, getattr(self, READOUT[self._kind]), self.prompt
 
     def extra_repr(self) -> str:
@@ -232,7 +232,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         parts += [f"scale={self.scale}"] + ["causal=True"] * self.causal
         parts += [f"attention={self.row_map!r}"] * (self.row_map != "softmax")
         parts += [] if self.normalize is None else [f"normalize={self.normalize}"]
-        return ", ".join([*parts, f"dtype={short(self.W.dtype)}"])
+        return ", ".join([*parts, f"dtype={short(next(self.parameters()).dtype)}"])
 
 
 class MultiHeadClassifier(_Module):
