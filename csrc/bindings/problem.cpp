@@ -117,6 +117,8 @@ ModelOfRuns<real> read_model(const py::tuple& parameters, py::ssize_t d, py::ssi
     if (has(name)) s.H = length(name, 2);
   model.rank = has(kQ) ? length(kQ, 0) : 0;
   if (!has(kU)) s.p = has(kV) ? length(kV, 0) : s.d;
+  s.identity_w = !has(kW) && !has(kQ);
+  s.identity_v = !has(kU) && !has(kV);
   s.q = has(kPrompt) ? length(kPrompt, 1) : has(kU) ? length(kU, 1) : 0;
   s.shared_query = has(kPrompt);
   for (int name = 0; name < kTensors; ++name) {

@@ -39,36 +39,31 @@ class CallScratch {
 };
 
 /// A model's parameters in the form that an engine expects: a factored W is multiplied out, in
-/// `block`, with memory for the gradient by it, and identities are written there.
+/// `block`, with memory for the gradient by it.
 template <class real>
 class DenseModel {
  public:
   DenseModel(const Shape& s, const Model<const real*>& model, real scale, bool gradient,
              AlignedBuffer& block)
       : parameters{model.at[kW], model.at[kU], model.at[kV], model.at[kPrompt], scale} {
-    const bool identity_w = is_identity_w(model.at), identity_v = is_identity_v(model.at);
-    if (!model.is_factored() && !identity_w && !identity_v) return;
+    if (!model.is_factored()) return;
     const std::ptrdiff_t size = extent(kW, s, 0).all();
     const auto lay_out = [&](Arena layout) {
-      w_ = layout.take<real>(model.is_factored() || identity_w ? size : 0);
-      v_ = layout.take<real>(identity_v ? size : 0);
-      gradient_ = layout.take<real>(gradient && model.is_factored() ? size : 0);
+      w_ = layout.take<real>(size);
+      gradient_ = layout.take<real>(gradient ? size : 0);
       return layout.size();
     };
     lay_out(Arena(block.reserve(lay_out(Arena()))));
-    for (int h = 0; h < s.H && model.is_factored(); ++h)
+    for (int h = 0; h < s.H; ++h)
       compose(active_kernels<real>(), s, model.rank, model.at[kQ], model.at[kK], h, 1, w_);
-    if (identity_w) write_identities(s, 1, w_);
-    if (identity_v) write_identities(s, 1, v_);
-    if (!parameters.W) parameters.W = w_;
-    if (identity_v) parameters.V = v_;
+    parameters.W = w_;
   }
 
   Parameters<real> parameters;
   real* gradient() const { return gradient_; }
 
  private:
-  real *w_ = nullptr, *v_ = nullptr, *gradient_ = nullptr;
+  real *w_ = nullptr, *gradient_ = nullptr;
 };
 
 /// A problem as it is computed, see rescale.hpp.
@@ -246,7 +241,7 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
   const Shape& s = data.shape;
   const Kernels<real>& kernels = active_kernels<real>();
   const int qL = int(round_up(s.q, kernels.lanes)), TL = int(round_up(s.T, kernels.lanes));
-  const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, n = last - first;
+  const std::ptrdiff_t dd = s.identity_w ? 0 : std::ptrdiff_t(s.d) * s.d, n = last - first;
   const double flops = double(n) * s.H * s.q * (2.0 * dd + 2.0 * s.T * s.d + 40.0 * s.T);
   const int members = useful_threads(threads, n, flops);
 
@@ -284,6 +279,7 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
     ScoreOperands<real> operands{w, workspace.x, workspace.z,
                                  data.is_limited() ? workspace.limits : nullptr};
     operands.map = data.row_map;
+    operands.scale = scale;
     const ScoreMemory<real> memory{workspace.p, workspace.s, nullptr, nullptr, nullptr, nullptr};
     for (std::ptrdiff_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < last;) {
       kernels.pack_rows(data.x + i * s.T * s.d, s.T, s.d, TL, workspace.x);
@@ -294,9 +290,10 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
       }
       if (operands.limits) data.write_limits(i, 0, s.q, qL, workspace.limits);
       for (int h = 0; h < s.H; ++h) {
-        operands.w = w + h * dd;
-        kernels.scores_rows(
-            score_arguments(RowMode::kAttention, s.d, {s.T, s.q, 1}, operands, memory, 0));
+        operands.w = s.identity_w ? nullptr : w + h * dd;
+        if (operands.w || h == 0)  // heads of an identity attend alike
+          kernels.scores_rows(
+              score_arguments(RowMode::kAttention, s.d, {s.T, s.q, 1}, operands, memory, 0));
         real* to = out + ((i - first) * s.H + h) * s.q * s.T;
         for (int t = 0; t < s.q; ++t)
           for (int k = 0; k < s.T; ++k) *to++ = workspace.s[std::ptrdiff_t(k) * qL + t];

@@ -28,7 +28,8 @@ ScoreArguments<real> HeadSteps<real>::scores(RowMode mode, int head, const Slab<
                                      state_.model.transposed(head),
                                      transposed_row_,
                                      state_.width > 1,
-                                     state_.data.row_map};
+                                     state_.data.row_map,
+                                     state_.model.scale()};
   ScoreArguments<real> in =
       score_arguments(mode, d, {slab.keys, slab.rows, slab.units}, operands, to, weights_size_);
   in.gap = gap;

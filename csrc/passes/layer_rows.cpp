@@ -34,11 +34,12 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
   const std::size_t L = state_.lanes.lanes, H = s.H, d = s.d, T = s.T, rows = steps_.rows_size();
   const std::size_t block = block_;
   const bool gradient = options.gradient;
-  v_rows_ = layout.take<real>(H * d * pL_);
+  v_rows_ = layout.take<real>(s.identity_v ? 0 : H * d * pL_);
   for (Workspace& workspace : workspaces_) {
     HeadMemory<real>& heads = workspace.heads;
     workspace.x = layout.take<real>(d * round_up(s.T, L));
     workspace.z = layout.take<real>(d * rows);
+    workspace.x_rows = layout.take<real>(s.identity_v ? T * dL_ : 0);
     heads.limits = layout.take<real>(rows);
     heads.scores.p = layout.take<real>(d * rows);
     heads.scores.s = layout.take<real>((gradient && state_.plan.keep ? block * H : 1) * T * rows);
@@ -67,7 +68,7 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
 template <class real>
 void LayerRowPass<real>::load(const Parameters<real>& parameters, const Member& member) {
   const Shape& s = state_.data.shape;
-  for (int h = member.index; h < s.H; h += member.count)
+  for (int h = member.index; parameters.V && h < s.H; h += member.count)
     state_.kernels.scale_rows(parameters.V + std::ptrdiff_t(h) * s.d * s.p, real(1), s.d, s.p, pL_,
                               v_rows_ + std::ptrdiff_t(h) * s.d * pL_);
 }
@@ -150,6 +151,9 @@ Slab<real> LayerRowPass<real>::open_tile(std::ptrdiff_t unit, const Workspace& w
   if (!s.shared_query)
     state_.kernels.pack_rows(data.z + (sample * s.q + slab.first_row) * s.d, slab.rows, s.d, qL,
                              workspace.z);
+  if (s.identity_v)
+    state_.kernels.scale_rows(data.x + sample * s.T * s.d, real(1), slab.keys, s.d, dL_,
+                              workspace.x_rows);
   return slab;
 }
 
@@ -174,6 +178,14 @@ void LayerRowPass<real>::run_outputs(bool gaps, const Slab<real>& slab,
     const ScoreArguments<real> in =
         steps_.scores(RowMode::kWeights, h, slab, workspace.heads, of_head(h, workspace), gap);
     steps_.run_scores(in);
+    if (s.identity_v) {
+      state_.kernels.product({{slab.rows, pL_ / L, slab.keys},
+                              {in.s, qL},
+                              {workspace.x_rows, dL_, L},
+                              {workspace.f, pL_, L},
+                              h > 0});
+      continue;
+    }
     real* ax = workspace.ax + (state_.options.gradient ? h * of_head_size() : 0);
     state_.kernels.product({{s.d, qL / L, slab.keys}, {x, s.d}, {in.s, qL, L}, {ax, qL, L}, false});
     state_.kernels.product({{slab.rows, pL_ / L, s.d},
@@ -290,15 +302,16 @@ void LayerRowPass<real>::differentiate(Pass pass, int chunk, const Slab<real>& s
                        !slab.first});
     }
     if (!options.wrt_W) continue;
-    kernels.product({{s.d, qL / L, s.p},
-                     {state_.model.transposed(h), dL_},
-                     {workspace.g_transposed, qL, L},
-                     {workspace.ut, qL, L},
-                     false});
+    if (!s.identity_v)
+      kernels.product({{s.d, qL / L, s.p},
+                       {state_.model.transposed(h), dL_},
+                       {workspace.g_transposed, qL, L},
+                       {workspace.ut, qL, L},
+                       false});
     real* gap = scaled ? workspace.heads.gap + h * L : nullptr;
     ScoreArguments<real> again = steps_.scores(scaled ? RowMode::kScaled : RowMode::kDerivative, h,
                                                slab, workspace.heads, of_head(h, workspace), gap);
-    again.ut = workspace.ut;
+    again.ut = s.identity_v ? workspace.g_transposed : workspace.ut;
     again.ut_k = qL;
     if (scaled || !state_.plan.keep || !state_.data.row_map.is_softmax())
       steps_.run_scores(again);  // from the logits

@@ -1,5 +1,5 @@
 // The parameters of one pass, as kernels take them: W times the scale, U or V transposed, and the
-// product of a shared query with W.
+// product of a shared query with W. Identities are null.
 //
 // Written in the phase of loading, each head by the member that loads it, and only read in a pass.
 #pragma once
@@ -22,14 +22,18 @@ class LoadedModel {
   /// A member's heads; the caller's arrays must stay until the pass is over.
   void load(const Parameters<real>& parameters, const Member& member);
 
-  real scale() const { return scale_; }  // of the logits, contained in W
+  real scale() const { return scale_; }  // of the logits, contained in W if that is not null
   const real* prompt() const { return prompt_; }
-  const real* w(int head) const { return w_ + std::ptrdiff_t(head) * shape_.d * shape_.d * width_; }
+  const real* w(int head) const {
+    return w_ ? w_ + std::ptrdiff_t(head) * shape_.d * shape_.d * width_ : nullptr;
+  }
   /// U or V as the caller holds it, and transposed.
   const real* readout(int head) const {
-    return readout_ + std::ptrdiff_t(head) * of_.rows * of_.columns * width_;
+    return readout_ ? readout_ + std::ptrdiff_t(head) * of_.rows * of_.columns * width_ : nullptr;
   }
-  const real* transposed(int head) const { return transposed_ + head * transposed_size_; }
+  const real* transposed(int head) const {
+    return readout_ ? transposed_ + head * transposed_size_ : nullptr;
+  }
   /// Z W of a query that all samples share: (q, d), packed; null: each has its own.
   const real* shared_product(int head) const {
     return shape_.shared_query ? packed_product_ + head * query_size_ : nullptr;

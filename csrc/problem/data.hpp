@@ -124,15 +124,6 @@ struct Model {
   bool is_tied() const { return rank > 0 && !at[kK]; }
 };
 
-template <class Pointer>
-bool is_identity_w(const Tensors<Pointer>& at) {
-  return !at[kW] && !at[kQ];
-}
-template <class Pointer>
-bool is_identity_v(const Tensors<Pointer>& at) {
-  return !at[kU] && !at[kV];
-}
-
 /// Heads, and rows and columns of a head, of a tensor; the prompt is of one head.
 struct Extent {
   int heads, rows, columns;
@@ -156,9 +147,9 @@ inline Extent extent(TensorName name, const Shape& s, int rank) {
 /// One run's parameters, or those of as many runs as there are lanes, a vector for each number.
 template <class real>
 struct Parameters {
-  const real* W;       // (H, d, d)
+  const real* W;       // (H, d, d), or null: identities
   const real* U;       // (H, q, d), or null
-  const real* V;       // (H, d, p), or null
+  const real* V;       // (H, d, p), or null; without both V is the identity
   const real* prompt;  // (q, d), or null
   real scale;          // of the logits
 

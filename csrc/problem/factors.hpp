@@ -1,7 +1,5 @@
-// Factored weights: W_h = Q_h K_h^T composed, and the chain rule back to the factors; identities.
+// Factored weights: W_h = Q_h K_h^T composed, and the chain rule back to the factors.
 #pragma once
-
-#include <algorithm>
 
 #include "../kernels/table.hpp"
 #include "data.hpp"
@@ -15,15 +13,6 @@ void compose(const Kernels<real>& kernels, const Shape& s, int rank, const real*
   const std::ptrdiff_t factor = std::ptrdiff_t(h) * s.d * rank * width;
   kernels.batched_gemm({s.d, s.d, rank, width, Q + factor, rank, 1, (K ? K : Q) + factor, 1, rank,
                         W + std::ptrdiff_t(h) * s.d * s.d * width, s.d, 1, real(1), false});
-}
-
-/// Writes (H, d, d) identities; entries are `width` numbers.
-template <class real>
-void write_identities(const Shape& s, int width, real* to) {
-  const std::ptrdiff_t d = s.d, row = (d + 1) * width;  // from one entry of a diagonal to the next
-  std::fill_n(to, s.H * d * d * width, real(0));
-  for (std::ptrdiff_t h = 0; h < s.H; ++h, to += d * d * width)
-    for (std::ptrdiff_t k = 0; k < d; ++k) std::fill_n(to + k * row, width, real(1));
 }
 
 /// Writes head `h` of the gradients by Q and K (either may be null) from that by W. K null: tied.

@@ -162,7 +162,6 @@ void Loop<real>::make_tensors() {
       if (lanes && task_.first.at[name]) first_[name] = layout.template take<real>(size);
       if (lanes && task_.second.at[name]) second_[name] = layout.template take<real>(size);
       if (name == kW && factored) theta_[kW] = layout.template take<real>(size);
-      if (is_identity(TensorName(name))) theta_[name] = layout.template take<real>(size);
       if (task_.exponents.any() && exists) scaled_theta_[name] = layout.template take<real>(size);
       if (task_.wrt[name] || (name == kW && of_factors))
         gradient_[name] = layout.template take<real>(size);
@@ -172,8 +171,6 @@ void Loop<real>::make_tensors() {
   const std::size_t bytes = lay_out(Arena());
   lay_out(Arena(own_block_.reserve(std::max<std::size_t>(bytes, 1))));
   if (lanes) take_lanes();
-  for (const TensorName name : {kW, kV})
-    if (is_identity(name)) write_identities(s, width_, theta_[name]);
   for (int name = 0; name < kTensors; ++name)
     if (!scaled_theta_[name]) scaled_theta_[name] = theta_[name];
   rescale_prompt();
@@ -203,13 +200,6 @@ void Loop<real>::make_tensors() {
                    {}});
   }
   descent_->prepare(this->threads());  // a team may be larger than what a batch is worth
-}
-
-/// Whether the model has no such tensor and an identity in its place.
-template <class real>
-bool Loop<real>::is_identity(TensorName name) const {
-  const Tensors<real*>& at = task_.model.at;
-  return (name == kW && is_identity_w(at)) || (name == kV && is_identity_v(at));
 }
 
 template <class real>

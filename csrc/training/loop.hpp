@@ -101,7 +101,6 @@ class Loop {
 
   void take_batches(const Data<real>& data, typename Engine<real>::Options options, int threads);
   void make_tensors();
-  bool is_identity(TensorName name) const;
   void take_lanes();
   Parameters<real> parameters() const;
   int exponent(TensorName name) const {
