@@ -29,7 +29,7 @@ Pair = tuple[str, mh.Classifier | mh.Layer, mh.Classifier | mh.Layer]
 
 def pairs(shape: Shape, dtype: str) -> Iterator[Pair]:
     """Yield models with an identity, each with its twin that stores it."""
-    _, T, d, H = shape
+    T, d, H = shape.T, shape.d, shape.H
     rng = np.random.default_rng(0)
     U = rng.standard_normal((H, T, d)).astype(dtype) / T
     W = rng.standard_normal((H, d, d)).astype(dtype) / d
@@ -79,7 +79,7 @@ def main() -> None:
                     partial(mh.value_and_grad, fixed, **options),
                     partial(mh.value_and_grad, stored, **options),
                 )
-                text = ",".join(map(str, shape))
+                text = f"{shape.n},{shape.T},{shape.d},{shape.H}"
                 print(f"{text:14} {dtype:8} {name:14} {outputs:7.2f} {gradient:9.2f}", flush=True)
 
 

@@ -76,8 +76,8 @@ def case(
     """Draw a model and data for it.
 
     `query` is None, an integer, "own" (the model has an external one) or "given" (the call has);
-    `factors` "", "low rank" or "tied"; `identities` holds W, V of a layer or both; `weight` "", "samples" or "rows"; `runs` names the arrays
-    that have a run axis.
+    `factors` "", "low rank" or "tied"; `identities` holds W, V of a layer or both; `weight` "",
+    "samples" or "rows"; `runs` names the arrays that have a run axis.
     """
     rng = np.random.default_rng(seed)
 

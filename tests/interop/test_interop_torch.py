@@ -34,6 +34,7 @@ SEEN += [
     {"identities": "W", "causal": True},
     {"identities": "V", "query": -1, "lengths": True},
     {"identities": "WV", "prompt": True},
+    {"identities": "WV", "query": "given"},
 ]
 
 

@@ -15,7 +15,6 @@ from trainings import OPTIMIZERS, PLANS
 import mhfast as mh
 from mhfast import _core
 
-# A layer may have both only where something says the dimension of the tokens.
 CASES = [
     (mh.Classifier, {"identities": "W"}),
     (mh.Classifier, {"identities": "W", "query": -1, "scale": 0.7}),
@@ -29,10 +28,19 @@ CASES = [
     (mh.Layer, {"identities": "V", "factors": "low rank", "causal": True}),
     (mh.Layer, {"identities": "V", "attention": "relu", "loss": "squared", "query": -1}),
     (mh.Layer, {"identities": "V", "prompt": True, "loss": "squared"}),
+    (mh.Layer, {"identities": "WV", "loss": "squared", "lengths": True, "scale": 0.7}),
+    (mh.Layer, {"identities": "WV", "loss": "cross_entropy", "query": "given"}),
     (mh.Layer, {"identities": "WV", "prompt": True, "loss": "squared", "scale": 1.3}),
     (mh.Layer, {"identities": "WV", "query": "own", "loss": "squared", "scale": -0.6}),
 ]
+TRAINED = [
+    (kind, options)
+    for kind, options in CASES
+    if options["identities"] != "WV" or "prompt" in options
+]
+CUBE = np.ones((3, 3, 3))
 OF_ALL = pytest.mark.parametrize(("kind", "options"), CASES)
+OF_TRAINED = pytest.mark.parametrize(("kind", "options"), TRAINED)
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +49,9 @@ def chosen_plan():
     _core.force_plan("auto")
 
 
-def stored(model):
+def stored(model, dtype=np.float64):
     """The same model with its identities as arrays."""
-    identity = np.broadcast_to(np.eye(model.dim, dtype=model.dtype), (model.heads,) + 2 * (DIM,))
+    identity = np.broadcast_to(np.eye(DIM, dtype=dtype), (model.heads, DIM, DIM))
     changes = {} if model.W is not None else {"W": identity}
     if isinstance(model, mh.Layer) and model.V is None:
         changes["V"] = identity
@@ -69,7 +77,7 @@ def test_all_that_a_stored_identity_gives(dtype, kind, options):
     for plan in PLANS:
         _core.force_plan(plan)
         the = case(kind, dtype=dtype, **options)
-        other = the._replace(model=stored(the.model))
+        other = the._replace(model=stored(the.model, dtype))
         for action in ("__call__", "attention"):
             got, want = (getattr(one.model, action)(one.X, **one.seen()) for one in (the, other))
             close(got, want, dtype, (plan, action))
@@ -161,12 +169,9 @@ def test_closed_forms():
     assert relative(the.model(the.X), together) < 1e-13
 
 
-@OF_ALL
+@OF_TRAINED
 def test_gradients_are_derivatives_of_the_value(kind, options):
     the = case(kind, **options)
-    names = [name for name in the.names() if name not in ("X", "query")]
-    if not names:
-        pytest.skip("has no parameters")
     direction = reals(the.model)
     direction = direction / mh.norm(direction)
     _, g = the.value_and_grad()
@@ -226,16 +231,52 @@ def test_what_a_model_with_identities_has():
     assert (by_query.heads, by_query.dim, dict(by_query.parameters)) == (1, DIM, {})
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_a_layer_without_arrays_takes_all_tokens(dtype):
+    layer = mh.Layer(None, None, scale=0.5)
+    assert repr(layer) == "Layer(W=None, V=None, scale=0.5)"
+    assert (layer.heads, dict(layer.parameters), layer.runs) == (1, {}, None)
+    assert pickle.loads(pickle.dumps(layer)) == layer
+    for d in (3, 7):
+        X = np.random.default_rng(d).standard_normal((4, 2, d)).astype(dtype)
+        S = np.exp(0.5 * X @ X.transpose(0, 2, 1))
+        F = layer(X)
+        assert F.dtype == dtype
+        assert relative(F, S / S.sum(axis=-1, keepdims=True) @ X) < TOLERANCE[F.dtype]
+        value, g = mh.value_and_grad(layer, X, np.zeros_like(X), loss="squared", wrt="X")
+        assert value == pytest.approx(np.square(F, dtype=float).sum() / 4, rel=1e-5)
+        assert g.X.shape == X.shape
+        again, none = mh.value_and_grad(layer, X, np.zeros_like(X), loss="squared")
+        assert again == pytest.approx(value, rel=1e-6 if dtype is np.float32 else 1e-14)
+        assert none == mh.Gradients()
+        found = mh.evaluate(
+            layer, X, np.zeros_like(X), loss="squared", record=("loss", "attention")
+        )
+        assert found["loss"] == again
+        assert np.array_equal(found["attention"], layer.attention(X))
+        assert mh.explain(layer, X)["plan"] in PLANS
+        # Two rows of one class each, and of probabilities.
+        of_classes = layer.loss(X, np.zeros((4, 2), int), loss="cross_entropy")
+        soft = np.zeros_like(X)
+        soft[..., 0] = 1
+        of_soft = layer.loss(X, soft, loss="cross_entropy")
+        assert of_soft == pytest.approx(of_classes, rel=1e-6)
+    for name in ("dim", "dtype", "out_dim"):
+        assert not hasattr(layer, name)
+    with pytest.raises(AttributeError, match=r"dim: expected a model with an array, got Layer\(W="):
+        layer.dim  # noqa: B018
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (
-            lambda: mh.Layer(None, None),
-            "W, V: expected an array for one of them, or a prompt or an array as query",
+            lambda: mh.Layer(None, None)(np.ones((1, 2, 4)), query=np.ones((1, 2, 5))),
+            r"query: expected shape \(n, q, d\) = \(1, q, 4\), got \(1, 2, 5\)",
         ),
         (
-            lambda: mh.Layer(None, None, query=0),
-            "W, V: expected an array for one of them, or a prompt or an array as query",
+            lambda: mh.Layer(None, None).loss(np.ones((1, 2, 4)), np.ones((1, 2, 5))),
+            r"y: expected shape \(n, q, p\) = \(1, 2, 4\), got \(1, 2, 5\)",
         ),
         (lambda: mh.Classifier(None, np.ones((2, 3))), r"U: expected shape \(H, q, d\)"),
         (lambda: mh.Classifier(None, np.ones((2, 3, 0))), "U: expected no axis of length 0"),
@@ -254,17 +295,17 @@ def test_what_a_model_with_identities_has():
         ),
         (
             lambda: mh.train(
-                mh.Layer(None, None, query=np.ones((1, 2, 3))), np.ones((1, 2, 3)),
-                np.ones((1, 2, 3)), steps=1, optimizer=mh.GradientDescent(0.1),
+                mh.Layer(None, None), np.ones((1, 2, 3)), np.ones((1, 2, 3)), steps=1,
+                optimizer=mh.GradientDescent(0.1),
             ),
             "model: expected a parameter to train, got Layer",
         ),
         (
-            lambda: mh.stack([mh.Layer(None, np.ones((2, 3, 3))), mh.Layer(np.ones((2, 3, 3)), None)]),
+            lambda: mh.stack([mh.Layer(None, CUBE), mh.Layer(CUBE, None)]),
             "expected parameters V",
         ),
         (
-            lambda: mh.stack([mh.Layer(None, None, query=np.ones((1, 2, 3)))] * 2),
+            lambda: mh.stack([mh.Layer(None, None)] * 2),
             "models: expected a parameter, or queries that differ, to have a run axis, got none",
         ),
     ],
@@ -297,10 +338,8 @@ def test_training_is_that_of_a_stored_identity_which_does_not_move(name):
     """All optimizers, alone; what is recorded of all parameters together differs and is not."""
     optimizer = OPTIMIZERS[name]()
     record = ("loss", "accuracy", "margin", "grad_norm", "distance", "attention_max")
-    for j, (kind, options) in enumerate(CASES):
+    for j, (kind, options) in enumerate(TRAINED):
         the = case(kind, **options, seed=j)
-        if not the.model.parameters or (options.get("loss") == "cross_entropy"):
-            continue
         given = {k: v for k, v in the.options.items() if k != "loss"}
         data = mh.Dataset(the.X, the.y, **given)
         settings = {"steps": 7, "optimizer": optimizer, "loss": the.options["loss"]}
@@ -316,15 +355,13 @@ def test_training_is_that_of_a_stored_identity_which_does_not_move(name):
             np.testing.assert_allclose(rows, other.history[which], rtol=1e-8, atol=1e-10)
 
 
-@OF_ALL
+@OF_TRAINED
 @pytest.mark.parametrize("plan", ["auto", "runs"])
 def test_runs_side_by_side_are_the_runs_alone(kind, options, plan):
     names = [c for c in ("W", "Q", "K", "U", "V", "prompt") if c not in options["identities"]]
     if "weight" in options:
         options = options | {"weight": "samples"}
     the = case(kind, **options, runs=(*names, "X"))
-    if not the.model.parameters:
-        pytest.skip("has no parameters")
     assert the.model.runs == RUNS
     value, g = the.value_and_grad(wrt=the.names())
     settings = {"steps": 5, "optimizer": mh.NormalizedGradientDescent(0.1)}
@@ -344,11 +381,9 @@ def test_runs_side_by_side_are_the_runs_alone(kind, options, plan):
         same_run(run[r], alone, 1e-9)
 
 
-@OF_ALL
+@OF_TRAINED
 def test_a_saved_run_goes_on(kind, options, tmp_path):
     the = case(kind, **options)
-    if not the.model.parameters:
-        pytest.skip("has no parameters")
     given = {k: v for k, v in the.options.items() if k != "loss"}
     data = mh.Dataset(the.X, the.y, **given)
     record = {"loss": 1, next(iter(the.model.parameters)): 2}
@@ -387,7 +422,11 @@ def test_training_enters_the_span_of_the_tokens(kind, prompt):
     assert inside.subspace.model.dim <= n * T + 1
     # The same steps outside, where Adam's are never taken inside the span.
     outside = mh.train(
-        stored_wide(model), X, y, optimizer=mh.GradientDescent(0.5, l2=1e-300), wrt=inside.wrt,
+        stored_wide(model),
+        X,
+        y,
+        optimizer=mh.GradientDescent(0.5, l2=1e-300),
+        wrt=inside.wrt,
         **settings,
     )
     assert outside.subspace is None
@@ -417,16 +456,16 @@ def test_outputs_that_are_tokens_stay_outside_the_span():
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [pair for pair in CASES if "prompt" not in pair[1] or pair[0] is mh.Classifier]
-)  # fmt: skip
+    ("kind", "options"),
+    [
+        (kind, options)
+        for kind, options in TRAINED
+        if kind is mh.Classifier or not options.keys() & {"prompt", "factors", "attention"}
+    ],
+)
 def test_tangent_kernels(kind, options):
     """The inner products of the gradients of all outputs, by parameters that are there."""
     the = case(kind, **options)
-    attends = options.get("attention", "softmax")
-    if not the.model.parameters or "factors" in options or (
-        kind is mh.Layer and attends != "softmax"
-    ):
-        pytest.skip("layers with factors and other row maps have none")
     data = mh.Dataset(the.X, np.ones(SAMPLES), **the.seen())
     K = mh.theory.ntk(the.model, data)
     shape = the.model(the.X, **the.seen()).shape
@@ -456,7 +495,7 @@ def test_the_rest_of_the_package_takes_them():
     best = mh.minimize(the.model, data, steps=50)
     assert best.model.W is None
     assert best.history["loss"][-1] < 0.3 * best.history["loss"][0]
-    flow = mh.gradient_flow(the.model, data, time=1.0)
+    flow = mh.gradient_flow(the.model, data, until=1.0)
     assert flow.model.W is None
 
     layers = [case(mh.Layer, identities="V", seed=seed).model for seed in range(3)]

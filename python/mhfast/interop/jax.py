@@ -22,7 +22,7 @@ from .._arguments.names import AttentionName
 from .._arguments.values import Array
 from ..gradients import backward
 from ..models import Classifier, Layer, Model
-from ..models.problem import problem
+from ..models.problem import of_arrays, problem
 
 try:
     import jax
@@ -64,7 +64,7 @@ def classifier(
     Parameters
     ----------
     X : array (n, T, d), float32 or float64
-    W : array (H, d, d) of the same dtype
+    W : array (H, d, d) of the same dtype, or None for the identity of every head
     U : array (H, q, d) of the same dtype
     query : None, int or array (n, q, d), optional
         The query side Z, as for a `Classifier`. An int is static.
@@ -129,8 +129,8 @@ def layer(
     Parameters
     ----------
     X : array (n, T, d), float32 or float64
-    W : array (H, d, d) of the same dtype
-    V : array (H, d, p) of the same dtype
+    W : array (H, d, d) of the same dtype, or None for the identity of every head
+    V : array (H, d, p) of the same dtype, or None likewise
     query, prompt, scale, causal, attention, normalize, lengths, num_threads
         As for `classifier`, and so are gradients and errors.
 
@@ -184,11 +184,12 @@ class _Outputs:
 
     def model(self, arrays: Mapping[str, Any]) -> Model:
         """Make the model from the arrays that are its parameters."""
-        options: dict[str, Any] = {"query": self.query}
-        options |= {name: array for name, array in arrays.items() if name not in ("X", "lengths")}
-        settings = self.settings._asdict()
+        settings = {"query": self.query, **self.settings._asdict()}
         del settings["num_threads"]
-        return self.kind(**options, **settings)
+        if "query" in arrays:
+            settings["query"] = arrays["query"]
+        own = {n: a for n, a in arrays.items() if n not in ("X", "query", "lengths")}
+        return of_arrays(self.kind, own, **settings)
 
     def __call__(self, arrays: Mapping[str, Any]) -> Array:
         lead, given = _as_runs(arrays)
@@ -234,8 +235,9 @@ def _apply(
     call = _Outputs(kind, token, settings._replace(num_threads=threads), ())
     model = call.model(zeros)
     problem(model, zeros["X"], lengths=zeros.get("lengths"))
-    n, tokens, _ = arrays["X"].shape
+    n, tokens, d = arrays["X"].shape
     _, shape = model._targets(n, model._query_rows(tokens), "squared")
+    shape = tuple(d if length < 0 else length for length in shape)
     token = None if "query" in arrays else model.query
     settings = _Settings(model.scale, model.causal, settings.attention, settings.normalize, threads)
     call = replace(call, query=token, settings=settings, shape=shape)

@@ -40,7 +40,8 @@ class Layer(Model):
         heads have the attention softmax(scale · Z Xᵀ).
     V : array (H, d, p) of the same dtype, or None
         Value matrices. None: the identity for every head, which is not a parameter, so that p = d.
-        Where W is None too there is one head, and a prompt or an array as query must be there.
+        Where W is None too there is one head, F(X) = softmax(scale · Z Xᵀ) X, of tokens of any
+        dimension and dtype unless a prompt or an array as query says them.
     query : None, int or array (n, q, d)
         None: Z = X. An integer: that token of each sample. An array: an external query. As for a
         `Classifier`.
@@ -116,16 +117,16 @@ class Layer(Model):
             checks.shape(V, "V", "H d p", (heads, dim, None), runs=True)
             heads = V.shape[-3]
         validation.no_empty_axis(W=W, V=V)
-        dim, dtype = validation.identity_sizes(dim, dtype, query, prompt)
+        sizes = validation.sizes(heads, dim, dtype, query, prompt)
         vars(self).update(
             W=W,
             V=None if V is None else frozen(V),
             query=query,
             prompt=prompt,
-            scale=validation.scale(scale, dtype),
+            scale=validation.scale(scale, sizes[2]),
             causal=validation.causal(causal, prompt),
             _row_map=validation.row_map(attention, normalize),
-            _sizes=(1 if heads is None else int(heads), int(dim), dtype),
+            _sizes=sizes,
         )
         self._core  # noqa: B018  (checks that the run axes agree)
 
@@ -291,10 +292,12 @@ class Layer(Model):
 
     @property
     def _out_dim(self) -> int:
-        return self.out_dim
+        if self.V is not None:
+            return self.out_dim
+        return -1 if self._sizes[1] is None else self.dim
 
     def _targets(self, n: int, q: int, loss: str) -> tuple[str, tuple[int, ...]]:
-        return ("n q", (n, q)) if loss in OF_CLASSES else ("n q p", (n, q, self.out_dim))
+        return ("n q", (n, q)) if loss in OF_CLASSES else ("n q p", (n, q, self._out_dim))
 
 
 def _shapes(

@@ -41,7 +41,7 @@ class Model:
     scale: float
     causal: bool
 
-    _sizes: tuple[int, int, np.dtype[Any]]  # H, d and the dtype
+    _sizes: tuple[int, int | None, np.dtype[Any] | None]  # H; d and the dtype, None for any
 
     @property
     def heads(self) -> int:
@@ -50,13 +50,19 @@ class Model:
 
     @property
     def dim(self) -> int:
-        """The dimension d of a token."""
-        return self._sizes[1]
+        """The dimension d of a token; a layer without any array has none, and takes every."""
+        dim = self._sizes[1]
+        if dim is None:
+            raise AttributeError(f"dim: expected a model with an array, got {self!r}")
+        return dim
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of parameters, data and results: float32 or float64."""
-        return self._sizes[2]
+        """The dtype of parameters, data and results: float32 or float64; see `dim`."""
+        dtype = self._sizes[2]
+        if dtype is None:
+            raise AttributeError(f"dtype: expected a model with an array, got {self!r}")
+        return dtype
 
     @property
     def Q(self) -> Optional:  # noqa: N802  (the name of the parameter)
@@ -95,7 +101,7 @@ class Model:
 
     @property
     def _out_dim(self) -> int:
-        """The length p of an output row, 0 if the output is a number."""
+        """The length p of an output row, 0 if the output is a number, -1 if it is any d."""
         raise NotImplementedError
 
     def _query_rows(self, tokens: int) -> int:
@@ -305,7 +311,7 @@ class Model:
         itself = Z is None and self.prompt is None  # whose rows end with the tokens
         return accuracy(
             outputs, targets, weights, visible if itself and self._out_dim else None, kind,
-            is_layer=self._out_dim > 0, runs=seen.runs.length > 0,
+            is_layer=self._out_dim != 0, runs=seen.runs.length > 0,
         )  # fmt: skip
 
     def replace(self, **changes: Any) -> Self:

@@ -157,6 +157,17 @@ def borrowing(model: M, arrays: Mapping[str, Array]) -> M:
     return made
 
 
+def of_arrays(kind: type[M], arrays: Mapping[str, Any], **settings: Any) -> M:
+    """Make a model of its parameters by name; a W or V that is not there is an identity."""
+    given = dict(arrays)
+    if "Q" in given:
+        given["W"] = LowRank(given.pop("Q"), given.pop("K", None))
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name in ("W", "V"):
+            given.setdefault(field.name, None)
+    return kind(**given, **settings)
+
+
 def _fields(model: Model, arrays: Mapping[str, Array]) -> dict[str, Any]:
     """Return the fields of `model` for arrays by name; factors make a W."""
     fields: dict[str, Any] = dict(arrays)
@@ -241,7 +252,8 @@ def loss(model: Model, loss: object, y: npt.ArrayLike | None = None) -> Loss:
 def _are_probabilities(model: Model, y: npt.ArrayLike) -> bool:
     """Tell whether y has a number for each output of a row, (n, q, p), rather than classes."""
     array = checks.as_array(y, "y")
-    return array.dtype.kind == "f" and array.ndim >= 3 and array.shape[-1] == model._out_dim
+    p = model._out_dim
+    return array.dtype.kind == "f" and array.ndim >= 3 and p in (-1, array.shape[-1])
 
 
 def differentiable(model: Model, bits: int) -> None:
@@ -299,7 +311,7 @@ def problem(
         data = X
         X, y, query, weight, lengths = data.X, data.y, data.query, data.weight, data.lengths
     core = model._core
-    X = checks.real(X, "X", model.dtype)
+    X = checks.real(X, "X", model._sizes[2])
     if loss is None:
         y = weight = None
     elif y is None:
@@ -330,7 +342,7 @@ def _seen(
     asking = model.query if query is None else query
     rows = model._rows
     itself = asking is None and model.prompt is None
-    checks.shape(X, "X", "n T d", (None, rows if itself else None, model.dim), runs=True)
+    checks.shape(X, "X", "n T d", (None, rows if itself else None, model._sizes[1]), runs=True)
     runs = runs.meet("X", X.shape, 3)
     n, tokens, dim = X.shape[-3:]
     visible = None
@@ -347,7 +359,7 @@ def _seen(
             if np.less(prefix, tokens).any():
                 visible = np.full(n, prefix) if isinstance(prefix, int) else prefix
     elif asking is not None:
-        Z = checks.real(asking, "query", model.dtype)
+        Z = checks.real(asking, "query", X.dtype)
         checks.shape(Z, "query", "n q d", (n, rows, dim), runs=True)
         runs = runs.meet("query", Z.shape, 3)
     if tokens == 0:
@@ -368,6 +380,7 @@ def _labelled(
     if model.prompt is not None:
         q = model.prompt.shape[-2]
     letters, shape = model._targets(n, q, loss)
+    shape = tuple(X.shape[-1] if length < 0 else length for length in shape)
     targets = sample_checks.targets(y, loss, letters, shape, X.dtype)
     runs = seen.runs.meet(sample_checks.name(loss), targets.shape, len(shape))
     weights = None

@@ -48,28 +48,21 @@ def readout(
     return array, dim
 
 
-def identity_sizes(
+def sizes(
+    heads: int | None,
     dim: int | None,
     dtype: np.dtype[Any] | None,
     query: int | Array | None,
     prompt: Array | None,
-) -> tuple[int, np.dtype[Any]]:
-    """Return d and the dtype of a layer whose W and V may both be identities.
+) -> tuple[int, int | None, np.dtype[Any] | None]:
+    """Return H, d and the dtype of a layer, whose W and V do not say them if both are identities.
 
-    Raises
-    ------
-    ValueError
-        If no array says them.
+    Then there is one head, and the others are those of a prompt or an external query, or any.
     """
-    side = prompt if prompt is not None else query
-    if dim is not None and dtype is not None:
-        return dim, dtype
-    if not isinstance(side, np.ndarray):
-        raise ValueError(
-            "W, V: expected an array for one of them, or a prompt or an array as query beside two "
-            "identities, to have the dimension of the tokens from, got None for both"
-        )
-    return int(side.shape[-1]), side.dtype
+    side = query if prompt is None else prompt
+    if dim is None and isinstance(side, np.ndarray):
+        dim, dtype = side.shape[-1], side.dtype
+    return 1 if heads is None else int(heads), None if dim is None else int(dim), dtype
 
 
 def query_side(
@@ -123,8 +116,8 @@ def query_rows(
     return tokens if q is None else q
 
 
-def scale(value: object, dtype: np.dtype[Any]) -> float:
-    """Return the factor of the logits as a float that ``dtype`` can hold.
+def scale(value: object, dtype: np.dtype[Any] | None) -> float:
+    """Return the factor of the logits as a float that ``dtype`` can hold, None for any dtype.
 
     Raises
     ------
@@ -134,6 +127,7 @@ def scale(value: object, dtype: np.dtype[Any]) -> float:
         If it is not finite, or neither zero nor within the range of ``dtype``.
     """
     number = checks.finite(value, "scale")
+    dtype = np.dtype(np.float32) if dtype is None else dtype
     with np.errstate(over="ignore", under="ignore"):
         kept = float(dtype.type(number))
     if np.isinf(kept) or (kept == 0) != (number == 0):

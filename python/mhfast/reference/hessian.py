@@ -18,7 +18,6 @@ in saturation too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ from .gradients import (
     weights_tangent,
 )
 from .losses import Loss, derivative_tangent, loss_terms, loss_weights, real_targets
-from .model import Array, Inputs, Model, Query, double, inputs
+from .model import Array, Inputs, Model, Query, inputs
 from .row_maps import ENTRIES, with_zero
 from .runs import named_parts, over_runs
 

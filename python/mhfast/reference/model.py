@@ -47,8 +47,11 @@ class Model:
     identities: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: Any) -> Model:
-        """Convert any object with the attributes of `mhfast.Classifier` or `mhfast.Layer`."""
+    def of(cls, model: Any, dim: int | None = None) -> Model:
+        """Convert any object with the attributes of `mhfast.Classifier` or `mhfast.Layer`.
+
+        dim: the d of identities; None: that of the model.
+        """
         if isinstance(model, cls):
             return model
         arrays: dict[str, Any] = {n: getattr(model, n, None) for n in ("U", "V", "prompt")}
@@ -56,7 +59,8 @@ class Model:
         arrays |= {"W": model.W} if factors is None else {"Q": factors.Q, "K": factors.K}
         identities = identities_of(arrays)
         for name in identities:
-            arrays[name] = np.broadcast_to(np.eye(model.dim), (model.heads, model.dim, model.dim))
+            d = model.dim if dim is None else dim
+            arrays[name] = np.broadcast_to(np.eye(d), (model.heads, d, d))
         return cls(
             **{name: double(array) for name, array in arrays.items() if array is not None},
             query=model.query,
@@ -78,7 +82,7 @@ class Model:
         return {name: array for name, array in arrays if array is not None}
 
     def moving(self, along: Mapping[str, ArrayLike]) -> Model:
-        """Return the direction `along`, of which any part may be missing: zeros are in its place."""
+        """Return the direction `along`, with zeros in the place of parts that are missing."""
         arrays = {name: np.zeros_like(array) for name, array in self.arrays().items()}
         return replace(self, **arrays | {n: double(a) for n, a in along.items() if n in arrays})
 

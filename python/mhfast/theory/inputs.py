@@ -130,9 +130,7 @@ def settled(
     return model, data, counting
 
 
-def plain_layer(
-    model: object, data: Dataset, *, identities: bool = False
-) -> tuple[Layer, Dataset]:
+def plain_layer(model: object, data: Dataset, *, identities: bool = False) -> tuple[Layer, Dataset]:
     """Return a layer with dense W and no prompt and its data, as `settled` does for a classifier.
 
     Padding, which no row sees, becomes zeros.

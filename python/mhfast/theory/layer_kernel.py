@@ -29,9 +29,7 @@ def layer_kernel(
     """Return K (n, q, p, n2, q2, p) in float64."""
     inputs = (first,) if second is None else (first, second)
     # Samples of weight 0 keep their places.
-    sides = [
-        plain_layer(model, replace(data, weight=None), identities=True) for data in inputs
-    ]
+    sides = [plain_layer(model, replace(data, weight=None), identities=True) for data in inputs]
     known = tuple(model.parameters)
     names = known if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
     for name in names:

@@ -80,7 +80,7 @@ def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: Model) -
     """Return the training data; lists of numbers adapt to the dtype of the model."""
     if isinstance(X, Dataset):
         return as_dataset(X, y)
-    return as_dataset(checks.real(X, "X", model.dtype), y)
+    return as_dataset(checks.real(X, "X", model._sizes[2]), y)
 
 
 def tests(test: Tests | None, model: Model) -> dict[str, Dataset]:

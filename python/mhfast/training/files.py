@@ -30,7 +30,8 @@ import numpy.typing as npt
 from .._arguments import losses
 from .._arguments.lists import PARAMETERS
 from .._arguments.values import frozen
-from ..models import Classifier, Layer, LowRank, Model
+from ..models import Classifier, Layer, Model
+from ..models.problem import of_arrays
 from ..optimizers import OPTIMIZERS, SOLVERS, fields_of
 from . import segments
 from .quantities import MissingFunction
@@ -216,13 +217,9 @@ def _model(role: str, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray
     given: dict[str, Any] = {
         name: arrays[f"{role}.{name}"] for name in PARAMETERS if f"{role}.{name}" in arrays
     }
-    if "Q" in given:
-        given["W"] = LowRank(given.pop("Q"), given.pop("K", None))
-    kind = _MODELS[about["model"]]
-    given = dict.fromkeys(("W", "V") if kind is Layer else ("W",)) | given  # None: an identity
     query = arrays.get("query", about["query"])
-    made: Model = kind(
-        **given, query=query, scale=about["scale"], causal=about["causal"],
+    made: Model = of_arrays(
+        _MODELS[about["model"]], given, query=query, scale=about["scale"], causal=about["causal"],
         attention=about.get("attention", "softmax"), normalize=about.get("normalize"),
     )  # fmt: skip
     return made

@@ -9,9 +9,9 @@ gradients and their sums give
 where S_k are the key-query matrices of a model of r-dimensional tokens, trained on X B from S_0 on;
 in the same way U_k = U_0 + (Ũ_k - Ũ_0) Bᵀ, and B from the left for V and the factors. The gradient
 by a prompt is a sum of rows x W_kᵀ, which stay in the span if that holds the prompt and x W_0ᵀ of
-every token. An identity in the place of W is one inside too, Bᵀ I B = I. Loss, outputs and norms of gradients equal those of the whole model. So do the steps of
-every optimizer that uses gradients only linearly and through norms; coordinatewise optimizers such
-as Adam cannot be treated this way.
+every token. An identity in the place of W is one inside too, Bᵀ I B = I. Loss, outputs and norms of
+gradients equal those of the whole model. So do the steps of every optimizer that uses gradients
+only linearly and through norms; coordinatewise optimizers such as Adam cannot be treated this way.
 """
 
 from __future__ import annotations

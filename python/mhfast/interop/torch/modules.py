@@ -207,7 +207,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
             raise TypeError("model: expected an array W, got a LowRank")
         module = cls.__new__(cls)
         torch.nn.Module.__init__(module)
-        module._take_over(model, 1 / model.dim)
+        module._take_over(model, 1 / model.dim if model.parameters else 0.0)
         return module
 
     @property
@@ -232,7 +232,8 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         parts += [f"scale={self.scale}"] + ["causal=True"] * self.causal
         parts += [f"attention={self.row_map!r}"] * (self.row_map != "softmax")
         parts += [] if self.normalize is None else [f"normalize={self.normalize}"]
-        return ", ".join([*parts, f"dtype={short(next(self.parameters()).dtype)}"])
+        parts += [f"dtype={short(parameter.dtype)}" for parameter in self.parameters()][:1]
+        return ", ".join(parts)
 
 
 class MultiHeadClassifier(_Module):
