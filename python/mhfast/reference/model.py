@@ -83,7 +83,7 @@ class Model:
 
     def moving(self, along: Mapping[str, ArrayLike]) -> Model:
         """Return the direction `along`, with zeros in the place of parts that are missing."""
-        arrays = {name: np.zeros_like(array) for name, array in self.arrays().items()}
+        arrays: dict[str, Any] = {name: np.zeros_like(a) for name, a in self.arrays().items()}
         return replace(self, **arrays | {n: double(a) for n, a in along.items() if n in arrays})
 
     def dense(self) -> Array:

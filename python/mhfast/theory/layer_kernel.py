@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,8 @@ def layer_kernel(
 
 def _features(layer: Layer, data: Dataset, h: int) -> tuple[Array, Array]:
     """Return A X (n q, d) and its derivative by the scores (n q, p, d) of head h."""
-    head = replace(layer, **{name: a[h : h + 1] for name, a in layer.parameters.items()})
+    one: dict[str, Any] = {name: a[h : h + 1] for name, a in layer.parameters.items()}
+    head = replace(layer, **one)
     A = head.attention(data)[:, 0]
     n, q, T = A.shape
     pooled = (A @ data.X).reshape(n * q, -1)
