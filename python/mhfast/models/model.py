@@ -50,7 +50,13 @@ class Model:
 
     @property
     def dim(self) -> int:
-        """The dimension d of a token; a layer without any array has none, and takes every."""
+        """The dimension d of a token.
+
+        Raises
+        ------
+        AttributeError
+            If the model has no array: such a layer takes tokens of any dimension.
+        """
         dim = self._sizes[1]
         if dim is None:
             raise AttributeError(f"dim: expected a model with an array, got {self!r}")
@@ -58,7 +64,13 @@ class Model:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of parameters, data and results: float32 or float64; see `dim`."""
+        """The dtype of parameters, data and results: float32 or float64.
+
+        Raises
+        ------
+        AttributeError
+            If the model has no array: such a layer takes both.
+        """
         dtype = self._sizes[2]
         if dtype is None:
             raise AttributeError(f"dtype: expected a model with an array, got {self!r}")
