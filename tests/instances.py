@@ -61,6 +61,7 @@ def case(
     loss: Any = "logistic",
     query: Any = None,
     factors: str = "",
+    identities: str = "",
     prompt: bool = False,
     causal: bool = False,
     lengths: bool = False,
@@ -75,8 +76,8 @@ def case(
     """Draw a model and data for it.
 
     `query` is None, an integer, "own" (the model has an external one) or "given" (the call has);
-    `factors` "", "low rank" or "tied"; `weight` "", "samples" or "rows"; `runs` names the arrays
-    that have a run axis.
+    `factors` "", "low rank" or "tied"; `identities` holds W, V of a layer or both; `weight` "",
+    "samples" or "rows"; `runs` names the arrays that have a run axis.
     """
     rng = np.random.default_rng(seed)
 
@@ -93,7 +94,7 @@ def case(
         K = draw("K", HEADS, DIM, RANK) / RANK
         arrays["W"] = mh.LowRank(Q, None if factors == "tied" else K)
     else:
-        arrays["W"] = draw("W", HEADS, DIM, DIM) / DIM
+        arrays["W"] = None if "W" in identities else draw("W", HEADS, DIM, DIM) / DIM
     if prompt:
         q = ROWS
         arrays["prompt"] = draw("prompt", q, DIM)
@@ -106,9 +107,10 @@ def case(
         arrays["U"] = draw("U", HEADS, q, DIM) / 2
         shape: tuple[int, ...] = (SAMPLES,)
     else:
-        arrays["V"] = draw("V", HEADS, DIM, OUTPUTS) / 4
-        shape = (SAMPLES, q, OUTPUTS)
-    y = targets(loss, lead("y") + shape, rng, dtype, OUTPUTS)
+        p = DIM if "V" in identities else OUTPUTS
+        arrays["V"] = None if "V" in identities else draw("V", HEADS, DIM, OUTPUTS) / 4
+        shape = (SAMPLES, q, p)
+    y = targets(loss, lead("y") + shape, rng, dtype, shape[-1])
     if lengths:
         ends = np.array([3, 1, 0, 2, 3, 2])
         options["lengths"] = ends

@@ -59,4 +59,5 @@ def within_domain(loss, model, X):
     if kind_of_targets(loss) != "nonnegative":
         return model, X
     readout = "U" if isinstance(model, mh.Classifier) else "V"
-    return dataclasses.replace(model, **{readout: np.abs(getattr(model, readout))}), np.abs(X)
+    changes = {name: np.abs(a) for name, a in model.parameters.items() if name == readout}
+    return dataclasses.replace(model, **changes), np.abs(X)

@@ -13,7 +13,10 @@ import mhfast as mh
 from mhfast.optimizers import OPTIMIZERS as KINDS
 
 MODELS = (mh.Classifier, mh.Layer)
-PARAMETERS = ("dense", "low rank", "tied", "prompt", "prompt and factors", "token", "query")
+PARAMETERS = (
+    "dense", "low rank", "tied", "identity", "prompt", "prompt and factors", "prompt and identity",
+    "token", "query",
+)  # fmt: skip
 OPTIMIZERS = {
     "gradient descent": lambda **rest: mh.GradientDescent(0.1, **rest),
     "normalized by tensor": lambda **rest: mh.NormalizedGradientDescent(0.1, **rest),
@@ -53,8 +56,8 @@ PLANS = ("samples", "hybrid", "rows", "tiles", "auto")
 def draw(kind, parameter, dtype, n, T, d, H, *, runs=None, size=0.3, seed=0):
     """A model of `kind` whose parameters are of kind `parameter`, and data for it.
 
-    Prompts and external queries have 3 rows, a layer 4 outputs, factors rank 2; `runs` models are
-    stacked.
+    Prompts and external queries have 3 rows, a layer 4 outputs, factors rank 2; identities are W,
+    and V where that leaves a parameter; `runs` models are stacked.
     """
     rng = np.random.default_rng(seed)
 
@@ -67,16 +70,20 @@ def draw(kind, parameter, dtype, n, T, d, H, *, runs=None, size=0.3, seed=0):
         if factors:
             Q, K = (new(H, d, 2, factor=size) for _ in range(2))
             W = mh.LowRank(Q, K if factors == 2 else None)
+        if parameter.endswith("identity"):
+            W = None
         rest = {"prompt": new(3, d)} if parameter.startswith("prompt") else {}
         if parameter == "token":
             rest["query"] = T - 1
         if kind is mh.Classifier:
             return mh.Classifier(W, new(H, rows, d), **rest)
-        return mh.Layer(W, new(H, d, 4), **rest)
+        return mh.Layer(W, None if outputs == d else new(H, d, 4), **rest)
 
     rows = 1 if parameter == "token" else 3 if parameter.startswith(("prompt", "query")) else T
+    outputs = d if parameter == "prompt and identity" else 4
     X = new(n, T, d)
-    y = rng.choice([-1.0, 1.0], (n,) if kind is mh.Classifier else (n, rows, 4)).astype(dtype)
+    shape = (n,) if kind is mh.Classifier else (n, rows, outputs)
+    y = rng.choice([-1.0, 1.0], shape).astype(dtype)
     query = {"query": new(n, 3, d)} if parameter == "query" else {}
     stacked = model() if runs is None else mh.stack([model() for _ in range(runs)])
     return stacked, mh.Dataset(X, y, **query)

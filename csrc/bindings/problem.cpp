@@ -108,13 +108,17 @@ ModelOfRuns<real> read_model(const py::tuple& parameters, py::ssize_t d, py::ssi
   const auto length = [&](TensorName name, int from_last) {
     return int(length_of(parameters[name], kTensorNames[name], from_last));
   };
-  if (has(kW) == has(kQ)) throw py::value_error("parameters: expected either W or Q");
-  if (has(kU) == has(kV)) throw py::value_error("parameters: expected either U or V");
+  if (has(kW) && has(kQ)) throw py::value_error("parameters: expected either W or Q");
+  if (has(kU) && has(kV)) throw py::value_error("parameters: expected either U or V");
   Shape& s = model.shape;
   s.d = int(d);
-  s.H = length(has(kQ) ? kQ : kW, 2);
+  s.H = 1;  // unless one of these has heads
+  for (const TensorName name : {kV, kU, kQ, kW})
+    if (has(name)) s.H = length(name, 2);
   model.rank = has(kQ) ? length(kQ, 0) : 0;
-  if (has(kV)) s.p = length(kV, 0);
+  if (!has(kU)) s.p = has(kV) ? length(kV, 0) : s.d;
+  s.identity_w = !has(kW) && !has(kQ);
+  s.identity_v = !has(kU) && !has(kV);
   s.q = has(kPrompt) ? length(kPrompt, 1) : has(kU) ? length(kU, 1) : 0;
   s.shared_query = has(kPrompt);
   for (int name = 0; name < kTensors; ++name) {

@@ -120,7 +120,8 @@ void read_trained(TrainingTask<real>& task, const ModelOfRuns<real>& model,
       places[slot]->run[name] = array.run;
     }
   }
-  if (!any) throw py::value_error("wrt: expected at least one tensor, got none");
+  if (!any && task.last_step > task.first_step)
+    throw py::value_error("wrt: expected at least one tensor, got none");
 }
 
 Batches checked_batches(const Batches& batches, std::ptrdiff_t n, std::ptrdiff_t runs) {
@@ -277,6 +278,8 @@ TrainingResult call_train(
       task.tests.push_back(sets.back().data);
     }
     task.optimizer = optimizer.checked(last, runs, wrt);
+    task.first_step = first;
+    task.last_step = last;
     read_trained(task, model, parameters, state, wrt, runs);
     task.starts = read_tensors<real>(starts, "starts", s, model.rank, runs);
     for (const py::tuple& direction : directions)
@@ -291,8 +294,6 @@ TrainingResult call_train(
       task.populations = read_populations<real>(pair[2], drawn->data(), task.runs);
       if (drawn->data().shape.n != batch) throw py::value_error("stream: expected batch samples");
     }
-    task.first_step = first;
-    task.last_step = last;
     const RecordReader reader(s, model.rank, runs, task.tests.size(), task.directions.size());
     for (const RecordOfPython& record : records) task.records.push_back(reader.read<real>(record));
     task.thresholds = read_thresholds(thresholds);

@@ -91,6 +91,15 @@ inline bool has_readouts(RowMode mode) {
 // unit by unit, while they are in the first-level cache.
 inline constexpr Index kTogetherBytes = 16 * 1024;
 
+/// to[k][row] = factor from[row][k], entries being vectors: P of an identity.
+template <class real>
+void scaled_transpose(const real* from, int rows, int d, real factor, real* to, Index to_k) {
+  constexpr int L = kLanes<real>;
+  const Vec<real> f = broadcast<real>(factor);
+  for (int r = 0; r < rows; ++r, to += L)
+    for (int k = 0; k < d; ++k, from += L) store<real>(to + k * to_k, f * load<real>(from));
+}
+
 /// Lanes are samples, which share the parameters, or runs, each with its own.
 template <class real, Left parameters>
 void scores_lanes(const ScoreArguments<real>& in) {
@@ -102,9 +111,11 @@ void scores_lanes(const ScoreArguments<real>& in) {
   const Index p_unit = in.shared_p ? 0 : weights;
   const bool readouts = has_readouts(in.mode);
   // P[feature][unit, row].
-  if (!in.shared_p)
+  if (!in.shared_p && in.w)
     multiply<parameters>(
         Product<real>{{d, in.units * q, d}, {in.w, d * kEntry}, {in.z, L, row}, {in.p, p_k, L}});
+  else if (!in.shared_p)
+    scaled_transpose(in.z, in.units * q, d, in.scale, in.p, p_k);
   const auto score_units = [&](int first, int count) {
     const real* x = in.x + first * T * row;
     const Index at = first * in.unit_stride;
@@ -205,6 +216,10 @@ void scores_rows(const ScoreArguments<real>& in) {
   const bool readouts = has_readouts(in.mode);
   if (in.shared_p) {
     // Nothing to do for each unit.
+  } else if (!in.w) {
+    const Vec<real> scale = broadcast<real>(in.scale);
+    for (Index i = 0; i < in.units * queries; i += L)
+      store<real>(in.p + i, scale * load<real>(in.z + i));
   } else if (N == 1) {  // several units side by side, to fill a tile
     multiply<Left::kShared>(
         Product<real>{{d, in.units, d}, {in.w, d}, {in.z, L, queries}, {in.p, L, queries}});

@@ -6,7 +6,8 @@
 //   derivative   C = U X^T,  D = A (C - rowsum(A C))
 //   gradient     G_V (+)= Y^T G;               that by W is as for a readout: E = D X, G_W = Z^T E
 //
-// A U per sample takes the place of the shared U of a classifier. Layouts are in table.hpp.
+// A U per sample takes the place of the shared U of a classifier. Where V is an identity, F (+)= Y
+// and U = G. Layouts are in table.hpp.
 #pragma once
 
 #include "attention.hpp"
@@ -22,7 +23,9 @@ void layer_outputs(const LayerArguments<real>& in) {
   multiply<Left::kLaned>(Product<real>{{in.q, in.d, in.T, 1, in.units},
                                        {in.a, key, 0, in.unit_stride},
                                        {in.x, row, L, 0, in.T * row},
-                                       {in.y, row, L, in.q * row}});
+                                       {in.v ? in.y : in.f, row, L, in.q * row},
+                                       !in.v && in.add});
+  if (!in.v) return;
   multiply<parameters>(Product<real>{{in.p, in.units * in.q, in.d},
                                      {in.v, in.p * kEntry},
                                      {in.y, L, row},
@@ -44,6 +47,7 @@ template <class real, Left parameters>
 void layer_upstream(const LayerArguments<real>& in) {
   constexpr int L = kLanes<real>, kEntry = parameters == Left::kLaned ? L : 1;
   const Index outputs = Index(in.p) * L, all_rows = Index(in.units) * in.q * L;
+  if (!in.vt) return scaled_transpose(in.g, in.units * in.q, in.d, real(1), in.ut, all_rows);
   multiply<parameters>(Product<real>{{in.d, in.units * in.q, in.p},
                                      {in.vt, in.d * kEntry},
                                      {in.g, L, outputs},

@@ -64,7 +64,8 @@ struct WordsOfUnits {
 template <class real>
 struct ScoreArguments {
   int T, q, d, units;
-  const real* w;   // (d, d)
+  const real* w;  // (d, d), or null: scale times the identity
+  real scale;
   const real* ut;  // U transposed: (d, q), rows as lanes: (d, qL); from feature to feature `ut_k`
   std::ptrdiff_t ut_k, ut_unit;  // from unit to unit: 0 where all have the same
   bool ut_laned;                 // ut holds vectors, one number for each lane
@@ -180,8 +181,8 @@ struct FactorArguments {
 template <class real>
 struct LayerArguments {
   int T, q, d, p, units;
-  const real* v;               // (d, p)
-  const real* vt;              // V transposed: (p, d)
+  const real* v;               // (d, p), or null: the identity
+  const real* vt;              // V transposed: (p, d), or null
   const real* x;               // packed keys
   const real* a;               // weights A
   std::ptrdiff_t unit_stride;  // from unit to unit in a and c
@@ -214,7 +215,8 @@ enum class TileMode { kReadout, kDerivative, kGap, kScaled };
 template <class real>
 struct TileArguments {
   int T, rows, d;
-  const real* w;              // (d, d)
+  const real* w;  // (d, d), or null: scale times the identity
+  real scale;
   const real *zt, *ut;        // queries and U transposed, at the tile: (d, rows), rows padded
   std::ptrdiff_t z_row;       // from feature to feature in zt and ut
   const real* xt;             // keys transposed: (d, T)
@@ -224,7 +226,8 @@ struct TileArguments {
   real *pu, *sc, *axdx;       // scratch: 2 qL d, 2 qL T, 2 qL dL
   real *readouts, *row_gaps;  // (qL)
   real* gap;                  // one number, or null: out, in for kScaled
-  real *gu, *gw;              // A X (rows, dL), written; Z^T D X (d, dL), written or added to
+  real *gu, *gw;              // A X (rows, dL), written; Z^T D X (d, dL), written or added to, or
+                              // null
   TileMode mode;
   RowMap map;
   bool add;

@@ -52,8 +52,13 @@ void tile_scores(const TileArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const int qL = round_up(in.rows, L), N = qL / L;
   const Index width = 2 * Index(qL);
-  multiply<Left::kShared>(
-      Product<real>{{in.d, N, in.d}, {in.w, in.d}, {in.zt, in.z_row, L}, {in.pu, width, L}});
+  const Vec<real> scale = broadcast<real>(in.scale);
+  if (in.w)
+    multiply<Left::kShared>(
+        Product<real>{{in.d, N, in.d}, {in.w, in.d}, {in.zt, in.z_row, L}, {in.pu, width, L}});
+  for (int k = 0; !in.w && k < in.d; ++k)
+    for (int v = 0; v < qL; v += L)
+      store<real>(in.pu + k * width + v, scale * load<real>(in.zt + k * in.z_row + v));
   for (int k = 0; k < in.d; ++k)
     for (int v = 0; v < qL; v += L)
       store<real>(in.pu + k * width + qL + v, load<real>(in.ut + k * in.z_row + v));
@@ -74,10 +79,12 @@ void tile_gradients(const TileArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const int qL = round_up(in.rows, L), dL = round_up(in.d, L), N = dL / L;
   const Index width = 2 * Index(qL);
+  const int rows = in.gw ? 2 * qL : qL;
   multiply<Left::kShared>(
-      Product<real>{{2 * qL, N, in.T}, {in.sc, width}, {in.x, dL, L}, {in.axdx, dL, L}});
+      Product<real>{{rows, N, in.T}, {in.sc, width}, {in.x, dL, L}, {in.axdx, dL, L}});
   for (Index i = 0; i < Index(in.rows) * dL; i += L)
     store<real>(in.gu + i, load<real>(in.axdx + i));
+  if (!in.gw) return;
   multiply<Left::kShared>(Product<real>{
       {in.d, N, in.rows}, {in.z, in.d}, {in.axdx + Index(qL) * dL, dL, L}, {in.gw, dL, L}, in.add});
 }

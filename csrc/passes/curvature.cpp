@@ -127,6 +127,7 @@ class LayerHessian final : public HessianProduct<real> {
                   bool fresh) const override;
   void add_outputs(int h, const Tile& tile, Workspace& workspace) const;
   void find_derivatives(std::ptrdiff_t i, const Tile& tile, Workspace& workspace) const;
+  WithTangent<real> find_upstream(int h, const Tile& tile, Workspace& workspace) const;
   void add_readout_terms(int h, const Tile& tile, Workspace& workspace, const Sums& sums,
                          bool fresh) const;
   void store_readout(int h) const override;
@@ -139,6 +140,11 @@ void LayerHessian<real>::add_outputs(int h, const Tile& tile, Workspace& workspa
   const std::ptrdiff_t R = tile_rows_, dL = this->padded(d), of_head = std::ptrdiff_t(h) * d * p;
   const TangentArguments<real> in = this->rows_of(h, tile, workspace);
   const WithTangent<real> weights = this->weights_of(in, workspace);
+  if (s_.identity_v) {
+    this->multiply(d, N, T, workspace.x, dL, weights.value, R, workspace.f, R, h > 0);
+    this->multiply(d, N, T, workspace.x, dL, weights.tangent, R, workspace.df, R, h > 0);
+    return;
+  }
   this->multiply(d, N, T, workspace.x, dL, weights.value, R, workspace.yt, R, false);
   this->multiply(d, N, T, workspace.x, dL, weights.tangent, R, workspace.dyt, R, false);
   const WithTangent<real> v{model_.at[kV] + of_head,
@@ -183,6 +189,20 @@ void LayerHessian<real>::find_derivatives(std::ptrdiff_t i, const Tile& tile,
   }
 }
 
+/// U = G V^T of a head and its tangent, (d, R).
+template <class real>
+WithTangent<real> LayerHessian<real>::find_upstream(int h, const Tile& tile,
+                                                    Workspace& workspace) const {
+  const WithTangent<real> g{workspace.g, workspace.dg};
+  if (s_.identity_v) return g;
+  const std::ptrdiff_t R = tile_rows_, of_head = std::ptrdiff_t(h) * s_.d * s_.p;
+  const WithTangent<real> vt{readout_.value + of_head,
+                             readout_.tangent ? readout_.tangent + of_head : nullptr};
+  this->multiply(s_.d, tile.padded, s_.p, vt.value, s_.d, g.value, R, workspace.ut, R, false);
+  this->multiply_tangents(s_.d, tile.padded, s_.p, vt, s_.d, g, R, workspace.dut, R, false);
+  return {workspace.ut, workspace.dut};
+}
+
 template <class real>
 void LayerHessian<real>::run_sample(std::ptrdiff_t i, Workspace& workspace, const Sums& sums,
                                     bool fresh) const {
@@ -196,14 +216,8 @@ void LayerHessian<real>::run_sample(std::ptrdiff_t i, Workspace& workspace, cons
       add_outputs(h, tile, workspace);
     }
     find_derivatives(i, tile, workspace);
-    const WithTangent<real> g{workspace.g, workspace.dg};
     for (int h = 0; h < s_.H; ++h) {
-      const std::ptrdiff_t of_head = std::ptrdiff_t(h) * s_.d * s_.p;
-      const WithTangent<real> vt{readout_.value + of_head,
-                                 readout_.tangent ? readout_.tangent + of_head : nullptr};
-      this->multiply(s_.d, tile.padded, s_.p, vt.value, s_.d, g.value, R, workspace.ut, R, false);
-      this->multiply_tangents(s_.d, tile.padded, s_.p, vt, s_.d, g, R, workspace.dut, R, false);
-      this->derive(h, tile, {workspace.ut, workspace.dut}, R, workspace);
+      this->derive(h, tile, find_upstream(h, tile, workspace), R, workspace);
       this->add_weight_terms(i, h, tile, 1, 0, workspace, sums, fresh);
       add_readout_terms(h, tile, workspace, sums, fresh);
     }

@@ -241,7 +241,7 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
   const Shape& s = data.shape;
   const Kernels<real>& kernels = active_kernels<real>();
   const int qL = int(round_up(s.q, kernels.lanes)), TL = int(round_up(s.T, kernels.lanes));
-  const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, n = last - first;
+  const std::ptrdiff_t dd = s.identity_w ? 0 : std::ptrdiff_t(s.d) * s.d, n = last - first;
   const double flops = double(n) * s.H * s.q * (2.0 * dd + 2.0 * s.T * s.d + 40.0 * s.T);
   const int members = useful_threads(threads, n, flops);
 
@@ -281,6 +281,7 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
     ScoreOperands<real> operands{w, workspace.x, workspace.z,
                                  data.is_limited() ? workspace.limits : nullptr};
     operands.map = data.row_map;
+    operands.scale = scale;
     const ScoreMemory<real> memory{workspace.p, workspace.s, nullptr, nullptr, nullptr, nullptr};
     for (std::ptrdiff_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < last;) {
       const auto rows_of = [&](const real* rows, const std::int32_t* words, int count) {
@@ -298,9 +299,10 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
       }
       if (operands.limits) data.write_limits(i, 0, s.q, qL, workspace.limits);
       for (int h = 0; h < s.H; ++h) {
-        operands.w = w + h * dd;
-        kernels.scores_rows(
-            score_arguments(RowMode::kAttention, s.d, {s.T, s.q, 1}, operands, memory, 0));
+        operands.w = s.identity_w ? nullptr : w + h * dd;
+        if (operands.w || h == 0)  // heads of an identity attend alike
+          kernels.scores_rows(
+              score_arguments(RowMode::kAttention, s.d, {s.T, s.q, 1}, operands, memory, 0));
         real* to = out + ((i - first) * s.H + h) * s.q * s.T;
         for (int t = 0; t < s.q; ++t)
           for (int k = 0; k < s.T; ++k) *to++ = workspace.s[std::ptrdiff_t(k) * qL + t];

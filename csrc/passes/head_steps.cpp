@@ -32,6 +32,7 @@ ScoreArguments<real> HeadSteps<real>::scores(RowMode mode, int head, const Slab<
       transposed_row_,
       state_.width > 1,
       state_.data.row_map,
+      state_.model.scale(),
       slab.words};
   ScoreArguments<real> in =
       score_arguments(mode, d, {slab.keys, slab.rows, slab.units}, operands, to, weights_size_);

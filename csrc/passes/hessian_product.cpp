@@ -89,9 +89,10 @@ void HessianProduct<real>::lay_out(Arena& layout) {
   }
 }
 
-/// scale W and its tangent, from factors where there are.
+/// scale W and its tangent, from factors where there are; of an identity neither.
 template <class real>
 void HessianProduct<real>::load_weights() {
+  if (s_.identity_w) return;
   const std::ptrdiff_t size = extent(kW, s_, 0).all(), dd = std::ptrdiff_t(s_.d) * s_.d;
   const Tensors<const real*>&at = model_.at, &tangent = tangent_;
   w_value_.resize(size);
@@ -149,12 +150,21 @@ void HessianProduct<real>::score(int h, const Tile& tile, Workspace& workspace) 
   const int d = s_.d, T = s_.T, TL = padded(T), qL = padded(s_.q);
   const std::ptrdiff_t R = tile_rows_, dd = std::ptrdiff_t(d) * d;
   const TangentArguments<real> in = rows_of(h, tile, workspace);
-  const WithTangent<real> w{w_.value + h * dd, w_.tangent ? w_.tangent + h * dd : nullptr};
   const WithTangent<real> z{(s_.shared_query ? queries_.value : workspace.zt) + tile.first,
                             queries_.tangent ? queries_.tangent + tile.first : nullptr};
-  multiply(d, tile.padded, d, w.value, d, z.value, qL, workspace.p, R, false);
-  const bool has_tangent =
-      multiply_tangents(d, tile.padded, d, w, d, z, qL, workspace.dp, R, false);
+  bool has_tangent = z.tangent;
+  if (s_.identity_w) {
+    const auto scale = [&](const real* from, real* to) {
+      for (int k = 0; from && k < d; ++k, from += qL, to += R)
+        for (int t = 0; t < tile.padded; ++t) to[t] = scale_ * from[t];
+    };
+    scale(z.value, workspace.p);
+    scale(z.tangent, workspace.dp);
+  } else {
+    const WithTangent<real> w{w_.value + h * dd, w_.tangent ? w_.tangent + h * dd : nullptr};
+    multiply(d, tile.padded, d, w.value, d, z.value, qL, workspace.p, R, false);
+    has_tangent = multiply_tangents(d, tile.padded, d, w, d, z, qL, workspace.dp, R, false);
+  }
   multiply(T, tile.padded, d, workspace.xt, TL, workspace.p, R, in.s, R, false);
   if (has_tangent)
     multiply(T, tile.padded, d, workspace.xt, TL, workspace.dp, R, in.ds, R, false);
@@ -247,7 +257,8 @@ void HessianProduct<real>::reduce() const {
     kernels_.batched_gemm(
         {M, N, K, 1, a, a_row, a_column, b, b_row, b_column, c, N, 1, factor, add});
   };
-  std::vector<real> of_W(dd), plain_W(dd), e(qd), e_plain(qd);
+  const std::size_t of_head_size = s_.identity_w ? 0 : dd;
+  std::vector<real> of_W(of_head_size), plain_W(of_head_size), e(qd), e_plain(qd);
   const Tensors<const real*>& at = model_.at;
   if (out_[kPrompt]) std::fill_n(out_[kPrompt], qd, real(0));
   for (int h = 0; h < s_.H; ++h) {
@@ -256,11 +267,16 @@ void HessianProduct<real>::reduce() const {
     if (s_.shared_query) {
       sum_chunks(&Sums::of_W, h * weight_size_, q, e.data());
       sum_chunks(&Sums::plain, h * weight_size_, q, e_plain.data());
-      product(d, d, q, at[kPrompt], 1, d, e.data(), d, 1, of_W.data(), scale_, false);
-      product(d, d, q, at[kPrompt], 1, d, e_plain.data(), d, 1, plain_W.data(), scale_, false);
-      if (tangent_[kPrompt])
-        product(d, d, q, tangent_[kPrompt], 1, d, e_plain.data(), d, 1, of_W.data(), scale_, true);
-      if (out_[kPrompt]) {
+      if (!s_.identity_w) {
+        product(d, d, q, at[kPrompt], 1, d, e.data(), d, 1, of_W.data(), scale_, false);
+        product(d, d, q, at[kPrompt], 1, d, e_plain.data(), d, 1, plain_W.data(), scale_, false);
+        if (tangent_[kPrompt])
+          product(d, d, q, tangent_[kPrompt], 1, d, e_plain.data(), d, 1, of_W.data(), scale_,
+                  true);
+      }
+      if (out_[kPrompt] && s_.identity_w) {
+        for (std::ptrdiff_t i = 0; i < qd; ++i) out_[kPrompt][i] += scale_ * e[i];
+      } else if (out_[kPrompt]) {
         product(q, d, d, e.data(), d, 1, w_.value + h * dd, 1, d, out_[kPrompt], real(1), true);
         if (w_.tangent)
           product(q, d, d, e_plain.data(), d, 1, w_.tangent + h * dd, 1, d, out_[kPrompt], real(1),

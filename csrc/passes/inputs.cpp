@@ -3,7 +3,8 @@
 //
 //   dL/dX += A^T U + D^T (Z W),   dL/dZ += D X W^T
 //
-// A sample at a time, some of its query rows at a time, a head at a time. A and D come from
+// With an identity in the place of W or V the product with it is left out. A sample at a time, some
+// of its query rows at a time, a head at a time. A and D come from
 // scores_rows with query rows as lanes; the sums over rows are products with features as lanes, for
 // which A, D and Z W are transposed. A classifier's gradient is linear in the derivative of its
 // loss, which is multiplied in at the end.
@@ -30,6 +31,7 @@ namespace {
 template <class real>
 struct Workspace {
   real *xt, *zt, *p, *s, *c, *limits, *row_readouts;  // as scores_rows takes them
+  real* x_rows;                                       // keys (T, dL), where W is an identity
   real* readout;
   real* transposed;  // A, then D: (rows, T)
   real* right;       // U, then Z W: (rows, dL)
@@ -114,6 +116,7 @@ template <class real>
 void InputGradients<real>::load_weights() {
   const Shape& s = data_.shape;
   const std::ptrdiff_t H = s.H, dd = std::ptrdiff_t(s.d) * s.d, ddL = std::ptrdiff_t(s.d) * dL_;
+  if (s.identity_w) return;
   const auto lay_out = [&](Arena layout) {
     w_ = layout.template take<real>(H * dd);
     wt_ = layout.template take<real>(wants_z_ ? H * ddL : 0);
@@ -141,6 +144,7 @@ Workspace<real> InputGradients<real>::take_workspace(Arena& layout) const {
   workspace.transposed = layout.take<real>(gx_ ? 2 * rows * T : 0);
   workspace.right = layout.take<real>(gx_ ? 2 * rows * dL_ : 0);
   workspace.e = layout.take<real>(wants_z_ ? d * rows : 0);
+  workspace.x_rows = layout.take<real>(wants_z_ && data_.shape.identity_w ? T * dL_ : 0);
   workspace.gx = layout.take<real>(gx_ ? T * dL_ : 0);
   workspace.gz = layout.take<real>(wants_z_ ? rows * dL_ : 0);
   take_readout(layout, workspace);
@@ -154,9 +158,15 @@ void InputGradients<real>::add_head(std::ptrdiff_t i, int h, int first, int rows
   const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d;
   const int qL = int(round_up(rows, L_)), N = dL_ / L_;
   const real* ut = load_readout(h, first, rows, workspace);
-  const ScoreOperands<real> operands{
-      w_ + h * dd, workspace.xt, workspace.zt, data_.is_limited() ? workspace.limits : nullptr,
-      ut,          qL,           false,        data_.row_map};
+  const ScoreOperands<real> operands{s.identity_w ? nullptr : w_ + h * dd,
+                                     workspace.xt,
+                                     workspace.zt,
+                                     data_.is_limited() ? workspace.limits : nullptr,
+                                     ut,
+                                     qL,
+                                     false,
+                                     data_.row_map,
+                                     parameters_.scale};
   const ScoreMemory<real> memory{
       workspace.p, workspace.s, workspace.c, workspace.readout, workspace.row_readouts, nullptr};
   kernels_.scores_rows(
@@ -173,6 +183,14 @@ void InputGradients<real>::add_head(std::ptrdiff_t i, int h, int first, int rows
                       h > 0 || first > 0});
   }
   if (!wants_z_) return;
+  if (s.identity_w) {  // the scale is left to the end
+    kernels_.product({{rows, N, s.T},
+                      {workspace.c, qL},
+                      {workspace.x_rows, dL_, L_},
+                      {workspace.gz, dL_, L_},
+                      h > 0});
+    return;
+  }
   kernels_.product({{s.d, qL / L_, s.T},
                     {data_.x + i * s.T * s.d, s.d},
                     {workspace.c, qL, L_},
@@ -206,12 +224,16 @@ void InputGradients<real>::differentiate(std::ptrdiff_t i, Workspace<real>& work
     return;
   }
   kernels_.pack_rows(data_.x + i * s.T * d, s.T, s.d, TL_, workspace.xt);
+  if (wants_z_ && s.identity_w)
+    kernels_.scale_rows(data_.x + i * s.T * d, real(1), s.T, s.d, dL_, workspace.x_rows);
+  const real of_z = s.identity_w ? parameters_.scale : real(1);
   for (int first = 0; first < s.q; first += row_tile_) {
     const int rows = std::min(row_tile_, s.q - first), qL = int(round_up(rows, L_));
     kernels_.pack_rows(queries(i) + first * d, rows, s.d, qL, workspace.zt);
     if (data_.is_limited()) data_.write_limits(i, first, rows, qL, workspace.limits);
     for (int h = 0; h < s.H; ++h) add_head(i, h, first, rows, workspace);
-    if (wants_z_) store(workspace.gz, rows, factor(workspace), false, (gz ? gz : gx) + first * d);
+    if (wants_z_)
+      store(workspace.gz, rows, of_z * factor(workspace), false, (gz ? gz : gx) + first * d);
   }
   if (gx) store(workspace.gx, s.T, factor(workspace), data_.self, gx);
 }
@@ -219,7 +241,8 @@ void InputGradients<real>::differentiate(std::ptrdiff_t i, Workspace<real>& work
 template <class real>
 double InputGradients<real>::run(const real* outputs, int threads) {
   const Shape& s = data_.shape;
-  const double flops = double(s.n) * s.H * s.q * (4.0 * s.d * s.d + 10.0 * s.T * s.d);
+  const double by_w = s.identity_w ? 0.0 : 4.0 * s.d * s.d;
+  const double flops = double(s.n) * s.H * s.q * (by_w + 10.0 * s.T * s.d);
   const int members = useful_threads(threads, s.n, flops);
   std::vector<Workspace<real>> workspaces(members);
   AlignedBuffer block;
@@ -315,6 +338,7 @@ class LayerInputs final : public InputGradients<real> {
       : InputGradients<real>(data, parameters, loss, gx, gz) {
     const Shape& s = data.shape;
     const std::ptrdiff_t head = std::ptrdiff_t(s.p) * dL_;
+    if (s.identity_v) return;
     vt_ = Arena(block_.reserve(s.H * head * sizeof(real))).template take<real>(s.H * head);
     for (std::ptrdiff_t h = 0; h < s.H; ++h)
       kernels_.pack_rows(parameters.V + h * s.d * s.p, s.d, s.p, dL_, vt_ + h * head);
@@ -356,9 +380,15 @@ class LayerInputs final : public InputGradients<real> {
   const real* load_readout(int h, int first, int rows, Workspace<real>& workspace) const override {
     const Shape& s = data_.shape;
     const int qL = int(round_up(rows, L_));
-    const real* vt = vt_ + std::ptrdiff_t(h) * s.p * dL_;
     if (h == 0)
       kernels_.pack_rows(workspace.g + std::ptrdiff_t(first) * s.p, rows, s.p, qL, workspace.gt);
+    if (s.identity_v) {
+      if (gx_)
+        kernels_.scale_rows(workspace.g + std::ptrdiff_t(first) * s.p, real(1), rows, s.p, dL_,
+                            workspace.right);
+      return workspace.gt;
+    }
+    const real* vt = vt_ + std::ptrdiff_t(h) * s.p * dL_;
     kernels_.product(
         {{s.d, qL / L_, s.p}, {vt, dL_}, {workspace.gt, qL, L_}, {workspace.ut, qL, L_}, false});
     if (gx_)

@@ -34,7 +34,7 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
   const std::size_t L = state_.lanes.lanes, H = s.H, d = s.d, T = s.T, rows = steps_.rows_size();
   const std::size_t block = block_;
   const bool gradient = options.gradient;
-  v_rows_ = layout.take<real>(H * d * pL_);
+  v_rows_ = layout.take<real>(s.identity_v ? 0 : H * d * pL_);
   for (Workspace& workspace : workspaces_) {
     HeadMemory<real>& heads = workspace.heads;
     const std::size_t dense = state_.data.has_words() ? 0 : 1;
@@ -42,6 +42,7 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
     workspace.z = layout.take<real>(dense * d * rows);
     workspace.values = layout.take<real>((1 - dense) * T * pL_);
     workspace.packed = layout.take<real>((1 - dense) * pL_ * round_up(s.T, L));
+    workspace.x_rows = layout.take<real>(s.identity_v ? T * dL_ : 0);
     heads.limits = layout.take<real>(rows);
     heads.scores.p = layout.take<real>(d * rows);
     heads.scores.s = layout.take<real>((gradient && state_.plan.keep ? block * H : 1) * T * rows);
@@ -70,7 +71,7 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
 template <class real>
 void LayerRowPass<real>::load(const Parameters<real>& parameters, const Member& member) {
   const Shape& s = state_.data.shape;
-  if (state_.data.has_words()) return;  // V is in the tables
+  if (state_.data.has_words() || !parameters.V) return;  // in the tables, or an identity
   for (int h = member.index; h < s.H; h += member.count)
     state_.kernels.scale_rows(parameters.V + std::ptrdiff_t(h) * s.d * s.p, real(1), s.d, s.p, pL_,
                               v_rows_ + std::ptrdiff_t(h) * s.d * pL_);
@@ -156,6 +157,9 @@ Slab<real> LayerRowPass<real>::open_tile(std::ptrdiff_t unit, const Workspace& w
   if (!s.shared_query)
     state_.kernels.pack_rows(data.z + (sample * s.q + slab.first_row) * s.d, slab.rows, s.d, qL,
                              workspace.z);
+  if (s.identity_v)
+    state_.kernels.scale_rows(data.x + sample * s.T * s.d, real(1), slab.keys, s.d, dL_,
+                              workspace.x_rows);
   return slab;
 }
 
@@ -181,11 +185,11 @@ void LayerRowPass<real>::run_outputs(bool gaps, const Slab<real>& slab,
     const ScoreArguments<real> in =
         steps_.scores(RowMode::kWeights, h, slab, workspace.heads, of_head(h, workspace), gap);
     steps_.run_scores(in);
-    if (words) {
-      load_values(h, slab, workspace.values);
+    if (words || s.identity_v) {
+      if (words) load_values(h, slab, workspace.values);
       state_.kernels.product({{slab.rows, pL_ / L, slab.keys},
                               {in.s, qL},
-                              {workspace.values, pL_, L},
+                              {words ? workspace.values : workspace.x_rows, pL_, L},
                               {workspace.f, pL_, L},
                               h > 0});
       continue;
@@ -320,6 +324,10 @@ ScoreArguments<real> LayerRowPass<real>::upstream(const ScoreArguments<real>& sc
   const int L = state_.lanes.lanes, qL = int(round_up(slab.rows, L));
   ScoreArguments<real> in = scores;
   in.ut_k = qL;
+  if (s.identity_v) {
+    in.ut = workspace.g_transposed;
+    return in;
+  }
   if (!state_.data.has_words()) {
     kernels.product({{s.d, qL / L, s.p},
                      {state_.model.transposed(head), dL_},

@@ -27,7 +27,8 @@ class LayerRowPass final : public ChunkPass<real> {
  private:
   /// One thread's scratch for one tile; pL, dL: p and d in whole vectors.
   struct Workspace {
-    real *x, *z;  // packed keys and queries
+    real *x, *z;   // packed keys and queries
+    real* x_rows;  // keys (T, dL), where V is an identity
     HeadMemory<real> heads;
     double* largest;          // the largest derivative
     real *ax, *f;             // (A X)^T (heads, d, rows); outputs (rows, pL)

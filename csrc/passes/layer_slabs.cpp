@@ -325,7 +325,7 @@ void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thre
   for (int h = 0; h < state_.data.shape.H; ++h) {
     if (state_.options.wrt_W) {
       const LayerArguments<real> in = layer(h, slab, thread, memory);
-      layer_upstream_(in);
+      if (in.v || h == 0) layer_upstream_(in);  // G itself is that of all heads
       if (state_.data.row_map.is_softmax())
         state_.kernels.layer_derivative(in);
       else  // needs the logits
@@ -357,7 +357,7 @@ void LayerSlabs<real>::differentiate_scaled(int chunk, const Slab<real>& slab, i
       add_readout_gradient(chunk, h, slab, thread, memory, of.scaled_g);
     }
     if (!state_.options.wrt_W) continue;
-    layer_upstream_(layer(h, slab, thread, memory));
+    if (!s.identity_v || h == 0) layer_upstream_(layer(h, slab, thread, memory));
     real* gap = heads.gap + h * held;
     steps_.run_scores(scores_of_upstream(RowMode::kScaled, h, slab, thread, memory, gap));
     const real* factors =

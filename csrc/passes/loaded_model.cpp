@@ -19,7 +19,7 @@ template <class real>
 void LoadedModel<real>::lay_out(Arena& layout) {
   const Shape& s = shape_;
   const std::size_t H = s.H, shared = s.shared_query ? H : 0;
-  w_scaled_ = layout.take<real>(H * s.d * s.d * width_);
+  w_scaled_ = layout.take<real>(s.identity_w ? 0 : H * s.d * s.d * width_);
   transposed_ = layout.take<real>(H * transposed_size_);
   product_ = layout.take<real>(shared * s.q * s.d);
   packed_product_ = layout.take<real>(shared * query_size_);
@@ -35,7 +35,7 @@ void LoadedModel<real>::load(const Parameters<real>& parameters, const real* wor
                              const Member& member) {
   const Shape& s = shape_;
   const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d * width_;
-  const bool scaled = parameters.scale != real(1);
+  const bool scaled = parameters.scale != real(1) && !s.identity_w;
   const real* readout = parameters.readout();
   if (member.index == 0) {
     w_ = scaled ? w_scaled_ : parameters.W;
@@ -46,12 +46,14 @@ void LoadedModel<real>::load(const Parameters<real>& parameters, const real* wor
   const int padded = lanes_.laned ? of_.rows : int(round_up(of_.rows, lanes_.lanes));
   for (int h = member.index; h < s.H; h += member.count) {
     if (s.shared_query) load_shared_product(parameters, h);
-    const real* from = readout + std::ptrdiff_t(h) * of_.rows * of_.columns * width_;
-    real* to = transposed_ + h * transposed_size_;
-    if (width_ > 1)
-      kernels_.transpose_lanes(from, of_.rows, of_.columns, to);
-    else
-      kernels_.pack_rows(from, of_.rows, of_.columns, padded, to);
+    if (readout) {
+      const real* from = readout + std::ptrdiff_t(h) * of_.rows * of_.columns * width_;
+      real* to = transposed_ + h * transposed_size_;
+      if (width_ > 1)
+        kernels_.transpose_lanes(from, of_.rows, of_.columns, to);
+      else
+        kernels_.pack_rows(from, of_.rows, of_.columns, padded, to);
+    }
     if (scaled)
       for (std::ptrdiff_t i = h * dd; i < (h + 1) * dd; ++i)
         w_scaled_[i] = parameters.scale * parameters.W[i];
@@ -92,13 +94,21 @@ void LoadedModel<real>::load_tables(const Parameters<real>& parameters, const re
 template <class real>
 void LoadedModel<real>::load_shared_product(const Parameters<real>& parameters, int head) {
   const Shape& s = shape_;
-  const real* w = parameters.W + std::ptrdiff_t(head) * s.d * s.d * width_;
   real* to = packed_product_ + head * query_size_;
   const bool by_rows = !lanes_.laned;
   const std::ptrdiff_t row = by_rows ? s.d : 1, column = by_rows ? 1 : s.q;
   real* product = width_ > 1 ? to : product_ + head * std::ptrdiff_t(s.q) * s.d;
-  kernels_.batched_gemm({s.q, s.d, s.d, width_, parameters.prompt, s.d, 1, w, s.d, 1, product, row,
-                         column, parameters.scale, false});
+  if (s.identity_w) {
+    const real* z = parameters.prompt;
+    for (int t = 0; t < s.q; ++t)
+      for (int k = 0; k < s.d; ++k)
+        for (int l = 0; l < width_; ++l)
+          product[(t * row + k * column) * width_ + l] = parameters.scale * *z++;
+  } else {
+    const real* w = parameters.W + std::ptrdiff_t(head) * s.d * s.d * width_;
+    kernels_.batched_gemm({s.q, s.d, s.d, width_, parameters.prompt, s.d, 1, w, s.d, 1, product,
+                           row, column, parameters.scale, false});
+  }
   if (by_rows)
     kernels_.pack_rows(product, s.q, s.d, int(round_up(s.q, lanes_.lanes)), to);
   else if (width_ == 1)

@@ -1,5 +1,6 @@
 // The parameters of one pass, as kernels take them: W times the scale, U or V transposed, and the
-// product of a shared query with W. Where tokens are words of a dictionary E there are tables too:
+// product of a shared query with W. Identities are null. Where tokens are words of a dictionary E there
+// are tables too:
 //
 //   scores    E W Z^T for all pairs of words, [key word][query word], or [key word][row up to qL]
 //             where the query rows are shared
@@ -43,14 +44,18 @@ class LoadedModel {
   /// or null.
   void load(const Parameters<real>& parameters, const real* words, const Member& member);
 
-  real scale() const { return scale_; }  // of the logits, contained in W
+  real scale() const { return scale_; }  // of the logits, contained in W if that is not null
   const real* prompt() const { return prompt_; }
-  const real* w(int head) const { return w_ + std::ptrdiff_t(head) * shape_.d * shape_.d * width_; }
+  const real* w(int head) const {
+    return w_ ? w_ + std::ptrdiff_t(head) * shape_.d * shape_.d * width_ : nullptr;
+  }
   /// U or V as the caller holds it, and transposed.
   const real* readout(int head) const {
-    return readout_ + std::ptrdiff_t(head) * of_.rows * of_.columns * width_;
+    return readout_ ? readout_ + std::ptrdiff_t(head) * of_.rows * of_.columns * width_ : nullptr;
   }
-  const real* transposed(int head) const { return transposed_ + head * transposed_size_; }
+  const real* transposed(int head) const {
+    return readout_ ? transposed_ + head * transposed_size_ : nullptr;
+  }
   const real* scores_table(int head) const { return scores_table_ + head * tables_.scores; }
   const real* values_table(int head) const { return values_table_ + head * tables_.values; }
   const Tables& tables() const { return tables_; }

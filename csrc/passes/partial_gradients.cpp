@@ -121,7 +121,11 @@ void PartialGradients<real>::reduce(const LoadedModel<real>& model, const real* 
   if (!to.prompt) return;
   member.wait();
   if (member.index > 0) return;
-  for (int h = 0; h < s.H; ++h)
+  for (int h = 0; s.identity_w && h < s.H; ++h)
+    for (std::ptrdiff_t i = 0; i < qd * width_; ++i)
+      to.prompt[i] =
+          (h > 0 ? to.prompt[i] : real(0)) + model.scale() * shared_[h * qd * width_ + i];
+  for (int h = 0; !s.identity_w && h < s.H; ++h)
     kernels_.batched_gemm({s.q, s.d, s.d, width_, shared_ + h * qd * width_, s.d, 1, model.w(h), 1,
                            s.d, to.prompt, s.d, 1, real(1), h > 0});
 }

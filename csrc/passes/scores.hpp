@@ -11,7 +11,7 @@ struct ScoreSize {
 };
 
 /// One head of a model and the tokens of a slab, in the layouts of ScoreArguments. Without `ut`
-/// only weights can be requested.
+/// only weights can be requested. `scale` matters where w is null.
 template <class real>
 struct ScoreOperands {
   const real *w, *x, *z;
@@ -20,6 +20,7 @@ struct ScoreOperands {
   std::ptrdiff_t ut_k = 0;
   bool ut_laned = false;
   RowMap map{};
+  real scale = 1;
   WordsOfUnits words{};
 };
 
@@ -40,6 +41,7 @@ ScoreArguments<real> score_arguments(RowMode mode, int features, const ScoreSize
   in.d = features;
   in.units = size.units;
   in.w = of.w;
+  in.scale = of.scale;
   in.ut = of.ut;
   in.ut_k = of.ut_k;
   in.ut_laned = of.ut_laned;

@@ -22,8 +22,9 @@ TilePass<real>::TilePass(PassState<real>& state)
       dL_(int(round_up(state.data.shape.d, state.lanes.lanes))),
       TL_(int(round_up(state.data.shape.T, state.lanes.lanes))),
       qL_(int(round_up(state.data.shape.q, state.lanes.lanes))),
+      weight_rows_(state.data.shape.identity_w ? 0 : state.data.shape.d),
       gradient_size_(
-          (state.data.shape.d + (state.data.shape.q + state.plan.parts - 1) / state.plan.parts) *
+          (weight_rows_ + (state.data.shape.q + state.plan.parts - 1) / state.plan.parts) *
           std::ptrdiff_t(dL_)),
       workspaces_(state.threads) {}
 
@@ -107,7 +108,7 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
   const std::ptrdiff_t sample = first_sample + i;
   const bool gradient = is_gradient(pass);
   pack_sample(sample, gradient, workspace);
-  real* gW = gradient ? shared_.gradients + unit * gradient_size_ : nullptr;
+  real* const gW = gradient ? shared_.gradients + unit * gradient_size_ : nullptr;
   real* gap = state_.options.finds_gaps(pass) ? shared_.gaps + unit : nullptr;
   const std::ptrdiff_t begin = part_begin(part), end = part_begin(part + 1);
   // Calls `body` with the arguments of each tile of the part.
@@ -118,6 +119,7 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
       tile.rows = int(std::min<std::ptrdiff_t>(state_.plan.tile, end - t));
       tile.d = s.d;
       tile.w = state_.model.w(h);
+      tile.scale = state_.model.scale();
       tile.zt = workspace.z + t;
       tile.ut = state_.model.transposed(h) + t;
       tile.z_row = qL_;
@@ -131,8 +133,8 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
       tile.axdx = workspace.axdx;
       tile.readouts = workspace.row_readouts;
       tile.row_gaps = workspace.row_gaps;
-      tile.gw = gW;
-      tile.gu = gradient ? gW + (s.d + t - begin) * dL_ : nullptr;
+      tile.gw = weight_rows_ ? gW : nullptr;
+      tile.gu = gradient ? gW + (weight_rows_ + t - begin) * dL_ : nullptr;
       tile.mode = mode;
       tile.map = data.row_map;
       tile.add = t > begin;
@@ -237,11 +239,12 @@ void TilePass<real>::combine(Pass pass, std::ptrdiff_t first_sample, int samples
       }
       state_.kernels.combine(x, stride, factors.data(), samples, size, out, more);
     };
-    const std::ptrdiff_t of_W = s.d * std::ptrdiff_t(dL_), row = part_begin(part);
-    sum(
-        from, of_W, gW, add || part > 0,
-        [&](int i) { return double(shared_.gaps[i * s.H * parts + unit]); },
-        scaled ? state_.scales.log_of_W(head)[0] : 0.0);
+    const std::ptrdiff_t of_W = weight_rows_ * std::ptrdiff_t(dL_), row = part_begin(part);
+    if (of_W > 0)
+      sum(
+          from, of_W, gW, add || part > 0,
+          [&](int i) { return double(shared_.gaps[i * s.H * parts + unit]); },
+          scaled ? state_.scales.log_of_W(head)[0] : 0.0);
     sum(
         from + of_W, (part_begin(part + 1) - row) * dL_, gU + row * dL_, add,
         [](int) { return 0.0; }, scaled ? state_.scales.log_of_readout()[0] : 0.0);

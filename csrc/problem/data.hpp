@@ -136,7 +136,7 @@ Data<real> at_run(const Data<real>& set, std::ptrdiff_t run, int count) {
 }
 
 /// A model as the caller holds it: W or, of rank `rank`, Q and K (null: W = Q Q^T); U or V; perhaps
-/// a prompt.
+/// a prompt. Without any of the first W is the identity for all heads, without U and V it is V.
 template <class Pointer>
 struct Model {
   Tensors<Pointer> at;
@@ -169,9 +169,9 @@ inline Extent extent(TensorName name, const Shape& s, int rank) {
 /// One run's parameters, or those of as many runs as there are lanes, a vector for each number.
 template <class real>
 struct Parameters {
-  const real* W;       // (H, d, d)
+  const real* W;       // (H, d, d), or null: identities
   const real* U;       // (H, q, d), or null
-  const real* V;       // (H, d, p), or null
+  const real* V;       // (H, d, p), or null; without both V is the identity
   const real* prompt;  // (q, d), or null
   real scale;          // of the logits
 

@@ -55,45 +55,47 @@ struct Cost {
   const Shape& s;
   const Registers& registers;
   const int bytes = registers.bytes, L = registers.lanes;
+  // Whether there are products with W and with V, and derivatives by the logits: 1 or 0.
+  const double W = !s.identity_w, V = !s.identity_v, D = !s.identity_w || s.shared_query;
 
   /// Registers that hold so many numbers.
   double vectors(std::ptrdiff_t size) const { return std::ceil(double(size) / L); }
 
   double scores_samples() const {  // for a block
-    return kept(true, product_cycles(s.d, s.q, s.d) + product_cycles(s.q, s.T, s.d, true) +
+    return kept(true, W * product_cycles(s.d, s.q, s.d) + product_cycles(s.q, s.T, s.d, true) +
                           product_cycles(s.q, s.T, s.d) + softmax_cycles(s.q, s.T, bytes, L));
   }
   double scores_rows() const {  // for a sample
     const double N = vectors(s.q);
-    return kept(false, product_cycles(s.d, N, s.d) + 2 * product_cycles(s.T, N, s.d) +
+    return kept(false, W * product_cycles(s.d, N, s.d) + 2 * product_cycles(s.T, N, s.d) +
                            softmax_cycles(N, s.T, bytes, L));
   }
   double gradients_samples() const {  // for a block
-    const double gradient = double(s.d + s.q) * s.d * L * bytes;
-    return 2 * product_cycles(s.q, s.d, s.T, true) + product_cycles(s.d, s.d, s.q, true) +
+    const double gradient = (W * s.d + s.q) * s.d * L * bytes;
+    return (1 + D) * product_cycles(s.q, s.d, s.T, true) + W * product_cycles(s.d, s.d, s.q, true) +
            (gradient * s.H > kSecondLevelBytes ? 2 * gradient / kStreamBytes : 0);
   }
   double gradients_features() const {  // for a sample
     const double N = vectors(s.d);
-    return 2 * product_cycles(s.q, N, s.T) + product_cycles(s.d, N, s.q);
+    return (1 + D) * product_cycles(s.q, N, s.T) + W * product_cycles(s.d, N, s.q);
   }
   double layer() const {  // for a block of samples, or a sample of `lanes` runs
     const double rows = s.q, p = s.p;
-    return product_cycles(s.d, rows, s.d) + 2 * product_cycles(rows, s.T, s.d, true) +
-           softmax_cycles(rows, s.T, bytes, L) + 2 * product_cycles(rows, s.d, s.T, true) +
-           product_cycles(p, rows, s.d) + product_cycles(s.d, rows, p) +
-           product_cycles(s.d, s.d, rows, true) + product_cycles(s.d, p, rows, true);
+    return W * product_cycles(s.d, rows, s.d) + (1 + D) * product_cycles(rows, s.T, s.d, true) +
+           softmax_cycles(rows, s.T, bytes, L) + (1 + D) * product_cycles(rows, s.d, s.T, true) +
+           V * product_cycles(p, rows, s.d) + V * D * product_cycles(s.d, rows, p) +
+           W * product_cycles(s.d, s.d, rows, true) + V * product_cycles(s.d, p, rows, true);
   }
   double layer_rows() const {  // for a sample
     const int rows = layer_tile(s, bytes, L);
     const double N = vectors(rows), F = vectors(s.d), P = vectors(s.p);
-    const double scores = product_cycles(s.d, N, s.d) + product_cycles(s.T, N, s.d) +
+    const double scores = W * product_cycles(s.d, N, s.d) + product_cycles(s.T, N, s.d) +
                           softmax_cycles(N, s.T, bytes, L);
-    const double a_tile = (keeps_layer_weights(s, bytes, L) ? 1 : 2) * scores +
-                          product_cycles(s.d, N, s.T) + product_cycles(rows, P, s.d) +
-                          product_cycles(s.d, N, s.p) + product_cycles(s.T, N, s.d) +
-                          product_cycles(rows, F, s.T) + product_cycles(s.d, F, rows) +
-                          product_cycles(s.d, P, rows) + 2 * N * s.d;
+    const double a_tile = (keeps_layer_weights(s, bytes, L) ? 1 : 1 + D) * scores +
+                          product_cycles(s.d, N, s.T) + V * product_cycles(rows, P, s.d) +
+                          V * D * product_cycles(s.d, N, s.p) + D * product_cycles(s.T, N, s.d) +
+                          D * product_cycles(rows, F, s.T) + W * product_cycles(s.d, F, rows) +
+                          V * product_cycles(s.d, P, rows) + 2 * N * s.d;
     return std::ceil(double(s.q) / rows) * (a_tile + 3.0 * s.T * s.d / s.H);
   }
   double words() const {  // for a sample
@@ -102,17 +104,18 @@ struct Cost {
     return kept(false, softmax_cycles(N, s.T, bytes, L)) + kWordCycles * s.q * s.T + values;
   }
   double runs() const {  // for a sample of `lanes` runs
-    return product_cycles(s.d, s.q, s.d, true) + 2 * product_cycles(s.q, s.T, s.d, true) +
+    return W * product_cycles(s.d, s.q, s.d, true) + 2 * product_cycles(s.q, s.T, s.d, true) +
            softmax_cycles(s.q, s.T, bytes, L) + gradients_samples();
   }
   double tiles() const {  // for a sample
     const int rows = tile_rows(s, bytes, L);
     const double N = vectors(rows), F = vectors(s.d);
-    const double a_tile = product_cycles(s.d, N, s.d) + product_cycles(s.T, 2 * N, s.d) +
-                          softmax_cycles(N, s.T, bytes, L) + product_cycles(2 * N * L, F, s.T) +
-                          product_cycles(s.d, F, rows) + s.d * (N + F);
+    const double a_tile = W * product_cycles(s.d, N, s.d) + product_cycles(s.T, 2 * N, s.d) +
+                          softmax_cycles(N, s.T, bytes, L) +
+                          product_cycles((1 + W) * N * L, F, s.T) +
+                          W * product_cycles(s.d, F, rows) + s.d * (N + F);
     const double packing = 2.0 * s.T * s.d;
-    return packing + std::ceil(double(s.q) / rows) * a_tile + 2 * double(s.d + s.q) * F;
+    return packing + std::ceil(double(s.q) / rows) * a_tile + 2 * (W * s.d + s.q) * F;
   }
 
  private:
@@ -274,7 +277,8 @@ const Prediction& prediction(const Shape& s, const Registers& registers) {
 
     auto key() const {
       return std::tie(shape.n, shape.T, shape.q, shape.d, shape.H, shape.p, shape.shared_query,
-                      shape.words, registers.bytes, registers.lanes, registers.tiles.accumulators);
+                      shape.identity_w, shape.identity_v, shape.words, registers.bytes,
+                      registers.lanes, registers.tiles.accumulators);
     }
   };
   thread_local std::unique_ptr<Kept> last;  // on the heap, as thread-local storage is small
@@ -341,7 +345,7 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
   } else {
     part.weight_row = row(s.d);
     part.readout_row = row(readout.columns);
-    part.weight_head = (s.shared_query ? s.q : s.d) * part.weight_row;
+    part.weight_head = (s.shared_query ? s.q : s.identity_w ? 0 : s.d) * part.weight_row;
     part.readout_head = readout.rows * part.readout_row;
   }
   part.readout_at = s.H * part.weight_head;

@@ -13,11 +13,12 @@
 namespace mhfast {
 
 struct Shape {
-  std::ptrdiff_t n;           // samples
-  int T, q, d, H;             // keys, query rows, features, heads
-  int p = 0;                  // outputs of a layer; 0: a classifier
-  bool shared_query = false;  // one query side for all samples, a prompt
-  int words = 0;              // of the dictionary that all tokens are taken from; 0: there is none
+  std::ptrdiff_t n;                             // samples
+  int T, q, d, H;                               // keys, query rows, features, heads
+  int p = 0;                                    // outputs of a layer; 0: a classifier
+  bool shared_query = false;                    // one query side for all samples, a prompt
+  bool identity_w = false, identity_v = false;  // nothing is in the place of W; of V, where p is d
+  int words = 0;  // of the dictionary that all tokens are taken from; 0: there is none
 
   bool is_layer() const { return p > 0; }
   bool rows_have_outputs() const { return is_layer(); }

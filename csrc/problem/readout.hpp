@@ -10,14 +10,16 @@ namespace mhfast {
 
 struct Readout {
   TensorName name;
-  int rows, columns;    // of one head's parameter
+  int rows, columns;    // of one head's parameter; an identity has no rows
   double divisor;       // of the sum over heads
   bool targets_packed;  // targets are packed with the tokens
   double flops;         // of a query row and head besides scores and softmax
 };
 
 inline Readout readout_of(const Shape& s) {
-  if (s.is_layer()) return {kV, s.d, s.p, 1.0, true, 2.0 * s.T * s.d + 6.0 * s.d * s.p};
+  const double pooled = 2.0 * s.T * s.d;
+  if (s.identity_v) return {kV, 0, s.p, 1.0, true, pooled};
+  if (s.is_layer()) return {kV, s.d, s.p, 1.0, true, pooled + 6.0 * s.d * s.p};
   return {kU, s.q, s.d, std::sqrt(double(s.H)), false, 0.0};
 }
 

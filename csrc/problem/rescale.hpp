@@ -112,6 +112,7 @@ template <class real>
 Exponents choose_exponents(const Data<real>& data, const Tensors<const real*>& tensors,
                            const Tensors<std::ptrdiff_t>& apart, int rank, std::ptrdiff_t runs) {
   const Shape& s = data.shape;
+  if (s.identity_w || s.identity_v) return {};  // which cannot be multiplied
   const auto largest = [&](TensorName name) {
     const std::ptrdiff_t size = extent(name, s, rank).all();
     return tensors[name] ? largest_finite(tensors[name], all_runs(apart[name], runs, size)) : 0.0;

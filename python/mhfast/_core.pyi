@@ -125,7 +125,18 @@ def active_isa() -> str: ...
 def set_num_threads(k: int) -> None: ...
 def get_num_threads() -> int: ...
 def explain(
-    *, n: int, T: int, q: int, d: int, H: int, p: int, words: int, runs: int, dtype_name: str
+    *,
+    n: int,
+    T: int,
+    q: int,
+    d: int,
+    H: int,
+    p: int,
+    identity_w: bool,
+    identity_v: bool,
+    words: int,
+    runs: int,
+    dtype_name: str,
 ) -> dict[str, object]: ...
 def outputs(
     samples: CoreData,

@@ -88,7 +88,7 @@ CLASSIFIER = [
         TypeError,
         "W: expected dtype float32 or float64, got complex128; W.real has the real parts",
     ),
-    (lambda: mh.Classifier(None, U), TypeError, "W: expected an array of numbers, got NoneType"),
+    (lambda: mh.Classifier(W, None), TypeError, "U: expected an array of numbers, got NoneType"),
     (
         lambda: mh.Classifier("weights", U),
         TypeError,

@@ -32,6 +32,9 @@ CASES = {
     "token of a shared X": {"runs": ("lengths",), "query": -2, "lengths": True},
     "Q": {"runs": ("Q",), "factors": "low rank"},
     "prompt": {"runs": ("prompt", "X"), "prompt": True},
+    "identity W": {"runs": ("U", "V"), "identities": "W"},
+    "identity V": {"runs": ("W", "U"), "identities": "V"},
+    "both": {"runs": ("prompt",), "identities": "WV", "prompt": True},
 }
 
 
@@ -143,7 +146,16 @@ def test_indexing_a_model():
         len(model)
 
 
-@pytest.mark.parametrize("options", [{}, {"factors": "low rank"}, {"prompt": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"factors": "low rank"},
+        {"prompt": True},
+        {"identities": "W"},
+        {"identities": "WV", "prompt": True},
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_stacking_and_indexing_are_inverse(kind, options):
     models = [case(kind, seed=seed, **options).model for seed in range(RUNS)]

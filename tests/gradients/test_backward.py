@@ -17,11 +17,13 @@ def cotangent_of(the, dtype=np.float64):
 
 
 @pytest.mark.parametrize("lengths", [False, True])
+@pytest.mark.parametrize("identities", ["", "W", "V"])
 @pytest.mark.parametrize("query", [None, -2, "given"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_gradients_follow_the_reference(dtype, kind, query, lengths):
-    the = case(kind, query=query, lengths=lengths, dtype=dtype, causal=query is None)
+def test_gradients_follow_the_reference(dtype, kind, query, identities, lengths):
+    options = {"query": query, "identities": identities, "lengths": lengths, "dtype": dtype}
+    the = case(kind, causal=query is None, scale=0.7, **options)
     cotangent = cotangent_of(the, dtype)
     g = mh.backward(the.model, the.X, cotangent, wrt=the.names(), **the.seen())
     expected = mh.reference.backward(the.model, the.X, cotangent, wrt=the.names(), **the.seen())

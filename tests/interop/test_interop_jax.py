@@ -67,6 +67,27 @@ def test_outputs_and_gradients_are_those_of_the_formula(kind, options):
         assert relative(gradient, by_formula[name]) < 1e-12
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (mh.Classifier, {"identities": "W"}),
+        (mh.Layer, {"identities": "V", "query": -1}),
+        (mh.Layer, {"identities": "WV"}),
+    ],
+)
+def test_identities(kind, options):
+    the = case(kind, **options)
+    arrays, rest = arrays_and_options(the)
+    rest |= dict.fromkeys(options["identities"])
+    outputs = jax.jit(lambda arrays: of_jax(kind)(**arrays, **rest))(arrays)
+    assert np.array_equal(outputs, the.model(the.X))
+    gradients = jax.grad(lambda arrays: jnp.sin(of_jax(kind)(**arrays, **rest)).sum())(arrays)
+    expected = mh.backward(the.model, the.X, np.cos(the.model(the.X)), wrt=the.names())
+    for name, gradient in gradients.items():
+        # A cosine of JAX and one of NumPy.
+        assert relative(gradient, getattr(expected, name)) < 1e-12
+
+
 def test_only_what_is_differentiated_by_is_computed(monkeypatch):
     asked = []
 

@@ -30,6 +30,12 @@ SEEN = [
     for causal in (False, True)
     for lengths in (False, True)
 ] + [{"prompt": True, "lengths": lengths} for lengths in (False, True)]
+SEEN += [
+    {"identities": "W", "causal": True},
+    {"identities": "V", "query": -1, "lengths": True},
+    {"identities": "WV", "prompt": True},
+    {"identities": "WV", "query": "given"},
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -55,12 +61,15 @@ def applied(the, tensors, **changes):
         options["query"] = the.model.query
     if "lengths" in the.options:
         options["lengths"] = the.options["lengths"]
-    return FUNCTIONS[type(the.model)](**tensors, **(options | changes))
+    identities = dict.fromkeys(("W", READOUT[type(the.model)]))
+    return FUNCTIONS[type(the.model)](**identities | tensors, **(options | changes))
 
 
 def textbook(the, tensors):
     """The formula, sample by sample; a row that sees no token mixes none."""
-    W, X = tensors["W"], tensors["X"]
+    X = tensors["X"]
+    identity = torch.eye(DIM, dtype=X.dtype).expand(the.model.heads, DIM, DIM)
+    W = tensors.get("W", identity)
     lengths = the.options.get("lengths", [TOKENS] * SAMPLES)
     outputs = []
     for i, length in enumerate(lengths):
@@ -78,7 +87,7 @@ def textbook(the, tensors):
             rows = torch.tensor([token])
             Z = x[token][None] if 0 <= token < length else x.new_zeros(1, DIM)
         q = ROWS if "query" in tensors else the.model._query_rows(TOKENS)
-        mixed = X.new_zeros(HEADS, q, DIM)
+        mixed = X.new_zeros(len(W), q, DIM)
         if length and not (the.model.causal and rows[0] < 0):
             logits = the.model.scale * torch.einsum("qd,hde,te->hqt", Z, W, x)
             if the.model.causal:
@@ -88,7 +97,7 @@ def textbook(the, tensors):
         if "U" in tensors:
             outputs.append((tensors["U"] * mixed).sum() / HEADS**0.5)
         else:
-            outputs.append(torch.einsum("hqd,hdp->qp", mixed, tensors["V"]))
+            outputs.append(torch.einsum("hqd,hdp->qp", mixed, tensors.get("V", identity)))
     return torch.stack(outputs)
 
 
@@ -114,7 +123,17 @@ def test_outputs_and_gradients_are_those_of_the_formula(kind, options):
         assert np.abs(got[name] - wanted[name]).max() <= 1e-12 * size
 
 
-@pytest.mark.parametrize("options", [{}, {"query": -1}, {"query": "given"}, {"prompt": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"query": -1},
+        {"query": "given"},
+        {"prompt": True},
+        {"identities": "W"},
+        {"identities": "V", "query": "given"},
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradcheck(kind, options):
     the = case(kind, **options)
@@ -312,6 +331,25 @@ def test_a_module_computes_what_its_model_does(kind, options):
         {name: array.shape for name, array in model.parameters.items()}
     )
     assert type(module).from_model(model).model() == model
+
+
+@pytest.mark.parametrize(("kind", "identities"), [(mh.Classifier, "W"), (mh.Layer, "V")])
+def test_a_module_of_a_model_with_identities(kind, identities):
+    the = case(kind, identities=identities)
+    module = MODULES[kind].from_model(the.model)
+    assert dict(module.named_parameters()).keys() == the.model.parameters.keys()
+    assert module.model() == the.model
+    assert np.array_equal(module(torch.tensor(the.X)).detach().numpy(), the.model(the.X))
+    weights = module.attention(torch.tensor(the.X))
+    assert np.array_equal(weights.numpy(), the.model.attention(the.X))
+    assert "dtype=float64" in repr(module)
+    # Second derivatives and shapes without values, too.
+    tensors = tensors_of(the)
+    assert torch.autograd.gradgradcheck(
+        lambda X: applied(the, tensors | {"X": X}), (tensors["X"],), fast_mode=True
+    )
+    compiled = torch.export.export(module, (torch.tensor(the.X),)).module()
+    assert torch.equal(compiled(torch.tensor(the.X)), module(torch.tensor(the.X)))
 
 
 def test_an_external_query_comes_with_the_call():

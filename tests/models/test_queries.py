@@ -17,6 +17,13 @@ SEEN = [
     {"query": query, "causal": causal, "lengths": lengths}
     for query, causal, lengths in product(QUERIES, (False, True), (False, True))
 ] + [{"prompt": True, "lengths": lengths} for lengths in (False, True)]
+SEEN += [
+    {"identities": "W", "causal": True},
+    {"identities": "V", "query": -1, "lengths": True},
+    {"identities": "WV", "causal": True},
+    {"identities": "WV", "query": "own"},
+    {"identities": "WV", "prompt": True, "lengths": True},
+]
 
 
 @pytest.mark.parametrize("options", SEEN)
@@ -24,7 +31,7 @@ SEEN = [
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_everything_follows_the_reference(dtype, kind, options):
     the = case(kind, dtype=dtype, **options)
-    close = TOLERANCE[the.model.dtype]
+    close = TOLERANCE[np.dtype(dtype)]
     for action in ("outputs", "attention"):
         got = (the.model if action == "outputs" else the.model.attention)(the.X, **the.seen())
         expected = getattr(mh.reference, action)(the.model, the.X, **the.seen())

@@ -28,6 +28,9 @@ SETTINGS = (
     {"factors": "tied", "prompt": True},
     {"lengths": True, "weight": "samples", "scale": 0.7},
     {"causal": True, "lengths": True},
+    {"identities": "W", "lengths": True},
+    {"identities": "V", "query": "given", "scale": 0.7},
+    {"identities": "WV", "prompt": True},
 )
 
 

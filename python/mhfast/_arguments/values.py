@@ -66,14 +66,18 @@ def field_values(record: Any) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
 
 
-def describe(record: Any) -> str:
+def describe(record: Any, always: tuple[str, ...] = ()) -> str:
     """Return a one-line repr of a dataclass, with the dtype and shape of its arrays.
 
-    What is None or False is left out, and fields that say so.
+    What is None or False is left out, unless its name is in `always`, and fields that say so.
     """
     fields = dataclasses.fields(record)
     given = [(field.name, getattr(record, field.name)) for field in fields if field.repr]
-    shown = (pair for pair in given if pair[1] is not None and pair[1] is not False)
+    shown = (
+        (name, value)
+        for name, value in given
+        if name in always or (value is not None and value is not False)
+    )
     parts = (f"{name}={_short(value)}" for name, value in shown)
     return f"{type(record).__name__}({', '.join(parts)})"
 

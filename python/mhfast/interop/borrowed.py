@@ -10,7 +10,7 @@ import numpy as np
 
 from .._arguments import checks
 from .._arguments.values import Array
-from ..models.problem import borrowing
+from ..models.problem import borrowing, of_arrays
 
 
 def borrowed(kind: Any, arrays: Mapping[str, Array], query: int | None, *settings: Any) -> Any:
@@ -43,4 +43,4 @@ def _checked(
     for array in zeros.values():
         array.flags.writeable = False  # then the model keeps the pages, which nothing touches
     names = ("scale", "causal", "attention", "normalize")
-    return kind(**zeros, query=query, **dict(zip(names, settings, strict=True)))
+    return of_arrays(kind, zeros, query=query, **dict(zip(names, settings, strict=True)))

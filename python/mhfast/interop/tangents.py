@@ -16,7 +16,6 @@ computation is in NumPy, in float64, for a few samples at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -172,10 +171,7 @@ def _direction(
 ) -> tuple[Model, Array, Array]:
     """Return how the parameters move, as a model, and the tangents of X and Z."""
     along = {name: double(array) for name, array in tangent.items()}
-    moved: dict[str, Any] = {
-        name: along.get(name, np.zeros_like(array)) for name, array in model.parameters().items()
-    }
-    moving = replace(model, **moved)
+    moving = model.moving(along)
     return moving, *_moving_inputs(model, moving, data, along)
 
 

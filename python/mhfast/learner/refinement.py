@@ -359,6 +359,8 @@ def layer_numbers(layer: Layer) -> Float64:
         raise TypeError(f"layer: expected a Layer, got {type(layer).__name__}")
     if not isinstance(layer.W, np.ndarray):
         raise TypeError(f"layer: expected a dense W, got {type(layer.W).__name__}")
+    if layer.V is None:
+        raise TypeError("layer: expected an array V, got None, an identity")
     if layer.dtype != np.float64:
         raise TypeError(f"layer: expected dtype float64, got {layer.dtype.name}")
     if layer.runs is not None:

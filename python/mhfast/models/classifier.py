@@ -42,8 +42,9 @@ class Classifier(Model):
 
     Parameters
     ----------
-    W : array (H, d, d), float32 or float64, or `LowRank`
-        Key-query matrices.
+    W : array (H, d, d), float32 or float64, `LowRank`, or None
+        Key-query matrices. None: the identity for every head, which is not a parameter; all heads
+        then have the attention softmax(scale · Z Xᵀ), and each its own U.
     U : array (H, q, d) of the same dtype
         Readout matrices.
     query : None, int or array (n, q, d)
@@ -97,11 +98,14 @@ class Classifier(Model):
     >>> factored = mh.Classifier(mh.LowRank(rng.standard_normal((3, 9, 2))), model.U)
     >>> factored.Q.shape, factored.K is None  # tied
     ((3, 9, 2), True)
+    >>> fixed = mh.Classifier(None, model.U)  # W_h is the identity
+    >>> list(fixed.parameters), bool(np.allclose(fixed(X), model.replace(W=[np.eye(9)] * 3)(X)))
+    (['U'], True)
     """
 
     losses: ClassVar[tuple[str, ...]] = OF_OUTPUTS
 
-    W: Any  # Array or LowRank; which one, callers know
+    W: Any  # Array, LowRank or None for identities; which one, callers know
     U: Array
     query: int | Array | None = None
     prompt: Optional = None
@@ -112,7 +116,7 @@ class Classifier(Model):
 
     def __init__(
         self,
-        W: npt.ArrayLike | LowRank,
+        W: npt.ArrayLike | LowRank | None,
         U: npt.ArrayLike,
         query: int | npt.ArrayLike | None = None,
         prompt: npt.ArrayLike | None = None,
@@ -122,20 +126,22 @@ class Classifier(Model):
         attention: AttentionName = "softmax",
         normalize: bool | None = None,
     ) -> None:
-        W, heads, dim = validation.key_query(W)
-        U = checks.real(U, "U", W.dtype, "W")
-        query, prompt = validation.query_side(query, prompt, dim, W.dtype)
+        W, heads, dim, dtype = validation.key_query(W)
+        U, dim = validation.readout(U, "U", dtype, dim, axis=-1)
+        like = "U" if W is None else "W"
+        query, prompt = validation.query_side(query, prompt, dim, U.dtype, like)
         rows = validation.rows(query, prompt)
         checks.shape(U, "U", "H q d", (heads, rows, dim), runs=True)
-        validation.no_empty_axis("W", W, "U", U)
+        validation.no_empty_axis(W=W, U=U)
         vars(self).update(
             W=W,
             U=frozen(U),
             query=query,
             prompt=prompt,
-            scale=validation.scale(scale, W.dtype),
+            scale=validation.scale(scale, U.dtype),
             causal=validation.causal(causal, prompt),
             _row_map=validation.row_map(attention, normalize),
+            _sizes=(int(U.shape[-3]), int(U.shape[-1]), U.dtype),
         )
         self._core  # noqa: B018  (checks that the run axes agree)
 

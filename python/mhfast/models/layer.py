@@ -35,10 +35,13 @@ class Layer(Model):
 
     Parameters
     ----------
-    W : array (H, d, d), float32 or float64, or `LowRank`
-        Key-query matrices.
-    V : array (H, d, p) of the same dtype
-        Value matrices.
+    W : array (H, d, d), float32 or float64, `LowRank`, or None
+        Key-query matrices. None: the identity for every head, which is not a parameter, so that all
+        heads have the attention softmax(scale · Z Xᵀ).
+    V : array (H, d, p) of the same dtype, or None
+        Value matrices. None: the identity for every head, which is not a parameter, so that p = d.
+        Where W is None too there is one head, F(X) = softmax(scale · Z Xᵀ) X, of tokens of any
+        dimension and dtype unless a prompt or an array as query says them.
     query : None, int or array (n, q, d)
         None: Z = X. An integer: that token of each sample. An array: an external query. As for a
         `Classifier`.
@@ -76,12 +79,15 @@ class Layer(Model):
     >>> last = layer.replace(query=-1)
     >>> bool(np.allclose(last(X)[:, 0], layer(X)[:, -1]))
     True
+    >>> mixing = mh.Layer(layer.W, None)  # F(X) = Σ_h softmax(X W_h Xᵀ) X
+    >>> mixing, bool(np.allclose(mixing(X), layer.attention(X).sum(axis=1) @ X))
+    (Layer(W=<float64 (3, 9, 9)>, V=None, scale=1.0), True)
     """
 
     losses: ClassVar[tuple[str, ...]] = (*OF_OUTPUTS, *OF_ROWS)
 
-    W: Any  # Array or LowRank; which one, callers know
-    V: Array
+    W: Any  # Array, LowRank or None for identities; which one, callers know
+    V: Any  # Array, or None for identities
     query: int | Array | None = None
     prompt: Optional = None
     scale: float = 1.0
@@ -91,8 +97,8 @@ class Layer(Model):
 
     def __init__(
         self,
-        W: npt.ArrayLike | LowRank,
-        V: npt.ArrayLike,
+        W: npt.ArrayLike | LowRank | None,
+        V: npt.ArrayLike | None,
         query: int | npt.ArrayLike | None = None,
         prompt: npt.ArrayLike | None = None,
         *,
@@ -101,26 +107,33 @@ class Layer(Model):
         attention: AttentionName = "softmax",
         normalize: bool | None = None,
     ) -> None:
-        W, heads, dim = validation.key_query(W)
-        V = checks.real(V, "V", W.dtype, "W")
-        query, prompt = validation.query_side(query, prompt, dim, W.dtype)
-        checks.shape(V, "V", "H d p", (heads, dim, None), runs=True)
-        validation.no_empty_axis("W", W, "V", V)
+        W, heads, dim, dtype = validation.key_query(W)
+        like = "W" if W is not None else "V" if V is not None else "the model"
+        if V is not None:
+            V, dim = validation.readout(V, "V", dtype, dim, axis=-2)
+            dtype = V.dtype
+        query, prompt = validation.query_side(query, prompt, dim, dtype, like)
+        if V is not None:
+            checks.shape(V, "V", "H d p", (heads, dim, None), runs=True)
+            heads = V.shape[-3]
+        validation.no_empty_axis(W=W, V=V)
+        sizes = validation.sizes(heads, dim, dtype, query, prompt)
         vars(self).update(
             W=W,
-            V=frozen(V),
+            V=None if V is None else frozen(V),
             query=query,
             prompt=prompt,
-            scale=validation.scale(scale, W.dtype),
+            scale=validation.scale(scale, sizes[2]),
             causal=validation.causal(causal, prompt),
             _row_map=validation.row_map(attention, normalize),
+            _sizes=sizes,
         )
         self._core  # noqa: B018  (checks that the run axes agree)
 
     @property
     def out_dim(self) -> int:
         """The dimension p of an output row."""
-        return int(self.V.shape[-1])
+        return self.dim if self.V is None else int(self.V.shape[-1])
 
     @classmethod
     def zeros(
@@ -279,10 +292,12 @@ class Layer(Model):
 
     @property
     def _out_dim(self) -> int:
-        return self.out_dim
+        if self.V is not None:
+            return self.out_dim
+        return -1 if self._sizes[1] is None else self.dim
 
     def _targets(self, n: int, q: int, loss: str) -> tuple[str, tuple[int, ...]]:
-        return ("n q", (n, q)) if loss in OF_CLASSES else ("n q p", (n, q, self.out_dim))
+        return ("n q", (n, q)) if loss in OF_CLASSES else ("n q p", (n, q, self._out_dim))
 
 
 def _shapes(

@@ -35,26 +35,45 @@ class Model:
     losses: ClassVar[tuple[str, ...]]
     """The names of the losses that are defined for the outputs of the model."""
 
-    W: Any  # Array or LowRank; which one, callers know
+    W: Any  # Array, LowRank or None for identities; which one, callers know
     query: int | Array | None
     prompt: Optional
     scale: float
     causal: bool
 
+    _sizes: tuple[int, int | None, np.dtype[Any] | None]  # H; d and the dtype, None for any
+
     @property
     def heads(self) -> int:
         """The number H of heads."""
-        return int(self._key_query.shape[-3])
+        return self._sizes[0]
 
     @property
     def dim(self) -> int:
-        """The dimension d of a token."""
-        return int(self._key_query.shape[-2])
+        """The dimension d of a token.
+
+        Raises
+        ------
+        AttributeError
+            If the model has no array: such a layer takes tokens of any dimension.
+        """
+        dim = self._sizes[1]
+        if dim is None:
+            raise AttributeError(f"dim: expected a model with an array, got {self!r}")
+        return dim
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of parameters, data and results: float32 or float64."""
-        dtype: np.dtype[Any] = self.W.dtype
+        """The dtype of parameters, data and results: float32 or float64.
+
+        Raises
+        ------
+        AttributeError
+            If the model has no array: such a layer takes both.
+        """
+        dtype = self._sizes[2]
+        if dtype is None:
+            raise AttributeError(f"dtype: expected a model with an array, got {self!r}")
         return dtype
 
     @property
@@ -74,7 +93,10 @@ class Model:
 
     @cached_property
     def parameters(self) -> Mapping[str, Array]:
-        """The arrays that can be trained, by name: W or Q and K, U or V, and any prompt."""
+        """The arrays that can be trained, by name: W or Q and K, U or V, and any prompt.
+
+        A W or V that is None, an identity, is not among them.
+        """
         factored = isinstance(self.W, LowRank)
         names = (name for name in PARAMETERS if not (name == "W" and factored))
         arrays = ((name, getattr(self, name, None)) for name in names)
@@ -85,18 +107,13 @@ class Model:
         return arguments.core_model(self)
 
     @property
-    def _key_query(self) -> Array:
-        """W, or the factor that has its heads and its rows."""
-        return self.W.Q if isinstance(self.W, LowRank) else self.W
-
-    @property
     def _rows(self) -> int | None:
         """The number q of query rows, None if the parameters do not determine it."""
         raise NotImplementedError
 
     @property
     def _out_dim(self) -> int:
-        """The length p of an output row, 0 if the output is a number."""
+        """The length p of an output row, 0 if the output is a number, -1 if it is any d."""
         raise NotImplementedError
 
     def _query_rows(self, tokens: int) -> int:
@@ -309,7 +326,7 @@ class Model:
         itself = Z is None and self.prompt is None  # whose rows end with the tokens
         return accuracy(
             outputs, targets, weights, visible if itself and self._out_dim else None, kind,
-            is_layer=self._out_dim > 0, runs=seen.runs.length > 0,
+            is_layer=self._out_dim != 0, runs=seen.runs.length > 0,
         )  # fmt: skip
 
     def replace(self, **changes: Any) -> Self:
@@ -373,7 +390,7 @@ class Model:
         return same_fields(self, other)
 
     def __repr__(self) -> str:
-        text = describe(self)
+        text = describe(self, always=("W", "V"))
         if self.attention != "softmax":
             text = f"{text[:-1]}, attention={str(self.attention)!r})"
         if self.normalize is not None:

@@ -59,13 +59,15 @@ def explain(
         shape = shape[1:]
     itself = query is None and model.query is None and model.prompt is None
     rows = model._rows if itself else None
-    if len(shape) != 3 or shape[2] != model.dim or rows not in (None, shape[1]):
+    if len(shape) != 3 or model._sizes[1] not in (None, shape[2]) or (rows not in (None, shape[1])):
         T = "T" if rows is None else rows
-        raise ValueError(f"X: expected shape (n, T, d) = (n, {T}, {model.dim}), got {shape}")
-    n, tokens = (checks.count(length, "X") for length in shape[:2])
+        d = "d" if model._sizes[1] is None else model.dim
+        raise ValueError(f"X: expected shape (n, T, d) = (n, {T}, {d}), got {shape}")
+    n, tokens, d = (checks.count(length, "X") for length in shape)
     q = model._query_rows(tokens) if query is None else query.shape[-2]
     return _core.explain(
-        n=n, T=tokens, q=q, d=model.dim, H=model.heads, p=model._out_dim,
+        n=n, T=tokens, q=q, d=d, H=model.heads, p=d if model._out_dim < 0 else model._out_dim,
+        identity_w=model.W is None, identity_v=not {"U", "V"} & set(model.parameters),
         words=given.words if isinstance(given, Tokens) and words else 0,
-        runs=side_by_side.length, dtype_name=model.dtype.name,
+        runs=side_by_side.length, dtype_name=(model._sizes[2] or np.dtype(np.float64)).name,
     )  # fmt: skip

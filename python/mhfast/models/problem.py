@@ -202,6 +202,17 @@ def borrowing(model: M, arrays: Mapping[str, Array]) -> M:
     return made
 
 
+def of_arrays(kind: type[M], arrays: Mapping[str, Any], **settings: Any) -> M:
+    """Make a model of its parameters by name; a W or V that is not there is an identity."""
+    given = dict(arrays)
+    if "Q" in given:
+        given["W"] = LowRank(given.pop("Q"), given.pop("K", None))
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name in ("W", "V"):
+            given.setdefault(field.name, None)
+    return kind(**given, **settings)
+
+
 def _fields(model: Model, arrays: Mapping[str, Array]) -> dict[str, Any]:
     """Return the fields of `model` for arrays by name; factors make a W."""
     fields: dict[str, Any] = dict(arrays)
@@ -286,8 +297,8 @@ def loss(model: Model, loss: object, y: npt.ArrayLike | None = None) -> Loss:
 def _are_probabilities(model: Model, y: npt.ArrayLike) -> bool:
     """Tell whether y has a number for each output of a row, (n, q, p), rather than classes."""
     array = checks.as_array(y, "y")
-    outputs = model.parameters["V"].shape[-1]
-    return array.dtype.kind == "f" and array.ndim >= 3 and array.shape[-1] == outputs
+    p = model._out_dim
+    return array.dtype.kind == "f" and array.ndim >= 3 and p in (-1, array.shape[-1])
 
 
 def differentiable(model: Model, bits: int) -> None:
@@ -300,9 +311,9 @@ def differentiable(model: Model, bits: int) -> None:
         `wrt` as bits.
     """
     if model._core.row_map_name == "hardmax" and bits & ~(BITS["U"] | BITS["V"]):
-        readout = "U" if "U" in model.parameters else "V"
+        readouts = [f"wrt={name!r}, or " for name in ("U", "V") if name in model.parameters]
         raise ValueError(
-            f"attention: 'hardmax' has no derivative by the logits; expected wrt={readout!r}, or a "
+            f"attention: 'hardmax' has no derivative by the logits; expected {''.join(readouts)}a "
             "model with another row map"
         )
 
@@ -351,11 +362,11 @@ def problem(
         y, query, weight, lengths = data.y, data.query, data.weight, data.lengths
     core = model._core
     if isinstance(X, Tokens):
-        checks.real(X.embedding, "X", model.dtype)
+        checks.real(X.embedding, "X", model._sizes[2])
         looked_up = words and looks_up(model, X, query)
         X = CoreWords(X.embedding, X.ids) if looked_up else np.asarray(X)
     else:
-        X = checks.real(X, "X", model.dtype)
+        X = checks.real(X, "X", model._sizes[2])
     if loss is None:
         y = weight = None
     elif y is None:
@@ -382,6 +393,8 @@ def looks_up(model: Model, X: Tokens, query: npt.ArrayLike | None = None) -> boo
     asking = model.query if query is None else query
     if asking is not None and not isinstance(asking, int):
         return False
+    if model.W is None or not {"U", "V"} & set(model.parameters):
+        return False  # the core has no tables of identities
     (n, T, d), V = X.shape[-3:], X.words
     tables = V * d * (V + d)
     samples = n * T * (d * d + 2.0 * T * d)
@@ -402,7 +415,7 @@ def _seen(
     asking = model.query if query is None else query
     rows = model._rows
     itself = asking is None and model.prompt is None
-    checks.shape(X, "X", "n T d", (None, rows if itself else None, model.dim), runs=True)
+    checks.shape(X, "X", "n T d", (None, rows if itself else None, model._sizes[1]), runs=True)
     runs = runs.meet("X", X.shape, 3)
     n, tokens, dim = X.shape[-3:]
     visible = None
@@ -421,7 +434,7 @@ def _seen(
             if np.less(prefix, tokens).any():
                 visible = np.full(n, prefix) if isinstance(prefix, int) else prefix
     elif asking is not None:
-        Z = checks.real(asking, "query", model.dtype)
+        Z = checks.real(asking, "query", X.dtype)
         checks.shape(Z, "query", "n q d", (n, rows, dim), runs=True)
         runs = runs.meet("query", Z.shape, 3)
     if tokens == 0:
@@ -450,6 +463,7 @@ def _labelled(
     if model.prompt is not None:
         q = model.prompt.shape[-2]
     letters, shape = model._targets(n, q, loss)
+    shape = tuple(X.shape[-1] if length < 0 else length for length in shape)
     targets = sample_checks.targets(y, loss, letters, shape, X.dtype)
     runs = seen.runs.meet(sample_checks.name(loss), targets.shape, len(shape))
     weights = None

@@ -64,6 +64,10 @@ def stack(models: Sequence[M]) -> M:
     if not shared:
         queries = [_leading(m, np.asarray(m.query), "query") for m in models]
         arrays["query"] = np.concatenate(queries)
+    if not arrays:
+        raise ValueError(
+            "models: expected a parameter, or queries that differ, to have a run axis, got none"
+        )
     return arguments.with_arrays(first, arrays)
 
 
@@ -91,8 +95,9 @@ def _check_alike(first: Model, model: Model, name: str) -> None:
     ):
         if expected != got:
             raise ValueError(f"{name}: expected {what} {expected} like the first, got {got}")
-    if model.dtype != first.dtype:
-        raise TypeError(f"{name}: expected dtype {first.dtype} like the first, got {model.dtype}")
+    expected, got = first._sizes[2], model._sizes[2]
+    if expected != got:
+        raise TypeError(f"{name}: expected dtype {expected} like the first, got {got}")
 
 
 def _shapes(model: Model) -> str:

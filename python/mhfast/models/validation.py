@@ -13,21 +13,63 @@ from .._arguments.values import Array, frozen
 from .low_rank import LowRank
 
 
-def key_query(W: npt.ArrayLike | LowRank) -> tuple[Array | LowRank, int, int]:
-    """Return W in the form that models store, the number H of heads and the dimension d."""
+def key_query(
+    W: npt.ArrayLike | LowRank | None,
+) -> tuple[Array | LowRank | None, int | None, int | None, np.dtype[Any] | None]:
+    """Return W in the form that models store, the number H of heads, the dimension d and the dtype.
+
+    None, an identity, does not say the others.
+    """
+    if W is None:
+        return None, None, None, None
     if isinstance(W, LowRank):
-        return W, *W.Q.shape[-3:-1]
+        return W, *W.Q.shape[-3:-1], W.dtype
     W = checks.real(W, "W")
     columns = W.shape[-1] if W.ndim else None
     checks.shape(W, "W", "H d d", (None, columns, columns), runs=True)
-    return frozen(W), *W.shape[-3:-1]
+    return frozen(W), *W.shape[-3:-1], W.dtype
+
+
+def readout(
+    value: npt.ArrayLike, name: str, dtype: np.dtype[Any] | None, dim: int | None, axis: int
+) -> tuple[Array, int | None]:
+    """Return U or V, whose shape is not checked yet, and the dimension d: that of W, or its own.
+
+    Parameters
+    ----------
+    dtype, dim
+        Those of W, None for an identity.
+    axis : int
+        Where U or V has d, counted from its last axis.
+    """
+    array = checks.real(value, name, dtype, "W")
+    if dim is None and array.ndim >= -axis:
+        dim = array.shape[axis]
+    return array, dim
+
+
+def sizes(
+    heads: int | None,
+    dim: int | None,
+    dtype: np.dtype[Any] | None,
+    query: int | Array | None,
+    prompt: Array | None,
+) -> tuple[int, int | None, np.dtype[Any] | None]:
+    """Return H, d and the dtype of a layer, whose W and V do not say them if both are identities.
+
+    Then there is one head, and the others are those of a prompt or an external query, or any.
+    """
+    side = query if prompt is None else prompt
+    if dim is None and isinstance(side, np.ndarray):
+        dim, dtype = side.shape[-1], side.dtype
+    return 1 if heads is None else int(heads), None if dim is None else int(dim), dtype
 
 
 def query_side(
     query: int | npt.ArrayLike | None,
     prompt: npt.ArrayLike | None,
-    dim: int,
-    dtype: np.dtype[Any],
+    dim: int | None,
+    dtype: np.dtype[Any] | None,
     like: str = "W",
 ) -> tuple[int | Array | None, Array | None]:
     """Return `query` (None, an int or a frozen array) and `prompt` (None or a frozen array)."""
@@ -74,8 +116,8 @@ def query_rows(
     return tokens if q is None else q
 
 
-def scale(value: object, dtype: np.dtype[Any]) -> float:
-    """Return the factor of the logits as a float that ``dtype`` can hold.
+def scale(value: object, dtype: np.dtype[Any] | None) -> float:
+    """Return the factor of the logits as a float that ``dtype`` can hold, None for any dtype.
 
     Raises
     ------
@@ -85,6 +127,7 @@ def scale(value: object, dtype: np.dtype[Any]) -> float:
         If it is not finite, or neither zero nor within the range of ``dtype``.
     """
     number = checks.finite(value, "scale")
+    dtype = np.dtype(np.float32) if dtype is None else dtype
     with np.errstate(over="ignore", under="ignore"):
         kept = float(dtype.type(number))
     if np.isinf(kept) or (kept == 0) != (number == 0):
@@ -136,11 +179,16 @@ def row_map(attention: object, normalize: object) -> tuple[str, bool | None]:
     return name, bool(normalize)
 
 
-def no_empty_axis(name: str, W: Array | LowRank, readout_name: str, readout: Array) -> None:
-    """Raise ValueError if W or the readout has an axis of length 0."""
-    shape = W.Q.shape if isinstance(W, LowRank) else W.shape
-    if 0 in shape or readout.size == 0:
+def no_empty_axis(**arrays: Array | LowRank | None) -> None:
+    """Raise ValueError if W or the readout, given by name, has an axis of length 0."""
+    shapes = {
+        name: array.Q.shape if isinstance(array, LowRank) else array.shape
+        for name, array in arrays.items()
+        if array is not None
+    }
+    if any(0 in shape for shape in shapes.values()):
+        got = " and ".join(map(str, shapes.values()))
+        plural = "s" if len(shapes) > 1 else ""
         raise ValueError(
-            f"{name}, {readout_name}: expected no axis of length 0, got shapes {shape} and "
-            f"{readout.shape}"
+            f"{', '.join(shapes)}: expected no axis of length 0, got shape{plural} {got}"
         )

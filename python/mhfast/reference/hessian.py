@@ -18,7 +18,6 @@ in saturation too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ from .gradients import (
     weights_tangent,
 )
 from .losses import Loss, derivative_tangent, loss_terms, loss_weights, real_targets
-from .model import Array, Inputs, Model, Query, double, inputs
+from .model import Array, Inputs, Model, Query, inputs
 from .row_maps import ENTRIES, with_zero
 from .runs import named_parts, over_runs
 
@@ -81,8 +80,7 @@ def _hvp(
 ) -> Gradient:
     model = Model.of(model)
     data = inputs(model, X, query, lengths)
-    still = {name: np.zeros_like(array) for name, array in model.parameters().items()}
-    moving = replace(model, **still | {name: double(part) for name, part in tangent.items()})
+    moving = model.moving(tangent)
     X, Z, W, dW = data.X, data.Z, model.dense(), _dense_tangent(model, moving)
     dZ = np.zeros_like(Z) if moving.prompt is None else np.broadcast_to(moving.prompt, Z.shape)
 

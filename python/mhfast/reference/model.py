@@ -6,7 +6,8 @@ runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,6 +30,7 @@ class Model:
 
     W (H,d,d); or factors Q (H,d,r) and K (H,d,r), W_h = Q_h K_hᵀ, where K None means K = Q.
     U (H,q,d), V (H,d,p), prompt (q,d).  attention, normalize: the row map, see `row_maps`.
+    identities: which of W and V are identities I_d, and so no parameters.
     """
 
     W: Array | None = None
@@ -42,15 +44,23 @@ class Model:
     causal: bool = False
     attention: str = "softmax"
     normalize: bool | None = None
+    identities: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: Any) -> Model:
-        """Convert any object with the attributes of `mhfast.Classifier` or `mhfast.Layer`."""
+    def of(cls, model: Any, dim: int | None = None) -> Model:
+        """Convert any object with the attributes of `mhfast.Classifier` or `mhfast.Layer`.
+
+        dim: the d of identities; None: that of the model.
+        """
         if isinstance(model, cls):
             return model
         arrays: dict[str, Any] = {n: getattr(model, n, None) for n in ("U", "V", "prompt")}
         factors = model.W if hasattr(model.W, "Q") else None
         arrays |= {"W": model.W} if factors is None else {"Q": factors.Q, "K": factors.K}
+        identities = identities_of(arrays)
+        for name in identities:
+            d = model.dim if dim is None else dim
+            arrays[name] = np.broadcast_to(np.eye(d), (model.heads, d, d))
         return cls(
             **{name: double(array) for name, array in arrays.items() if array is not None},
             query=model.query,
@@ -58,16 +68,27 @@ class Model:
             causal=model.causal,
             attention=str(getattr(model, "attention", "softmax")),
             normalize=getattr(model, "normalize", None),
+            identities=identities,
         )
 
     def parameters(self) -> dict[str, Array]:
         """Return the parameters of the model by name, in the order of `PARAMETERS`."""
+        arrays = self.arrays()
+        return {name: array for name, array in arrays.items() if name not in self.identities}
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the parameters and the identities by name."""
         arrays = ((name, getattr(self, name)) for name in PARAMETERS)
         return {name: array for name, array in arrays if array is not None}
 
+    def moving(self, along: Mapping[str, ArrayLike]) -> Model:
+        """Return the direction `along`, with zeros in the place of parts that are missing."""
+        arrays: dict[str, Any] = {name: np.zeros_like(a) for name, a in self.arrays().items()}
+        return replace(self, **arrays | {n: double(a) for n, a in along.items() if n in arrays})
+
     def dense(self) -> Array:
         """W (H,d,d), also for factors."""
-        arrays = self.parameters()
+        arrays = self.arrays()
         if "W" in arrays:
             return arrays["W"]
         W: Array = np.einsum("hdr,her->hde", arrays["Q"], arrays.get("K", arrays["Q"]))
@@ -75,8 +96,16 @@ class Model:
 
     def readout(self) -> Array:
         """U (H,q,d) of a classifier, V (H,d,p) of a layer."""
-        arrays = self.parameters()
+        arrays = self.arrays()
         return arrays["U"] if "U" in arrays else arrays["V"]
+
+
+def identities_of(arrays: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return which of W and V are identities: those that nothing else is in the place of."""
+    pairs = (("W", "Q"), ("V", "U"))
+    return tuple(
+        name for name, other in pairs if arrays.get(name) is None and arrays.get(other) is None
+    )
 
 
 @dataclass(frozen=True, eq=False)

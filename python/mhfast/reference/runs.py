@@ -33,7 +33,7 @@ def over_runs(function: Function) -> Function:
     @functools.wraps(function)
     def looped(*args: Any, **options: Any) -> Any:
         bound = signature.bind(*args, **options).arguments
-        bound["model"] = model = Model.of(bound["model"])
+        bound["model"] = model = Model.of(bound["model"], np.shape(bound["X"])[-1])
         if bound.get("query") is None and model.query is not None and model.prompt is None:
             bound["query"] = model.query  # then only one place determines whether it has runs
         axes = _axes(bound)

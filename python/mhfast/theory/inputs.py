@@ -53,11 +53,18 @@ def classifier(model: object, *, dense: bool = False, any_map: bool = False) -> 
         raise ValueError(f"model: expected one run, as model[0] is, got {model.runs} runs")
     if not any_map:
         softmax_only(model)
-    if dense and not isinstance(model.W, np.ndarray):
-        raise TypeError(f"W: expected an array (H, d, d), got {type(model.W).__name__}")
+    if dense:
+        _dense(model)
     if dense and model.prompt is not None:
         raise TypeError("prompt: expected None, got an array, which these bounds do not cover")
     return model
+
+
+def _dense(model: Model) -> None:
+    """Raise TypeError if W is factored or an identity, which has no key-query matrices to move."""
+    if not isinstance(model.W, np.ndarray):
+        got = "None, an identity" if model.W is None else type(model.W).__name__
+        raise TypeError(f"W: expected an array (H, d, d), got {got}")
 
 
 def dense_W(model: Classifier) -> Array:  # noqa: N802
@@ -123,10 +130,15 @@ def settled(
     return model, data, counting
 
 
-def plain_layer(model: object, data: Dataset) -> tuple[Layer, Dataset]:
+def plain_layer(model: object, data: Dataset, *, identities: bool = False) -> tuple[Layer, Dataset]:
     """Return a layer with dense W and no prompt and its data, as `settled` does for a classifier.
 
     Padding, which no row sees, becomes zeros.
+
+    Parameters
+    ----------
+    identities : bool
+        Whether W and V may be identities.
 
     Raises
     ------
@@ -139,8 +151,10 @@ def plain_layer(model: object, data: Dataset) -> tuple[Layer, Dataset]:
         raise TypeError(f"model: expected a Layer, got {type(model).__name__}")
     if model.runs is not None:
         raise ValueError(f"model: expected one run, as model[0] is, got {model.runs} runs")
-    if not isinstance(model.W, np.ndarray):
-        raise TypeError(f"W: expected an array (H, d, d), got {type(model.W).__name__}")
+    if not (identities and model.W is None):
+        _dense(model)
+    if not identities and model.V is None:
+        raise TypeError("V: expected an array (H, d, p), got None, an identity")
     if model.prompt is not None:
         raise TypeError("prompt: expected None, got an array, which these bounds do not cover")
     softmax_only(model)

@@ -154,10 +154,7 @@ class _Sum:
 
 
 def _names(model: Classifier, wrt: str | Sequence[str] | None) -> tuple[str, ...]:
-    factors: tuple[str, ...] = ("W",)
-    if not isinstance(model.W, np.ndarray):
-        factors = ("Q",) if model.W.K is None else ("Q", "K")
-    known = (*factors, "U") if model.prompt is None else (*factors, "U", "prompt")
+    known = tuple(model.parameters)
     names = known if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
     for name in names:
         if name not in known:
@@ -181,7 +178,10 @@ class _Head:
         moved *= scale
         of_head, own = _scaled(moved)  # near underflow where attention saturates
         self.outers: list[tuple[list[Outer], int]] = []
-        if isinstance(model.W, np.ndarray):
+        W: Array | None = None  # the identity
+        if model.W is None:
+            pass
+        elif isinstance(model.W, np.ndarray):
             w = exponent(model.W)
             W = in_units(model.W[h], w)
             if "W" in names:
@@ -202,7 +202,7 @@ class _Head:
 
     def prompt(self) -> Array:
         """Return the gradient with respect to the query rows, (n, q, d)."""
-        gradient: Array = self._moved @ self._W.T
+        gradient: Array = self._moved if self._W is None else self._moved @ self._W.T
         return gradient
 
 
@@ -239,7 +239,7 @@ def _one_head(model: Classifier, h: int) -> Classifier:
     W: Any = model.W
     if isinstance(W, np.ndarray):
         W = W[h : h + 1]
-    else:
+    elif W is not None:
         W = replace(W, Q=W.Q[h : h + 1], K=None if W.K is None else W.K[h : h + 1])
     return replace(model, W=W, U=model.U[h : h + 1])
 

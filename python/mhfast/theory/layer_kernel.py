@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +19,6 @@ from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Layer
 from .inputs import plain_layer, query_side
-
-NAMES = ("W", "V")
 
 
 def layer_kernel(
@@ -29,13 +28,14 @@ def layer_kernel(
     wrt: str | Sequence[str] | None,
 ) -> Array:
     """Return K (n, q, p, n2, q2, p) in float64."""
-    names = NAMES if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
-    for name in names:
-        if name not in NAMES:
-            raise ValueError(f"wrt: expected names from W, V, got {name!r}")
     inputs = (first,) if second is None else (first, second)
     # Samples of weight 0 keep their places.
-    sides = [plain_layer(model, replace(data, weight=None)) for data in inputs]
+    sides = [plain_layer(model, replace(data, weight=None), identities=True) for data in inputs]
+    known = tuple(model.parameters)
+    names = known if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"wrt: expected names from {', '.join(known)}, got {name!r}")
     Z = [query_side(layer, data).reshape(-1, model.dim) for layer, data in sides]
     p = model.out_dim
     rows, columns = len(Z[0]), len(Z[-1])
@@ -56,13 +56,13 @@ def layer_kernel(
 
 def _features(layer: Layer, data: Dataset, h: int) -> tuple[Array, Array]:
     """Return A X (n q, d) and its derivative by the scores (n q, p, d) of head h."""
-    head = replace(layer, W=layer.W[h : h + 1], V=layer.V[h : h + 1])
+    one: dict[str, Any] = {name: a[h : h + 1] for name, a in layer.parameters.items()}
+    head = replace(layer, **one)
     A = head.attention(data)[:, 0]
     n, q, T = A.shape
     pooled = (A @ data.X).reshape(n * q, -1)
-    C = np.broadcast_to(
-        (data.X @ layer.V[h]).transpose(0, 2, 1)[:, :, None], (n, head.out_dim, q, T)
-    )
+    values = data.X if layer.V is None else data.X @ layer.V[h]
+    C = np.broadcast_to(values.transpose(0, 2, 1)[:, :, None], (n, head.out_dim, q, T))
     A = np.broadcast_to(A[:, None], C.shape)
     D = score_gradient(A, C)
     moved = (D @ data.X[:, None]).transpose(0, 2, 1, 3).reshape(n * q, head.out_dim, -1)

@@ -265,6 +265,8 @@ def _check_start(model: object, wrt: str) -> None:
         raise TypeError(f"start: expected a Classifier or a Layer, got {type(model).__name__}")
     if isinstance(model.W, LowRank):
         raise TypeError("start: expected a dense W, got factors")
+    if wrt == "W" and model.W is None:
+        raise TypeError("start: expected a W to train, got None, an identity")
     if wrt == "prompt" and model.prompt is None:
         raise ValueError("start: expected a model with a prompt, got one without")
 
@@ -333,7 +335,7 @@ def _solution(
             for r, part in enumerate(parts)
         ]
         best = found[0] if data.runs is None else np.array(found)
-    if wrt == "prompt":
+    if wrt == "prompt" and model.W is not None:
         W = np.asarray(model.W)
         if W.ndim == 4 or len(W) != 1:
             return None

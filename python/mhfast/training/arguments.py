@@ -60,7 +60,12 @@ def _optimizers(value: object) -> str:
 
 
 def settings_of_parameters(optimizer: Optimizer | Solver, model: Model) -> None:
-    """Raise ValueError if a setting is given for a parameter that the model does not have."""
+    """Raise ValueError if a setting is given for a parameter that the model does not have.
+
+    Or if it has none at all.
+    """
+    if not model.parameters:
+        raise ValueError(f"model: expected a parameter to train, got {model!r}")
     for setting, value in vars(optimizer).items():
         if type(value) is not ByParameter:
             continue
@@ -77,9 +82,9 @@ def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: Model) -
     if isinstance(X, Dataset):
         return as_dataset(X, y)
     if isinstance(X, Tokens):
-        checks.real(X.embedding, "X", model.dtype)
+        checks.real(X.embedding, "X", model._sizes[2])
         return as_dataset(X, y)
-    return as_dataset(checks.real(X, "X", model.dtype), y)
+    return as_dataset(checks.real(X, "X", model._sizes[2]), y)
 
 
 def tests(test: Tests | None, model: Model) -> dict[str, Dataset]:

@@ -3,7 +3,8 @@
 | entry                  | content                                              |
 |------------------------|------------------------------------------------------|
 | about                  | JSON text: everything that is not an array           |
-| model.W, start.W, ...  | parameters at the step reached and at step 0         |
+| model.W, start.W, ...  | parameters at the step reached and at step 0; a      |
+|                        | W or V that is not there is the identity             |
 | query, schedule, lr    | if the model or the optimizer has such an array      |
 | stopped                | with a run axis                                      |
 | state.W.j, ...         | state of the optimizer, such as moments              |
@@ -29,7 +30,8 @@ import numpy.typing as npt
 from .._arguments import losses
 from .._arguments.lists import PARAMETERS
 from .._arguments.values import frozen
-from ..models import Classifier, Layer, LowRank, Model
+from ..models import Classifier, Layer, Model
+from ..models.problem import of_arrays
 from ..optimizers import OPTIMIZERS, SOLVERS, fields_of
 from . import segments
 from .quantities import MissingFunction
@@ -215,11 +217,9 @@ def _model(role: str, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray
     given: dict[str, Any] = {
         name: arrays[f"{role}.{name}"] for name in PARAMETERS if f"{role}.{name}" in arrays
     }
-    if "Q" in given:
-        given["W"] = LowRank(given.pop("Q"), given.pop("K", None))
     query = arrays.get("query", about["query"])
-    made: Model = _MODELS[about["model"]](
-        **given, query=query, scale=about["scale"], causal=about["causal"],
+    made: Model = of_arrays(
+        _MODELS[about["model"]], given, query=query, scale=about["scale"], causal=about["causal"],
         attention=about.get("attention", "softmax"), normalize=about.get("normalize"),
     )  # fmt: skip
     return made

@@ -199,7 +199,7 @@ def row_of(
     Returns
     -------
     shape, dtype
-        Parameters and attention have the dtype of the model, everything else is float64.
+        Parameters and attention have the dtype of model and data, everything else is float64.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def row_of(
             X, Z = core_data[:2]
             n, tokens = X.shape[-3:-1]
             rows = next(side for side in (model.prompt, Z, X) if side is not None)
-            return (n, model.heads, rows.shape[-2], tokens), model.dtype
+            return (n, model.heads, rows.shape[-2], tokens), X.dtype
         case "attention_max":
             return (model.heads,), double
         case "attention_groups":

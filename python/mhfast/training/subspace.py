@@ -9,9 +9,9 @@ gradients and their sums give
 where S_k are the key-query matrices of a model of r-dimensional tokens, trained on X B from S_0 on;
 in the same way U_k = U_0 + (Ũ_k - Ũ_0) Bᵀ, and B from the left for V and the factors. The gradient
 by a prompt is a sum of rows x W_kᵀ, which stay in the span if that holds the prompt and x W_0ᵀ of
-every token. Loss, outputs and norms of gradients equal those of the whole model. So do the steps of
-every optimizer that uses gradients only linearly and through norms; coordinatewise optimizers such
-as Adam cannot be treated this way.
+every token. An identity in the place of W is one inside too, Bᵀ I B = I. Loss, outputs and norms of
+gradients equal those of the whole model. So do the steps of every optimizer that uses gradients
+only linearly and through norms; coordinatewise optimizers such as Adam cannot be treated this way.
 """
 
 from __future__ import annotations
@@ -179,6 +179,8 @@ def enter(run: Any, problem: CoreProblem) -> Subspace | None:
     model: Model = run.start
     if run.subspace is None and (run.step > 0 or _size(model) < MIN_SIZE):
         return None
+    if "U" not in model.parameters and "V" not in model.parameters:
+        return None  # outputs are tokens, whose coordinates the loss and the targets are about
     for side in problem.data[:2]:
         if isinstance(side, CoreWords):
             return None  # the cost of a sample does not grow with the dimension of tokens
@@ -232,7 +234,7 @@ def _tokens(problem: CoreProblem, start: Model, names: Iterable[str]) -> npt.NDA
         spanning.append(start.prompt[..., None, :, :])
         if "prompt" in names and "Q" in start.parameters:
             spanning.append(np.swapaxes(start.parameters["Q"], -1, -2))
-        elif "prompt" in names:
+        elif "prompt" in names and "W" in start.parameters:
             keys = X.reshape(*X.shape[:-3], 1, -1, X.shape[-1])
             spanning.append(keys @ np.swapaxes(start.parameters["W"], -1, -2))
     lead = max((side.shape[:-3] for side in spanning), key=len)

@@ -102,7 +102,7 @@ class Call:
         if not self.is_layer:
             return [(*lead, n)]
         asking = next(own[name] for name in ("prompt", "query", "X") if name in own)
-        return [(*lead, n, 1 if self.query is not None else asking[-2], own["V"][-1])]
+        return [(*lead, n, 1 if self.query is not None else asking[-2], own.get("V", own["X"])[-1])]
 
     @property
     def text(self) -> str:

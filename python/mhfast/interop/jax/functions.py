@@ -13,7 +13,7 @@ from ... import config
 from ..._arguments import checks
 from ..._arguments.names import AttentionName
 from ...models import Classifier, Layer
-from ...models.problem import problem
+from ...models.problem import of_arrays, problem
 from .calls import LETTERS, Call
 from .primitive import apply
 
@@ -44,7 +44,7 @@ def classifier(
     Parameters
     ----------
     X : array (n, T, d), float32 or float64
-    W : array (H, d, d) of the same dtype
+    W : array (H, d, d) of the same dtype, or None for the identity of every head
     U : array (H, q, d) of the same dtype
     query : None, int or array (n, q, d), optional
         The query side Z, as for a `Classifier`. An int is static.
@@ -113,8 +113,8 @@ def layer(
     Parameters
     ----------
     X : array (n, T, d), float32 or float64
-    W : array (H, d, d) of the same dtype
-    V : array (H, d, p) of the same dtype
+    W : array (H, d, d) of the same dtype, or None for the identity of every head
+    V : array (H, d, p) of the same dtype, or None likewise
     query, prompt, scale, causal, attention, normalize, lengths, num_threads
         As for `classifier`, and so are gradients and errors.
 
@@ -200,9 +200,9 @@ def _checked(
     """Return the call of arrays of these names, shapes and dtypes."""
     # Zeros of the same dtypes and shapes give the same errors as the arrays.
     zeros = {name: np.zeros(shape, dtype) for name, shape, dtype in kept}
-    own = {name: array for name, array in zeros.items() if name not in ("X", "lengths")}
+    own = {name: zeros[name] for name in zeros if name not in ("X", "query", "lengths")}
     options = {"scale": scale, "causal": causal, "attention": attention, "normalize": normalize}
-    model = kind(**{"query": token, **own}, **options)
+    model = of_arrays(kind, own, query=zeros.get("query", token), **options)
     problem(model, zeros["X"], lengths=zeros.get("lengths"))
     return Call(
         is_layer=kind is Layer,

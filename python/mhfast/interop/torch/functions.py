@@ -19,7 +19,7 @@ LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 def classifier(
     X: Tensor,
-    W: Tensor,
+    W: Tensor | None,
     U: Tensor,
     *,
     query: int | Tensor | None = None,
@@ -42,7 +42,7 @@ def classifier(
     Parameters
     ----------
     X : tensor (n, T, d), float32 or float64, on the CPU
-    W : tensor (H, d, d)
+    W : tensor (H, d, d), or None for the identity of every head
     U : tensor (H, q, d)
     query : None, int or tensor (n, q, d)
         None for Z_i = X_i, an integer for that token of each sample, or an external query.
@@ -90,8 +90,8 @@ def classifier(
 
 def layer(
     X: Tensor,
-    W: Tensor,
-    V: Tensor,
+    W: Tensor | None,
+    V: Tensor | None,
     *,
     query: int | Tensor | None = None,
     prompt: Tensor | None = None,
@@ -110,7 +110,7 @@ def layer(
     ----------
     X, W, query, prompt, scale, causal, attention, normalize, lengths, num_threads
         As for `classifier`, and so is the run axis.
-    V : tensor (H, d, p)
+    V : tensor (H, d, p), or None for the identity of every head
 
     Returns
     -------
@@ -151,8 +151,8 @@ class Settings(NamedTuple):
 def applied(
     op: Any,
     settings: Settings,
-    W: Tensor,
-    readout: Tensor,
+    W: Tensor | None,
+    readout: Tensor | None,
     prompt: Tensor | None,
     X: Tensor,
     lengths: Any,
@@ -174,7 +174,7 @@ def applied(
     if torch.is_autocast_enabled("cpu"):
         tensors = _wide(tensors)
     for name, tensor in zip(names_of(kind), tensors, strict=True):
-        if tensor is not None or name not in ("prompt", "query"):
+        if tensor is not None or name in ("U", "X"):
             _check(name, tensor)
     if lengths is not None:  # copied, since the caller may change them before the derivative
         lengths = lengths.clone() if isinstance(lengths, torch.Tensor) else torch.tensor(lengths)

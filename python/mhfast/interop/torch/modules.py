@@ -207,11 +207,11 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
             raise TypeError("model: expected an array W, got a LowRank")
         module = cls.__new__(cls)
         torch.nn.Module.__init__(module)
-        module._take_over(model, 1 / model.dim)
+        module._take_over(model, 1 / model.dim if model.parameters else 0.0)
         return module
 
     @property
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         return self.W, getattr(self, READOUT[self._kind]), self.prompt
 
     def extra_repr(self) -> str:
@@ -232,7 +232,8 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         parts += [f"scale={self.scale}"] + ["causal=True"] * self.causal
         parts += [f"attention={self.row_map!r}"] * (self.row_map != "softmax")
         parts += [] if self.normalize is None else [f"normalize={self.normalize}"]
-        return ", ".join([*parts, f"dtype={short(self.W.dtype)}"])
+        parts += [f"dtype={short(parameter.dtype)}" for parameter in self.parameters()][:1]
+        return ", ".join(parts)
 
 
 class MultiHeadClassifier(_Module):

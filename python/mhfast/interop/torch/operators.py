@@ -10,7 +10,8 @@ mapped becomes the run axis); the first three have rules for autograd in reverse
 To tracers, compilers and dispatch modes they are single nodes of a graph, whose values are never
 constants.
 
-In the signatures `readout` is U or V, and `wanted` has a bit for each entry of `NAMES`.
+In the signatures `readout` is U or V, and `wanted` has a bit for each entry of `NAMES`. A W or V
+that is None is the identity of every head.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ AXES = (3, 3, 2, 3, 3)
 
 READOUT = {Classifier: "U", Layer: "V"}
 
-_TENSORS = "Tensor W, Tensor readout, Tensor? prompt, Tensor X, Tensor? query, Tensor? lengths"
+_TENSORS = "Tensor? W, Tensor? readout, Tensor? prompt, Tensor X, Tensor? query, Tensor? lengths"
 _SETTINGS = (
     "bool is_layer, int? token, float scale, bool causal, str attention, bool? normalize, "
     "int? num_threads"
@@ -81,7 +82,9 @@ def chosen(wanted: int) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------- on the CPU
 
 
-def _model(W: Tensor, readout: Tensor, prompt: Tensor | None, settings: Sequence[Any]) -> Any:
+def _model(
+    W: Tensor | None, readout: Tensor | None, prompt: Tensor | None, settings: Sequence[Any]
+) -> Any:
     """Make the model that borrows the memory of the tensors for one call."""
     is_layer, token, *others, _ = settings
     kind: Any = Layer if is_layer else Classifier
@@ -155,13 +158,15 @@ def _fake_outputs(*inputs: Any) -> Tensor:
     n = X.shape[-3]
     if not is_layer:
         return X.new_empty([*lead, n])
-    return X.new_empty([*lead, n, _rows(prompt, X, query, token), readout.shape[-1]])
+    p = X.shape[-1] if readout is None else readout.shape[-1]
+    return X.new_empty([*lead, n, _rows(prompt, X, query, token), p])
 
 
 def _fake_weights(*inputs: Any) -> Tensor:
-    W, _, prompt, X, query, _, _, token = inputs[:8]
+    W, readout, prompt, X, query, _, _, token = inputs[:8]
     lead, (n, tokens) = runs(inputs[:6], (*AXES, 1)), X.shape[-3:-1]
-    return X.new_empty([*lead, n, W.shape[-3], _rows(prompt, X, query, token), tokens])
+    heads = next((tensor.shape[-3] for tensor in (W, readout) if tensor is not None), 1)
+    return X.new_empty([*lead, n, heads, _rows(prompt, X, query, token), tokens])
 
 
 def _rows(prompt: Tensor | None, X: Tensor, query: Tensor | None, token: int | None) -> Any:

@@ -124,13 +124,13 @@ def as_oracle(oracle: Layer | Ask, tokens: int, dim: int) -> Oracle:
             raise ValueError(
                 f"oracle: expected a Layer of softmax attention, got {str(oracle.attention)!r}"
             )
-        if oracle.dim != dim or oracle.V.ndim != 3:
+        if oracle.dim != dim or oracle.runs is not None:
             raise ValueError(
                 f"oracle: expected a Layer of tokens of dimension {dim} without a run axis, "
                 f"got {oracle!r}"
             )
         layer = oracle
-        return Oracle(lambda X: layer(X.astype(layer.V.dtype)), tokens, dim)
+        return Oracle(lambda X: layer(X.astype(layer.dtype)), tokens, dim)
     if not callable(oracle):
         raise TypeError(f"oracle: expected a callable, got {type(oracle).__name__}")
     return Oracle(oracle, tokens, dim)
