@@ -14,7 +14,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 import mhfast as mh
-from mhfast._demo.figure import BLUE, ORANGE, STYLE
+from mhfast.figures import BLUE, ORANGE, STYLE
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--heads", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8, 16])
