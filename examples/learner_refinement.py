@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib import rc_context
 
 import mhfast as mh
-from mhfast.figures import BLUE, ORANGE, STYLE, titled
+from mhfast import figures
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument(
@@ -32,7 +32,13 @@ BARS = (
     "alone, one start",
     f"alone, best of {arguments.starts}",
 )
-COLOURS = (BLUE, "#56B4E9", "#F0C9A8", ORANGE)
+NAMES = (
+    "phases come near",
+    "refined after them",
+    "refined, random start",
+    f"refined, best of {arguments.starts} starts",
+)
+COLOURS = (figures.BLUE, figures.BLUE, figures.ORANGE, figures.ORANGE)
 
 
 def right(layer, truth):
@@ -73,18 +79,20 @@ def draw(counts):
     total = np.sum(counts, axis=0)
     layers = arguments.seeds * len(counts)
     message = (
-        f"Refinement after the phases finds {total[1]} of {layers} layers, and {total[2]} from one "
-        "random start"
+        f"Refinement finds {total[1]} of {layers} layers if it starts from the phases,\n"
+        f"{total[2]} from one random start and {total[3]} from the best of {arguments.starts}"
     )
-    with rc_context(STYLE):
-        figure = titled(message, 2.6)
+    with rc_context(figures.STYLE):
+        figure = figures.titled(message, 2.8)
         panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
         for ax, size, count in zip(panels, sizes, counts, strict=True):
-            ax.barh(BARS, count[: len(BARS)], color=COLOURS)
+            ax.barh(NAMES, count[: len(BARS)], color=COLOURS, height=0.6)
             for place, successes in enumerate(count[: len(BARS)]):
                 ax.text(successes, place, f" {successes}", va="center", fontsize=8)
-            ax.set(xlabel=f"of {arguments.seeds} layers", xlim=(0, 1.12 * arguments.seeds))
+            ax.set(xlabel=f"layers of {arguments.seeds}", xlim=(0, 1.15 * arguments.seeds))
+            ax.set_xticks([0, arguments.seeds // 2, arguments.seeds])
             ax.set_title("{} heads, d = {}, {} tokens".format(*size))
+            ax.tick_params(axis="y", length=0)
         panels[0].invert_yaxis()
     return figure
 
