@@ -301,3 +301,26 @@ def test_errors_of_the_options(options, error, match):
     data, layer = problem()
     with pytest.raises(error, match=match):
         refine(layer, data.X, data.y, **options)
+
+
+@pytest.mark.parametrize(("heads", "dim", "tokens"), [(2, 13, 2), (1, 12, 2), (2, 12, 3)])
+def test_enough_examples_for_wide_tokens(heads, dim, tokens):
+    """Outputs see W through T - 1 differences of scores a row, so that many outputs are not enough.
+
+    At (2,13,2) three outputs a parameter are 78 samples: 156 rows with 312 differences for 338
+    numbers of W.
+    """
+    data = mh.data.boolean_layer(2000, tokens, dim, heads, seed=0)
+    truth = data.truth["layer"]
+    found = refine(mh.Layer(1.02 * truth.W, 0.98 * truth.V), data.X, data.y)
+    assert found.residual < 1e-12
+    assert found.condition > 1e-12
+    # It is the layer, and not one that agrees with it on the examples chosen.
+    assert mh.learner.align(found.layer, truth).error < 1e-11
+
+
+def test_wide_tokens_are_learnt():
+    data = mh.data.boolean_layer(1000, 2, 12, 2, seed=0)
+    result = mh.learn_layer(data, heads=2)
+    assert result.learnt, result.verdict
+    assert mh.learner.align(result.layer, data.truth["layer"]).error < 1e-11

@@ -21,6 +21,7 @@ PAGES += sorted((ROOT / "docs").glob("**/*.md"))
 SMALL = {
     "learner_degenerate.py": "--quick",
     "learner_examples.py": "--quick --output figure.png",
+    "learner_growth.py": "--quick --output figure.png",
     "learner_hard.py": "--quick --output figure.png",
     "learner_phases.py": "--quick --output figure.png",
     "learner_queries.py": "--heads 2 --dim 6",
@@ -53,6 +54,7 @@ SMALL = {
 }
 WRITTEN = {
     "learner_examples.py": ["figure.png"],
+    "learner_growth.py": ["figure.png"],
     "learner_hard.py": ["figure.png"],
     "learner_phases.py": ["figure.png"],
     "learner_refinement.py": ["figure.png"],

@@ -19,7 +19,7 @@ from ..models import Layer
 from .alignment import merge_heads
 from .certificates import CLEARLY_IDENTIFIED, exact_limit
 from .examples import Examples, Float64
-from .refinement import MIN_EXAMPLES, OUTPUTS_PER_PARAMETER, Refinement, refine
+from .refinement import OUTPUTS_PER_PARAMETER, Refinement, enough_examples, refine
 from .values import solve_values
 from .visible import Visible
 
@@ -180,8 +180,7 @@ def without_surplus(problem: Problem, layer: Layer) -> tuple[Refinement, float |
 
 
 def _samples(examples: Examples, heads: int, per_parameter: int) -> int:
-    d, p, T = examples.dim, examples.out_dim, examples.tokens
-    return max(MIN_EXAMPLES, -(-per_parameter * heads * d * (d + p) // (T * p)))
+    return enough_examples(heads, examples.tokens, examples.dim, examples.out_dim, per_parameter)
 
 
 def _one_head_less(layer: Layer) -> list[Float64]:
