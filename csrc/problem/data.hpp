@@ -113,6 +113,24 @@ Data<real> at_run(const Data<real>& set, std::ptrdiff_t run, int count) {
   return data;
 }
 
+/// `count` samples from `first` on, of all runs.
+template <class real>
+Data<real> at_samples(const Data<real>& set, std::ptrdiff_t first, std::ptrdiff_t count) {
+  const Shape& s = set.shape;
+  Data<real> data = set;
+  data.shape.n = count;
+  data.x += first * s.T * s.d;
+  if (set.self)
+    data.z = data.x;
+  else if (set.z && !s.shared_query)
+    data.z = set.z + first * s.q * s.d;
+  data.y = set.y ? set.y + first * set.targets : nullptr;
+  data.weight = set.weight ? set.weight + first * (set.weighs_rows ? s.q : 1) : nullptr;
+  data.lengths = set.lengths ? set.lengths + first : nullptr;
+  data.limits = set.limits ? set.limits + first * s.q : nullptr;
+  return data;
+}
+
 /// A model as the caller holds it: W or, of rank `rank`, Q and K (null: W = Q Q^T); U or V; perhaps
 /// a prompt.
 template <class Pointer>

@@ -24,6 +24,7 @@ from .training.callbacks import Callback
 from .training.evaluate import evaluate
 from .training.flow import gradient_flow
 from .training.minimize import minimize
+from .training.reduction import Reduction
 from .training.run import Interrupted, Run
 from .training.streams import Stream
 from .training.train import train
@@ -38,6 +39,7 @@ __all__ = [
     "Interrupted",
     "Layer",
     "LowRank",
+    "Reduction",
     "Run",
     "Stream",
     "Sweep",

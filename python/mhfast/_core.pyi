@@ -229,6 +229,12 @@ class TrainingResult:
 # The token that is the query, -1 where none is; for one run or each a name and settings.
 CorePopulations: TypeAlias = tuple[int, Sequence[tuple[Any, ...]]]
 
+# A function of an array and a step to the sums over processes and whether training ends; the number
+# of this process, and of all; how much of an array is the function's; samples of each shard.
+CoreProcesses: TypeAlias = tuple[
+    Callable[[Float64, int], tuple[Float64, bool]], int, int, int, Sequence[int]
+]
+
 def train(
     *,
     samples: CoreData,
@@ -258,6 +264,7 @@ def train(
     hook_every: int,
     hook: Callable[[int], bool] | None,
     on_progress: Callable[[int], None] | None,
+    processes: CoreProcesses | None,
     threads: int,
 ) -> TrainingResult: ...
 

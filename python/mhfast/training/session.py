@@ -21,6 +21,7 @@ from .batches import ORDERS, Batches
 from .callbacks import Callback, Calls
 from .history import FunctionRows, NamedRows, joined
 from .quantities import count_due
+from .reduction import Group, Numbers
 from .run import Run
 from .streams import Draws
 from .subspace import Subspace
@@ -55,7 +56,9 @@ class Loop:
     reasons : int64 array (max(R, 1),)
         Why each run was frozen, a `StopReason` of the core, which overwrites it.
     ended_by : str
-        Which function ended training, if one did.
+        Which function ended training, if one did, in any process.
+    group : Group or None
+        The processes that train together.
     """
 
     run: Run
@@ -69,6 +72,7 @@ class Loop:
     state: tuple[Slots | None, ...] = field(init=False)
     reasons: npt.NDArray[np.int64] = field(init=False)
     ended_by: str = ""
+    group: Group | None = None
 
     def __post_init__(self) -> None:
         run = self.run
@@ -126,9 +130,14 @@ class Loop:
         drawn : Draws or None
             New samples for the steps.
         """
-        run, every = self.run, self.every()
+        run, every, samples = self.run, self.every(), problem.data[0].shape[-3]
         batches = run.batches or Batches(size=1)
         size = 0 if run.batches is None else batches.size  # 0: steps on all samples
+        group = self.group
+        processes = None
+        if group is not None:
+            shards = group.reduction.of_samples(samples)
+            processes = (self.add, group.rank, group.size, group.head, shards)
         return _core.train(
             samples=problem.data, parameters=self.parameters, runs=run.runs or 0,
             scale=run.model.scale, causal=problem.causal, row_map=run.model._core.row_map,
@@ -140,8 +149,16 @@ class Loop:
             tests=[test.data for test in tests],
             directions=directions, thresholds=thresholds, stopped=self.stopped,
             reasons=self.reasons, hook_every=every or 1,
-            hook=self.at if every else None, on_progress=tick, threads=threads,
+            hook=self.at if every else None, on_progress=tick,
+            processes=processes, threads=threads,
         )  # fmt: skip
+
+    def add(self, numbers: Numbers, k: int) -> tuple[Numbers, bool]:
+        """Return sums over all processes at θ_k; true ends training."""
+        assert self.group is not None
+        sums, ended_by = self.group.add(numbers, k, self.ended_by)
+        self.ended_by = self.ended_by or ended_by
+        return sums, bool(ended_by)
 
     def at(self, k: int) -> bool:
         """Do everything that is due at θ_k; true ends training."""
