@@ -368,7 +368,7 @@ def _settings(
         "loss": losses.stored(run.loss),
         "wrt": run.wrt,
         "record": [(str(getattr(what, "__name__", what)), n) for what, n in run.record.items()],
-        "thresholds in stop": None if callable(run.stop) else sorted(run.stop.items()),
+        "thresholds in stop": [] if callable(run.stop) else sorted(run.stop.items()),
         "Callbacks and their quantities": [
             (one.every, str(getattr(one.record, "__name__", one.record))) for one in together
         ],
