@@ -165,7 +165,7 @@ def test_dask_workers_are_one_training(client):
     with pytest.raises(ZeroDivisionError, match="in a callback"):
         adapters.dask(client, fails, range(2))
     with pytest.raises(
-        RuntimeError, match="dask: the worker tcp://.* was lost, and training ended"
+        RuntimeError, match=r"dask: the worker tcp://.* was lost, and training ended"
     ):
         adapters.dask(client, dies, range(2))
 
