@@ -214,7 +214,7 @@ def dask(
     from distributed import wait
 
     size = checks.count(len(parts), "number of parts")
-    workers = list(client.scheduler_info(n_workers=-1)["workers"])[:size]
+    workers: list[str] = list(client.nthreads())[:size]
     if len(workers) < size:
         raise ValueError(f"parts: expected at most one for each worker, {len(workers)}, got {size}")
     hub: Any = client.submit(
@@ -233,7 +233,7 @@ def dask(
         done = _finished(wait, running)
         running -= done
         failed += [task for task in tasks if task in done and task.status == "error"]
-        alive = client.scheduler_info(n_workers=-1)["workers"]
+        alive = client.nthreads()  # scheduler_info has none from time to time
         lost = [worker for worker in workers if worker not in alive]
         why = f"the worker {lost[0]} was lost" if lost else "another process failed"
         if (failed or lost) and workers[0] in alive:
