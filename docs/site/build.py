@@ -29,14 +29,15 @@ MODULES = {
     "mhfast.interop.jax": "JAX",
     "mhfast.interop.sklearn": "scikit-learn",
     "mhfast.interop.loggers": "Experiment trackers",
+    "mhfast.interop.reduce": "Many machines",
     "mhfast.reference": "Specification in NumPy",
 }
 
 SECTIONS = {
     "Start": ["install", "tutorial", "from_pytorch"],
     "Guide": [
-        "family", "rows", "losses", "training", "sweeps", "long_sequences", "reproducibility",
-        "saturation", "interop",
+        "family", "rows", "losses", "training", "sweeps", "many_machines", "long_sequences",
+        "reproducibility", "saturation", "interop",
     ],
     "Theory": ["theory", "learner", "atlas/index"],
     "Examples": ["gallery/index"],

@@ -12,6 +12,7 @@ from trainings import MODELS, OPTIMIZERS, PARAMETERS, PROJECTIONS, draw
 
 import mhfast as mh
 from mhfast.interop import reduce as adapters
+from mhfast.training.reduction import shard_sizes
 
 SHARDS = (7, 6, 7, 9)
 N, T, D, H = sum(SHARDS), 5, 6, 3
@@ -472,12 +473,29 @@ def test_shards_are_parts_of_the_samples():
     def one(shards):
         return mh.Reduction(lambda sums: sums, shards)
 
-    assert one(4).of_samples(14) == (4, 4, 3, 3)
-    assert one((2, 5)).of_samples(7) == (2, 5)
+    assert shard_sizes(one(4), 14) == (4, 4, 3, 3)
+    assert shard_sizes(one((2, 5)), 7) == (2, 5)
     with pytest.raises(ValueError, match="shards: expected at most the n = 3 samples, got 4"):
-        one(4).of_samples(3)
+        shard_sizes(one(4), 3)
     with pytest.raises(ValueError, match=r"shards: expected numbers that add up to .* 8 .* got 7"):
-        one((2, 5)).of_samples(8)
+        shard_sizes(one((2, 5)), 8)
+
+
+def test_parts_have_the_same_shards_for_any_number_of_processes():
+    data = mh.Dataset(np.arange(14.0).reshape(14, 1, 1), np.ones(14))
+    expected = [(0, 4), (4, 4), (8, 3), (11, 3)]
+    for size in (1, 2, 4):
+        found = []
+        for rank in range(size):
+            one = mh.Reduction(lambda sums: sums, 4 // size, rank, size)
+            own = one.part(data)
+            begins = np.cumsum([own.X[0, 0, 0], *shard_sizes(one, own.n)])
+            found += zip(begins, shard_sizes(one, own.n), strict=False)
+        assert found == expected
+    with pytest.raises(TypeError, match=r"part: expected a rank and .*, got rank=None, shards=1"):
+        mh.Reduction(lambda sums: sums).part(data)
+    with pytest.raises(TypeError, match=r"part: expected .*, got rank=0, shards=\(7, 7\)"):
+        mh.Reduction(lambda sums: sums, (7, 7), 0, 1).part(data)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13])

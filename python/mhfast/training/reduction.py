@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .. import _core
 from .._arguments import checks, losses
+from ..dataset.dataset import Dataset
 from ..models.problem import CoreProblem
 from ..optimizers import Optimizer, fields_of
 from .batches import Batches
@@ -127,25 +128,71 @@ class Reduction:
             raise ValueError(f"rank: expected 0 to {self.size - 1}, below size, got {rank}")
         object.__setattr__(self, "rank", rank)
 
-    def of_samples(self, n: int) -> tuple[int, ...]:
-        """Return the number of samples of each shard of a process that has ``n``.
+    def part(self, data: Dataset) -> Dataset:
+        """Return this process's part of the samples, if each has equally many shards of all.
+
+        Samples are cut into size x shards shards as equal as possible, the same ones for every
+        number of processes with the same number of shards in all.
+
+        Parameters
+        ----------
+        data : Dataset
+            All samples.
+
+        Returns
+        -------
+        Dataset
 
         Raises
         ------
+        TypeError
+            If there is no rank, or ``shards`` is not a number.
         ValueError
-            If there are fewer samples than shards, or other numbers of samples do not add up to n.
+            If there are fewer samples than shards.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(10, 5, 9, seed=0)
+        >>> second = mh.Reduction(lambda sums: sums, shards=2, rank=1, size=2)
+        >>> second.part(data).n  # of shards of 3, 3, 2 and 2 samples
+        4
         """
-        if isinstance(self.shards, int):
-            if self.shards > n:
-                raise ValueError(f"shards: expected at most the n = {n} samples, got {self.shards}")
-            least, more = divmod(n, self.shards)
-            return tuple(least + (i < more) for i in range(self.shards))
-        if sum(self.shards) != n:
-            raise ValueError(
-                f"shards: expected numbers that add up to the n = {n} samples, got "
-                f"{sum(self.shards)}"
+        if self.rank is None or self.size is None or not isinstance(self.shards, int):
+            raise TypeError(
+                f"part: expected a rank and a number of shards, got rank={self.rank}, "
+                f"shards={self.shards}"
             )
-        return tuple(self.shards)
+        first = self.rank * self.shards
+        sizes = _cut(data.n, self.size * self.shards)
+        begin = sum(sizes[:first])
+        return data[begin : begin + sum(sizes[first : first + self.shards])]
+
+
+def shard_sizes(reduction: Reduction, n: int) -> tuple[int, ...]:
+    """Return the number of samples of each shard of a process that has ``n``.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer samples than shards, or other numbers of samples do not add up to n.
+    """
+    shards = reduction.shards
+    if isinstance(shards, int):
+        return _cut(n, shards)
+    if sum(shards) != n:
+        raise ValueError(
+            f"shards: expected numbers that add up to the n = {n} samples, got {sum(shards)}"
+        )
+    return tuple(shards)
+
+
+def _cut(n: int, shards: int) -> tuple[int, ...]:
+    """Return the sizes of shards of n samples, the larger ones first."""
+    if shards > n:
+        raise ValueError(f"shards: expected at most the n = {n} samples, got {shards}")
+    least, more = divmod(n, shards)
+    return tuple(least + (i < more) for i in range(shards))
 
 
 class Group:

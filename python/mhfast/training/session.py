@@ -21,7 +21,7 @@ from .batches import ORDERS, Batches
 from .callbacks import Callback, Calls
 from .history import FunctionRows, NamedRows, joined
 from .quantities import count_due
-from .reduction import Group, Numbers
+from .reduction import Group, Numbers, shard_sizes
 from .run import Run
 from .streams import Draws
 from .subspace import Subspace
@@ -136,7 +136,7 @@ class Loop:
         group = self.group
         processes = None
         if group is not None:
-            shards = group.reduction.of_samples(samples)
+            shards = shard_sizes(group.reduction, samples)
             processes = (self.add, group.rank, group.size, group.head, shards)
         return _core.train(
             samples=problem.data, parameters=self.parameters, runs=run.runs or 0,
