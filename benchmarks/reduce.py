@@ -7,8 +7,8 @@ The processes of `torch.distributed` with the backend gloo on this machine, one 
 the samples of one training; trainings of 1, 2 and 4 take turns.  A step is the work between two
 calls of the function that adds up, in seconds of the processor, which other programs do not
 lengthen, and the sum, in seconds of the clock, with the time that it waits for others; of each the
-lower decile in the first process counts.  The model of a step with P processes and m numbers of 8
-bytes is
+lower decile in the first process counts.  "Alone" is a sum of as many numbers with no work around
+it.  The model of a step with P processes and m numbers of 8 bytes is
 
     step(P) = n / P * work  +  sum(P)
     sum(P) = (P - 1) (latency + 8 m / bandwidth)                where P m <= SMALL
@@ -62,6 +62,14 @@ class Clock:
         return (begins[1:] - ends[:-1]).tolist(), sums.tolist()
 
 
+def sums_alone(add: Any, count: int) -> list[float]:
+    """Return the seconds of sums of so many numbers with no work between them."""
+    clock = Clock(add)
+    for _ in range(WARM_UP + 10):
+        clock(np.zeros(count))
+    return clock.of_steps()[1]
+
+
 def worker(rank: int, ranks: list[int], store: str, shape: Shape, answers: Any) -> None:
     """Take part in all trainings in turn, and answer as the first process."""
     import torch
@@ -75,7 +83,8 @@ def worker(rank: int, ranks: list[int], store: str, shape: Shape, answers: Any) 
     data = mh.data.planted_attention(shape.n, shape.T, shape.d, 2, seed=0)
     model = mh.Classifier.gaussian(shape.H, shape.T, shape.d, std=0.3, seed=0)
     works: dict[Any, list[float]] = {size: [] for size in ranks}
-    sums: dict[Any, list[float]] = {key: [] for key in (*ranks, FEW, MANY)}
+    sums: dict[Any, list[float]] = {size: [] for size in ranks}
+    alone: dict[Any, list[float]] = {key: [] for key in (*ranks, FEW, MANY)}
     numbers = {}
     for _, size in itertools.product(range(ROUNDS), ranks):
         distributed.barrier()
@@ -91,16 +100,15 @@ def worker(rank: int, ranks: list[int], store: str, shape: Shape, answers: Any) 
         for kept, seconds in zip((works[size], sums[size]), clock.of_steps(), strict=True):
             kept += seconds
         numbers[size] = clock.numbers
+        alone[size] += sums_alone(together.function, numbers[size])
         for count in (FEW, MANY) if size == 2 else ():
-            clock = Clock(together.function)
-            for _ in range(WARM_UP + 10):
-                clock(np.zeros(count))
-            sums[count] += clock.of_steps()[1]
+            alone[count] += sums_alone(together.function, count)
     if rank == 0:
         answers.put(
             {
                 "work": {size: decile(works[size]) for size in ranks},
-                "sum": {size: decile(sums[size]) for size in sums},
+                "sum": {size: decile(sums[size]) for size in ranks},
+                "alone": {key: decile(alone[key]) for key in alone},
                 "numbers": numbers,
             }
         )
@@ -149,10 +157,10 @@ def main() -> None:
     shape: Shape = given.shape
     ranks = sorted({1, 2, *given.ranks})
     answer = measure(ranks, shape)
-    works, sums, numbers = answer["work"], answer["sum"], answer["numbers"]
+    works, sums, alone, numbers = (answer[name] for name in ("work", "sum", "alone", "numbers"))
     work, one = works[1] / shape.n, works[1] + sums[1]
-    latency = sums[FEW] if given.latency is None else given.latency * 1e-6
-    rest = max(sums[MANY] - 2 * sums[FEW], 1e-9)
+    latency = alone[FEW] if given.latency is None else given.latency * 1e-6
+    rest = max(alone[MANY] - 2 * alone[FEW], 1e-9)
     bandwidth = 8 * MANY / rest if given.bandwidth is None else given.bandwidth * 1e9
     print(
         f"n,T,d,H {shape}, float64, {numbers[1]:,.0f} numbers to add up, "
@@ -162,15 +170,18 @@ def main() -> None:
         f"work {1e6 * work:.2f} µs a sample, latency {1e6 * latency:.0f} µs, "
         f"bandwidth {bandwidth / 1e9:.2f} GB/s"
     )
-    print("processes   step, ms  sum, ms  part  of one's   model's step      sum  of one's")
+    print(
+        "processes   step, ms  sum, ms  part  of one's  sum alone   model's step      sum  of one's"
+    )
     for size in sorted({*ranks, *MODELLED}):
         added = modelled_sum(size, numbers.get(size, numbers[1]), latency, bandwidth)
         step = work * shape.n / size + added
         model = f"{1e3 * step:9.2f} {1e3 * added:8.2f} {step / one:8.2f}"
-        found = " " * 33
+        found = " " * 43
         if size in works:
             took, inside = works[size] + sums[size], sums[size]
             found = f"{1e3 * took:8.2f} {1e3 * inside:7.2f} {inside / took:5.0%} {took / one:9.2f}"
+            found += f" {1e3 * alone[size]:9.2f}"
         print(f"{size:9}   {found}   {model}")
 
 

@@ -396,6 +396,26 @@ def test_what_fails_in_one_rank_ends_the_others(options, when, named):
         assert text == f"reduce: {who} failed before {when}; the error there says why"
 
 
+def test_an_interrupt_in_one_rank_ends_the_others():
+    model, data = draw(mh.Classifier, "dense", np.float64, N, T, D, H)
+
+    def training(rank, reduce):
+        def callback(step, _):
+            if rank == 1 and step == 5:
+                raise KeyboardInterrupt
+
+        return mh.train(
+            model, part(data, SHARDS, rank, 2), reduce=reduce, callback=callback, **SETTINGS,
+            optimizer=mh.GradientDescent(0.1),
+        )  # fmt: skip
+
+    (other, interrupted), _ = together(2, training, shards=SHARDS)
+    assert isinstance(interrupted, mh.Interrupted)
+    assert interrupted.run.step == 5
+    assert str(other).startswith("reduce: process 1 failed before the sums of step 6")
+    assert other.run.step == 6
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [
