@@ -118,7 +118,7 @@ def side_by_side():
 
 
 def shards():
-    """Gradients of shards, of different sizes, that the members of a team leave one after another."""
+    """Gradients of shards of different sizes, which a team leaves one after another."""
     apart = mh.Reduction(lambda sums: sums, shards=(4 * n, 3 * n, n))
     for kind, parameter, size in product(MODELS, PARAMETERS, (0.3, 40.0)):
         model, data = draw(kind, parameter, np.float32, 8 * n, T, d, H, size=size)
