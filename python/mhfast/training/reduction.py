@@ -74,7 +74,9 @@ class Reduction:
     k                       which processes have failed, which ask for the end
     1                       the part of this process's samples in the loss, Σ wℓ / Σ w
     1                       the same of the accuracy
-    all trained parameters  the same of the gradient, in the order of ``wrt``, each in C order
+    all trained parameters  the same of the gradient, in the order W, Q, K, U, V, prompt, each
+                            in C order; where steps are divided by its norm, without factors
+                            that may be too small for the dtype
     size (H + 2)            a slot for each process, of which it fills its own: its margin, and
                             what steps divided by the norm of the gradient need
     ======================  =============================================================
@@ -97,8 +99,8 @@ class Reduction:
     >>> settings = {"steps": 10, "optimizer": mh.GradientDescent(0.5)}
     >>> run = mh.train(model, data, reduce=alone, **settings)
     >>> other = mh.train(model, data, **settings)
-    >>> abs(run.model.U - other.model.U).max() < 1e-14
-    np.True_
+    >>> bool(abs(run.model.U - other.model.U).max() < 1e-14)
+    True
     """
 
     function: Function
