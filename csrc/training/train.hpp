@@ -1,5 +1,4 @@
-// Training: descent on all samples or on batches of them, with its records, wholly outside of the
-// caller's language.
+// Training: descent on all samples or on batches of them, with its records, entirely in C++.
 //
 //   step k:  loss and gradient at theta_k  ->  decide, record  ->  theta_{k+1}
 //
@@ -139,7 +138,7 @@ struct TrainingTask {
   StopReason* reasons;                               // by run: why it was frozen, kNone: it was not
   std::int64_t hook_every = 0;                       // 0: no hook
   std::function<CallbackResult(std::int64_t)> hook;  // at due steps and at the end
-  std::function<CallbackResult(std::int64_t)> on_progress;  // now and then
+  std::function<CallbackResult(std::int64_t)> on_progress;  // from time to time
   int threads;
   Processes processes;                        // in all of which steps are taken on all samples
   std::vector<double> weights, label_counts;  // there, of all samples, by run
@@ -157,7 +156,7 @@ struct TrainingTask {
                                   kScalesInSlot = 1;
 
   /// Steps between the first ones of epochs; new samples have no epochs, but records of all samples
-  /// then cost as much beside their steps.
+  /// then cost as much relative to their steps.
   std::int64_t epoch() const {
     return std::max<std::int64_t>(1, data.shape.n / std::max<std::int64_t>(1, batches.size));
   }

@@ -30,6 +30,7 @@ MODULES = {
     "mhfast.interop.sklearn": "scikit-learn",
     "mhfast.interop.loggers": "Experiment trackers",
     "mhfast.interop.reduce": "Many machines",
+    "mhfast.figures": "Figures",
     "mhfast.reference": "Specification in NumPy",
 }
 
@@ -37,6 +38,7 @@ SECTIONS = {
     "Start": ["install", "tutorial", "from_pytorch"],
     "Guide": [
         "family", "rows", "losses", "training", "sweeps", "many_machines", "long_sequences",
+        "dictionaries",
         "reproducibility", "saturation", "interop",
     ],
     "Theory": ["theory", "learner", "atlas/index"],

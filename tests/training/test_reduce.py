@@ -174,6 +174,19 @@ def test_data_out_of_range_in_one_rank_are_rescaled_in_all():
     close(runs[0], alone)
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_words_of_a_dictionary(kind):
+    model, data = draw(kind, "dense", np.float64, N, T, D, H, seed=14)
+    rng = np.random.default_rng(14)
+    tokens = mh.Tokens(rng.integers(0, 11, (N, T)), rng.standard_normal((11, D)))
+    data = mh.Dataset(tokens, data.y)
+    settings = {**SETTINGS, "loss": loss_of(kind), "optimizer": mh.GradientDescent(0.02)}
+    runs = [on_ranks(size, model, data, **settings)[0] for size in (1, 2, 4)]
+    same(runs[1], runs[0])
+    same(runs[2], runs[0])
+    close(runs[0], mh.train(model, data, **settings))
+
+
 def test_threads_change_no_bit():
     model, data = draw(mh.Classifier, "prompt", np.float64, 4 * 300, T, 9, H, seed=6)
     settings = {"steps": 5, "optimizer": mh.GradientDescent(0.1)}

@@ -102,8 +102,8 @@ def evaluate_together(
     wrt: Wrt,
     test: Tests | None,
     directions: Directions | None,
-    start: Model | None,
-    num_threads: int | None,
+    start: Model | None = None,
+    num_threads: int | None = None,
 ) -> dict[str, Any]:
     """Do `evaluate` on the samples of all processes of a group, if there is one."""
     rule = GradientDescent(0.0)
@@ -124,7 +124,7 @@ def evaluate_together(
     given = arguments.directions(directions, run.model, problem.runs)
     named, functions = prepare(entries, run.model, data, problem.data, tuple(given), {}, 0, 0)
     stopped = np.full(run.runs or 1, -1, np.int64)
-    loop = Loop(run, named, functions, None, None, None, stopped, group=group)
+    loop = Loop(run, named, functions, None, None, None, stopped, group=group, samples=data.n)
     settings = core_settings(rule, 0, run.runs, np.zeros(len(stopped), np.int64))
     end = loop.run_core(
         problem, run.start, settings, 0, [arguments.core_record(rows, data) for rows in named],

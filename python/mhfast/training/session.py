@@ -31,6 +31,7 @@ Callbacks: TypeAlias = (
 )
 Slots: TypeAlias = tuple[Array, ...]
 
+_UNUSED = Batches(size=1)  # what the core gets of a run that steps on all samples
 _REASONS = _core.StopReason.__members__
 
 
@@ -59,6 +60,8 @@ class Loop:
         Which function ended training, if one did, in any process.
     group : Group or None
         The processes that train together.
+    samples : int
+        n, of this process, where there is a group.
     """
 
     run: Run
@@ -73,6 +76,7 @@ class Loop:
     reasons: npt.NDArray[np.int64] = field(init=False)
     ended_by: str = ""
     group: Group | None = None
+    samples: int = 0
 
     def __post_init__(self) -> None:
         run = self.run
@@ -130,13 +134,13 @@ class Loop:
         drawn : Draws or None
             New samples for the steps.
         """
-        run, every, samples = self.run, self.every(), problem.data[0].shape[-3]
-        batches = run.batches or Batches(size=1)
+        run, every = self.run, self.every()
+        batches = run.batches or _UNUSED
         size = 0 if run.batches is None else batches.size  # 0: steps on all samples
         group = self.group
         processes = None
         if group is not None:
-            shards = shard_sizes(group.reduction, samples)
+            shards = shard_sizes(group.reduction, self.samples)
             processes = (self.add, group.rank, group.size, group.head, shards)
         return _core.train(
             samples=problem.data, parameters=self.parameters, runs=run.runs or 0,
