@@ -102,8 +102,8 @@ def evaluate_together(
     wrt: Wrt,
     test: Tests | None,
     directions: Directions | None,
-    start: Model | None,
-    num_threads: int | None,
+    start: Model | None = None,
+    num_threads: int | None = None,
 ) -> dict[str, Any]:
     """Do `evaluate` on the samples of all processes of a group, if there is one."""
     rule = GradientDescent(0.0)
