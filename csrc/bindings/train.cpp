@@ -219,10 +219,40 @@ Populations<real> read_populations(const py::object& in, const Data<real>& data,
   return out;
 }
 
+/// None, or (function, index, processes, numbers of the head, samples of each shard): the function
+/// takes a new array and a step, and returns the sums and whether some process asks for the end.
+Processes read_processes(const py::object& in, PythonHooks& hooks, std::ptrdiff_t n) {
+  Processes out;
+  if (in.is_none()) return out;
+  const auto given = in.cast<py::tuple>();
+  const py::object add = given[0];
+  out.index = given[1].cast<std::ptrdiff_t>();
+  out.count = given[2].cast<std::ptrdiff_t>();
+  out.head = given[3].cast<std::ptrdiff_t>();
+  out.shards = given[4].cast<std::vector<std::ptrdiff_t>>();
+  std::ptrdiff_t samples = 0;
+  for (const std::ptrdiff_t count : out.shards) samples += count < 1 ? n : count;
+  if (out.index < 0 || out.index >= out.count || out.head < 0 || samples != n)
+    throw py::value_error("processes: expected shards of all samples");
+  out.add = [add, &hooks](std::vector<double>& numbers, std::int64_t step) {
+    return hooks.guarded([&] {
+      const py::ssize_t size = py::ssize_t(numbers.size());
+      const auto result = add(py::array_t<double>(size, numbers.data()), step).cast<py::tuple>();
+      const auto sums = result[0].cast<py::array_t<double, py::array::c_style>>();
+      if (sums.size() != size) throw py::value_error("processes: expected as many sums");
+      std::copy_n(sums.data(), size, numbers.data());
+      return result[1].cast<bool>();
+    });
+  };
+  return out;
+}
+
 template <class real>
 TrainingResult run_training(TrainingTask<real>& task, const py::object& hook,
-                            const py::object& on_progress, PythonStream<real>* stream) {
+                            const py::object& on_progress, PythonStream<real>* stream,
+                            const py::object& processes) {
   PythonHooks hooks(hook, on_progress);
+  task.processes = read_processes(processes, hooks, task.data.shape.n);
   if (stream) {
     task.fresh = stream->data();
     task.draw = [&, stream](std::int64_t step) {
@@ -252,15 +282,18 @@ TrainingResult run_training(TrainingTask<real>& task, const py::object& hook,
   return result;
 }
 
-TrainingResult call_train(
-    const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs, double scale,
-    bool causal, RowMap row_map, Loss loss, unsigned wrt, const py::tuple& starts,
-    const OptimizerOfPython& optimizer, const py::tuple& state, std::int64_t batch, Order order,
-    const std::vector<std::uint64_t>& seeds, std::int64_t fresh, const py::object& stream,
-    std::int64_t first, std::int64_t last, const std::vector<RecordOfPython>& records,
-    const std::vector<py::tuple>& tests, const std::vector<py::tuple>& directions,
-    const py::dict& thresholds, const py::object& stopped, const py::object& reasons,
-    std::int64_t hook_every, const py::object& hook, const py::object& on_progress, int threads) {
+TrainingResult call_train(const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs,
+                          double scale, bool causal, RowMap row_map, Loss loss, unsigned wrt,
+                          const py::tuple& starts, const OptimizerOfPython& optimizer,
+                          const py::tuple& state, std::int64_t batch, Order order,
+                          const std::vector<std::uint64_t>& seeds, std::int64_t fresh,
+                          const py::object& stream, std::int64_t first, std::int64_t last,
+                          const std::vector<RecordOfPython>& records,
+                          const std::vector<py::tuple>& tests,
+                          const std::vector<py::tuple>& directions, const py::dict& thresholds,
+                          const py::object& stopped, const py::object& reasons,
+                          std::int64_t hook_every, const py::object& hook,
+                          const py::object& on_progress, const py::object& processes, int threads) {
   return with_type_of(numbers_of(samples), [&](auto zero) -> TrainingResult {
     using real = decltype(zero);
     if (first < 0 || last < first) throw py::value_error("steps: expected 0 <= first <= last");
@@ -303,7 +336,7 @@ TrainingResult call_train(
         reinterpret_cast<StopReason*>(write_array<std::int64_t>(reasons, "reasons", {task.runs}));
     task.hook_every = hook_every;
     task.threads = threads;
-    return run_training(task, hook, on_progress, drawn ? &*drawn : nullptr);
+    return run_training(task, hook, on_progress, drawn ? &*drawn : nullptr, processes);
   });
 }
 
@@ -324,7 +357,7 @@ void register_training(py::module_& m) {
         py::arg("order"), py::arg("seeds"), py::arg("fresh"), py::arg("stream"), py::arg("first"),
         py::arg("last"), py::arg("records"), py::arg("tests"), py::arg("directions"),
         py::arg("thresholds"), py::arg("stopped"), py::arg("reasons"), py::arg("hook_every"),
-        py::arg("hook"), py::arg("on_progress"), py::arg("threads"));
+        py::arg("hook"), py::arg("on_progress"), py::arg("processes"), py::arg("threads"));
 }
 
 }  // namespace mhfast

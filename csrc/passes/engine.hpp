@@ -41,6 +41,10 @@ class Engine {
   void weigh_as_part_of(const Data<real>& whole) {
     state_.shares.weigh(whole, state_.data.shape.n, *state_.loss, state_.width, state_.lanes.lanes);
   }
+  /// For one of several parts of the samples of a run: what sums over all of them are divided by.
+  void weigh_by(double weight, double labels) {
+    state_.shares.weigh_by(state_.data.shape, weight, labels);
+  }
   /// Reads labels and weights of samples `first` to `last` again.
   void read_samples(std::ptrdiff_t first, std::ptrdiff_t last) {
     strategy_->read_samples(first, last);
@@ -75,6 +79,12 @@ class Engine {
   /// the gradient are so small that it takes a scaled pass, which leaves them out. `together`: one
   /// scale for all heads.
   bool needs_scaling(bool together);
+  /// For one of several parts of the samples: the maxima that the above compares, of the heads and
+  /// last of the readout, and others in their place; then the above, from these.
+  void gather_scales() { state_.scales.gather(0); }
+  double gathered_scale(int part) const { return state_.scales.gathered(part); }
+  void replace_scale(int part, double maximum) { state_.scales.replace(part, maximum); }
+  bool gathered_needs_scaling(bool together);
   /// What the scaled pass leaves out: share() and, as whole numbers, the logarithms of the rest.
   double log_scale_W(int head, int lane = 0) const { return state_.scales.log_of_W(head)[lane]; }
   double log_scale_readout(int lane = 0) const { return state_.scales.log_of_readout()[lane]; }

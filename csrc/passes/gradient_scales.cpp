@@ -15,9 +15,8 @@ void GradientScales::begin_chunk(int chunk) {
   std::fill_n(by_chunk_.begin() + chunk * size_, size_, -kInfinity);
 }
 
-bool GradientScales::needs_scaling(const PassOptions& options, int runs, bool together,
-                                   double underflow) {
-  const int H = heads_, L = lanes_;
+void GradientScales::gather(int runs) {
+  const int L = lanes_;
   std::copy_n(by_chunk_.data(), size_, scales_.data());
   for (int c = 1; c < chunks_; ++c)
     for (std::ptrdiff_t i = 0; i < size_; ++i)
@@ -25,6 +24,11 @@ bool GradientScales::needs_scaling(const PassOptions& options, int runs, bool to
   if (runs == 0)  // lanes are samples, or parts of them
     for (auto lanes = scales_.begin(); lanes != scales_.end(); lanes += L)
       std::fill_n(lanes, L, *std::max_element(lanes, lanes + L));
+}
+
+bool GradientScales::needs_scaling(const PassOptions& options, int runs, bool together,
+                                   double underflow) {
+  const int H = heads_, L = lanes_;
   const auto underflows = [=](double x) { return x < underflow && x > -kInfinity; };
   bool needed = false;
   for (int l = 0; l < L; ++l) {

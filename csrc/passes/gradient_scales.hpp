@@ -18,9 +18,18 @@ class GradientScales {
   void begin_chunk(int chunk);
   double* of_chunk(int chunk) { return &by_chunk_[chunk * size_]; }
 
-  /// After a pass that gathered: whether the largest factors are so small that the gradient takes a
-  /// scaled pass, which leaves them out. `runs` lanes hold a run each, 0: lanes are samples.
-  /// `together`: one scale for all heads. `underflow`: the least logarithm that is harmless.
+  /// After a pass that gathered: takes the maxima over the chunks, and over the lanes where `runs`
+  /// is 0, as lanes then are samples; else so many hold a run each.
+  void gather(int runs);
+  /// After that, where lanes are samples: the maxima (H + 1), and others in their place.
+  double gathered(int part) const { return scales_[std::size_t(part) * lanes_]; }
+  void replace(int part, double maximum) {
+    std::fill_n(scales_.begin() + std::size_t(part) * lanes_, lanes_, maximum);
+  }
+
+  /// Last: whether the largest factors are so small that the gradient takes a scaled pass, which
+  /// leaves them out. `together`: one scale for all heads. `underflow`: the least logarithm that is
+  /// harmless.
   bool needs_scaling(const PassOptions& options, int runs, bool together, double underflow);
 
   /// What the scaled pass leaves out besides the share of the loss, as whole numbers (lanes).

@@ -32,6 +32,13 @@ struct LossShares {
     for (int l = 0; l < lanes; ++l)
       of_lane[l] = 1.0 / (weights[width > 1 ? l : 0] * readout_of(whole.shape).divisor);
   }
+
+  /// For a part of the samples of one run, which are of this weight and have so many labels.
+  void weigh_by(const Shape& shape, double weight, double label_count) {
+    weights = {weight};
+    labels = {label_count};
+    std::fill(of_lane.begin(), of_lane.end(), 1.0 / (weight * readout_of(shape).divisor));
+  }
 };
 
 /// The losses of a classifier's samples. Entries are pairs of a sample and a lane of runs.

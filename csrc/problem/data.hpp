@@ -135,6 +135,26 @@ Data<real> at_run(const Data<real>& set, std::ptrdiff_t run, int count) {
   return data;
 }
 
+/// `count` samples from `first` on, of all runs.
+template <class real>
+Data<real> at_samples(const Data<real>& set, std::ptrdiff_t first, std::ptrdiff_t count) {
+  const Shape& s = set.shape;
+  Data<real> data = set;
+  data.shape.n = count;
+  if (!set.has_words()) data.x = set.x + first * s.T * s.d;
+  if (set.self)
+    data.z = data.x;
+  else if (set.has_z())
+    data.z = set.z + first * s.q * s.d;
+  data.keys = set.keys ? set.keys + first * s.T : nullptr;
+  data.queries = set.queries ? set.queries + first * s.q : nullptr;
+  data.y = set.y ? set.y + first * set.targets : nullptr;
+  data.weight = set.weight ? set.weight + first * (set.weighs_rows ? s.q : 1) : nullptr;
+  data.lengths = set.lengths ? set.lengths + first : nullptr;
+  data.limits = set.limits ? set.limits + first * s.q : nullptr;
+  return data;
+}
+
 /// A model as the caller holds it: W or, of rank `rank`, Q and K (null: W = Q Q^T); U or V; perhaps
 /// a prompt. Without any of the first W is the identity for all heads, without U and V it is V.
 template <class Pointer>

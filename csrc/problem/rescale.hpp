@@ -107,9 +107,11 @@ struct Largest {
   }
 };
 
-/// Exponents for a problem of `runs` runs, whose tensors are `apart` numbers apart.
+/// Exponents for a problem of `runs` runs, whose tensors are `apart` numbers apart. `of_data`: the
+/// largest of `data`, or of all data that it is a part of.
 template <class real>
-Exponents choose_exponents(const Data<real>& data, const Tensors<const real*>& tensors,
+Exponents choose_exponents(const Data<real>& data, const Largest<real>& of_data,
+                           const Tensors<const real*>& tensors,
                            const Tensors<std::ptrdiff_t>& apart, int rank, std::ptrdiff_t runs) {
   const Shape& s = data.shape;
   if (s.identity_w || s.identity_v) return {};  // which cannot be multiplied
@@ -121,7 +123,6 @@ Exponents choose_exponents(const Data<real>& data, const Tensors<const real*>& t
     const int exponent = exponent_of(x);
     return std::abs(exponent) <= kOrdinaryExponent<real> ? 0 : -exponent / 2 * 2;
   };
-  const Largest<real> of_data(data, runs);
   Exponents out;
   out.x = choose(of_data.x);
   out.z = s.shared_query            ? choose(largest(kPrompt))
@@ -193,7 +194,8 @@ Exponents exponents_of_call(const Data<real>& data, const Model<const real*>& mo
     const std::ptrdiff_t size = extent(TensorName(name), data.shape, model.rank).all();
     ordinary = std::abs(exponent_of(largest_finite(at, size))) <= kOrdinaryExponent<real>;
   }
-  return ordinary ? Exponents{} : choose_exponents<real>(data, model.at, {}, model.rank, 1);
+  if (ordinary) return {};
+  return choose_exponents<real>(data, Largest<real>(data, 1), model.at, {}, model.rank, 1);
 }
 
 /// One run's tensors times their powers, copies only where there is something to scale.

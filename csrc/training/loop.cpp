@@ -38,11 +38,11 @@ bool is_shared(const Data<real>& data) {
 }
 
 template <class real>
-std::shared_ptr<Packed<real>> pack_for(Engine<real>& engine, const Data<real>& data, int threads,
-                                       std::shared_ptr<Packed<real>>& shared) {
+void pack_for(Engine<real>& engine, const Data<real>& data, int threads,
+              std::shared_ptr<Packed<real>>& shared) {
   if (shared) {
     engine.use_packed(shared);
-    return shared;
+    return;
   }
   const auto packed = engine.make_packed();
   engine.use_packed(packed);
@@ -50,7 +50,6 @@ std::shared_ptr<Packed<real>> pack_for(Engine<real>& engine, const Data<real>& d
   run_team(useful_threads(threads, data.shape.n, work),
            [&](const Member& member) { engine.pack_all(member); });
   if (is_shared(data)) shared = packed;
-  return packed;
 }
 
 /// What thresholds are compared with, at one step of one run.
@@ -70,6 +69,7 @@ struct Now {
 template <class real>
 int Loop<real>::width(const TrainingTask<real>& task) {
   const Kernels<real>& kernels = active_kernels<real>();
+  if (task.processes) return 1;  // what they prefer would depend on their samples
   const bool as_lanes = prefers_runs(task.step_shape(), registers_of(kernels), task.runs);
   return as_lanes ? kernels.lanes : 1;
 }
@@ -104,11 +104,16 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
   const Data<real> data = at_run(task.data, run, count_);
   if (task.batches.size > 0) {
     take_batches(data, options, threads);
+  } else if (task.processes) {
+    take_shards(data, options, threads, shared);
   } else {
     engine_ = std::make_unique<Engine<real>>(data, task.loss, options, threads);
-    packed_ = pack_for(*engine_, data, threads, shared.data);
+    shared.data.resize(1);
+    pack_for(*engine_, data, threads, shared.data[0]);
     whole_ = engine_.get();
   }
+  shards_.push_back(engine_.get());
+  for (const auto& engine : further_) shards_.push_back(engine.get());
   typename Engine<real>::Options forward;
   forward.runs_are_lanes = width_ > 1;
   forward.members = this->threads();  // a small test set alone would take fewer
@@ -119,11 +124,32 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
     pack_for(*tests_.back(), test, threads, shared.tests[i]);
   }
   const auto interrupted = [this] { return interrupted_ || report_progress(*flush_); };
-  engine_->on_chunk(interrupted);
+  for (Engine<real>* shard : shards_) shard->on_chunk(interrupted);
   if (whole_engine_) whole_engine_->on_chunk(interrupted);
   for (auto& test : tests_) test->on_chunk(interrupted);
   test_due_.resize(tests_.size());
   make_tensors();
+}
+
+/// The engines of this process's shards, whose sums are divided as those of all samples are.
+template <class real>
+void Loop<real>::take_shards(const Data<real>& data, const typename Engine<real>::Options& options,
+                             int threads, SharedPacked<real>& shared) {
+  sums_ = std::make_unique<Sums>(task_.sums());
+  shared.data.resize(sums_->shards());
+  std::ptrdiff_t first = 0;
+  for (int i = 0; i < sums_->shards(); ++i) {
+    const Data<real> shard = at_samples(data, first, task_.processes.shards[i]);
+    auto engine = std::make_unique<Engine<real>>(shard, task_.loss, options, threads);
+    pack_for(*engine, shard, threads, shared.data[i]);
+    engine->weigh_by(task_.weights[run_], task_.label_counts[run_]);
+    first += shard.shape.n;
+    if (i == 0)
+      engine_ = std::move(engine);
+    else
+      further_.push_back(std::move(engine));
+  }
+  whole_ = engine_.get();
 }
 
 /// The engine of a batch, and the one of all samples, which are not kept packed: they may be large,
@@ -235,6 +261,8 @@ void Loop<real>::write_back() {
 template <class real>
 void Loop<real>::bind(Workspace& workspace) {
   engine_->bind(workspace.engine);
+  if (workspace.shards.size() < further_.size()) workspace.shards.resize(further_.size());
+  for (std::size_t i = 0; i < further_.size(); ++i) further_[i]->bind(workspace.shards[i]);
   test_block_ = &workspace.tests;
 }
 
@@ -274,7 +302,7 @@ void Loop<real>::load(const Member& member) {
   rescale_heads(member);
   for (int h = member.index; task_.rank > 0 && h < s.H; h += member.count)
     compose(active_kernels<real>(), s, task_.rank, at[kQ], at[kK], h, width_, at[kW]);
-  engine_->load_parameters(parameters(), member);
+  for (Engine<real>* shard : shards_) shard->load_parameters(parameters(), member);
   if (!batch_) return;
   batch_->copy(member);
   engine_->read_samples(batch_->first(member.index, member),
@@ -284,11 +312,13 @@ void Loop<real>::load(const Member& member) {
 /// One member's call when theta_k is there: what a pass at it has to find.
 template <class real>
 void Loop<real>::prepare_step() {
-  engine_->restart();
   const bool totals = wants_totals();
   whole_norm_due_ = batch_ && wants_norm();
   whole_due_ = batch_ && (totals || whole_norm_due_);
-  engine_->want_totals(batch_ ? descent_->needs_losses() : totals);
+  for (Engine<real>* shard : shards_) {
+    shard->restart();
+    shard->want_totals(batch_ ? descent_->needs_losses() : totals);
+  }
 }
 
 template <class real>
@@ -383,7 +413,8 @@ bool Loop<real>::checks_thresholds() const {
 /// Whether the loss over all samples is asked for at this step, by a record or by what decides.
 template <class real>
 bool Loop<real>::wants_totals() const {
-  if (step_ == task_.last_step || finishes() || again_ || is_frozen()) return true;
+  // That a process asks for the end is known after the pass only.
+  if (sums_ || step_ == task_.last_step || finishes() || again_ || is_frozen()) return true;
   if (task_.thresholds.ask_for_totals() && checks_thresholds()) return true;
   if (descent_->needs_losses() && !batch_) return true;
   for (const Record& r : task_.records)
@@ -427,31 +458,20 @@ bool Loop<real>::evaluate_whole(const Member& member) {
   return true;
 }
 
-/// Loss and gradient at theta_k. False when the pass was interrupted.
+/// False when it was interrupted, or the caller's own loss failed.
 template <class real>
-bool Loop<real>::evaluate(Engine<real>& engine, bool loss_only, const Member& member) {
-  const bool leader = member.index == 0;
-  const auto pass = [&](Pass kind) {
-    if (member.count <= engine.threads())
-      engine.run_chunks(kind, member);
-    else if (leader)
-      engine.run_chunks(kind, Member{0, 1, nullptr});
-    member.wait();
-    return !interrupted_ && !engine.own_loss_failed();
-  };
-  // A step after one whose gradient was scaled is as a rule another.
-  const bool only_scales = scaled_ && !loss_only;
-  if (!pass(loss_only ? Pass::kLoss : only_scales ? Pass::kScales : Pass::kGradient)) return false;
-  if (loss_only) return true;
-  if (engine.gathers_gaps()) {
-    if (leader) {
-      choose_scales(engine);
-      if (scaled_ || only_scales) engine.restart();
-    }
-    member.wait();
-    if (scaled_ && !pass(Pass::kScaledGradient)) return false;
-    if (!scaled_ && only_scales && !pass(Pass::kGradient)) return false;
-  }
+bool Loop<real>::pass(Engine<real>& engine, Pass kind, const Member& member) {
+  if (member.count <= engine.threads())
+    engine.run_chunks(kind, member);
+  else if (member.index == 0)
+    engine.run_chunks(kind, Member{0, 1, nullptr});
+  member.wait();
+  return !interrupted_ && !engine.own_loss_failed();
+}
+
+/// A member's heads of the gradient that a pass has left, of factors too.
+template <class real>
+void Loop<real>::differentiate(Engine<real>& engine, const Member& member) {
   const TensorName readout = readout_of(task_.data.shape).name;
   engine.reduce_gradient({gradient_[kW], gradient_[readout], gradient_[kPrompt]}, member);
   const Shape& s = task_.data.shape;
@@ -459,9 +479,123 @@ bool Loop<real>::evaluate(Engine<real>& engine, bool loss_only, const Member& me
     differentiate_factors<real>(active_kernels<real>(), s, task_.rank, scaled_theta_[kQ],
                                 scaled_theta_[kK], gradient_[kW], h, width_, gradient_[kQ],
                                 gradient_[kK]);
+}
+
+/// Loss and gradient at theta_k. False when the pass was interrupted.
+template <class real>
+bool Loop<real>::evaluate(Engine<real>& engine, bool loss_only, const Member& member) {
+  if (sums_) return evaluate_shards(loss_only, member);
+  const bool leader = member.index == 0;
+  // A step after one whose gradient was scaled is as a rule another.
+  const bool only_scales = scaled_ && !loss_only;
+  const Pass first = loss_only ? Pass::kLoss : only_scales ? Pass::kScales : Pass::kGradient;
+  if (!pass(engine, first, member)) return false;
+  if (loss_only) return true;
+  if (engine.gathers_gaps()) {
+    if (leader) {
+      choose_scales(engine);
+      if (scaled_ || only_scales) engine.restart();
+    }
+    member.wait();
+    if (scaled_ && !pass(engine, Pass::kScaledGradient, member)) return false;
+    if (!scaled_ && only_scales && !pass(engine, Pass::kGradient, member)) return false;
+  }
+  differentiate(engine, member);
   restore_gradients(member);
   descent_->scan(member);
   return true;
+}
+
+/// The same over all shards of all processes, which make the same calls: one, and one more where
+/// the gradient is scaled.
+template <class real>
+bool Loop<real>::evaluate_shards(bool loss_only, const Member& member) {
+  const bool leader = member.index == 0;
+  Pass kind = loss_only ? Pass::kLoss : scaled_ ? Pass::kScales : Pass::kGradient;
+  while (true) {
+    for (Engine<real>* shard : shards_)
+      if (!pass(*shard, kind, member)) return false;
+    if (!add_up(kind, member)) return false;
+    if (loss_only) return true;
+    if (!engine_->gathers_gaps() || kind == Pass::kScaledGradient) break;
+    if (leader) choose_scales(*engine_);
+    member.wait();
+    const Pass next = scaled_ ? Pass::kScaledGradient : Pass::kGradient;
+    if (next == kind) break;
+    kind = next;
+    for (Engine<real>* shard : shards_)
+      if (leader) shard->restart();
+    member.wait();
+  }
+  const double* sum = sums_->gradient(0);
+  for (Trained<real>& tensor : descent_->tensors()) {
+    for (int h = member.index; h < tensor.heads; h += member.count)
+      std::transform(sum + h * tensor.size, sum + (h + 1) * tensor.size,
+                     tensor.gradient + h * tensor.size, [](double x) { return real(x); });
+    sum += tensor.heads * tensor.size;
+  }
+  restore_gradients(member);
+  descent_->scan(member);
+  return true;
+}
+
+/// Adds up what a pass over the shards has left. False when the caller aborts.
+template <class real>
+bool Loop<real>::add_up(Pass kind, const Member& member) {
+  for (int i = 0; is_gradient(kind) && i < sums_->shards(); ++i) {
+    differentiate(*shards_[i], member);
+    double* row = sums_->gradient(i);
+    for (const Trained<real>& tensor : descent_->tensors()) {
+      for (int h = member.index; h < tensor.heads; h += member.count)
+        std::copy_n(tensor.gradient + h * tensor.size, tensor.size, row + h * tensor.size);
+      row += tensor.heads * tensor.size;
+    }
+  }
+  member.wait();
+  if (member.index == 0) interrupted_ = !add_numbers(kind);
+  member.wait();
+  return !interrupted_;
+}
+
+/// The first member's part of it.
+template <class real>
+bool Loop<real>::add_numbers(Pass kind) {
+  using Task = TrainingTask<real>;
+  const int scales = task_.data.shape.H + 1;
+  const bool gathers =
+      engine_->gathers_gaps() && (kind == Pass::kScales || kind == Pass::kGradient);
+  double margin = kInfinity;
+  for (int i = 0; i < sums_->shards(); ++i) {
+    const Totals of_shard = shards_[i]->totals();
+    sums_->loss(i) = of_shard.loss;
+    sums_->labels(i) = of_shard.correct;
+    margin = std::min(margin, of_shard.margin);
+    if (gathers) shards_[i]->gather_scales();
+  }
+  sums_->put(Task::kMarginInSlot, margin);
+  for (int part = 0; gathers && part < scales; ++part) {
+    double largest = -kInfinity;
+    for (const Engine<real>* shard : shards_)
+      largest = std::max(largest, shard->gathered_scale(part));
+    sums_->put(Task::kScalesInSlot + part, largest);
+  }
+  if (!is_gradient(kind)) sums_->clear_gradients();
+  CallbackResult result = CallbackResult::kGoOn;
+  flush_->suspended([&] { result = sums_->add(step_); });
+  if (result == CallbackResult::kAbort) return false;
+  if (result == CallbackResult::kStop && !finishes()) finish_ = StopReason::kHook;
+  totals_ = {sums_->loss(0), sums_->labels(0), sums_->smallest(Task::kMarginInSlot)};
+  for (int part = 0; gathers && part < scales; ++part)
+    for (Engine<real>* shard : shards_)
+      shard->replace_scale(part, sums_->largest(Task::kScalesInSlot + part));
+  return true;
+}
+
+template <class real>
+bool Loop<real>::shards_need_scaling(bool together) {
+  bool needed = false;
+  for (Engine<real>* shard : shards_) needed = shard->gathered_needs_scaling(together);
+  return needed;
 }
 
 /// From a member's gradients by the scaled copies to those by the parameters, unless steps take
@@ -481,8 +615,8 @@ void Loop<real>::restore_gradients(const Member& member) {
 /// Decides whether a gradient that is to be normalized must have its largest factors taken out.
 template <class real>
 void Loop<real>::choose_scales(Engine<real>& engine) {
-  scaled_ =
-      engine.needs_scaling(task_.optimizer.norm_scope() != Scope::kHead || task_.wrt[kPrompt]);
+  const bool together = task_.optimizer.norm_scope() != Scope::kHead || task_.wrt[kPrompt];
+  scaled_ = sums_ ? shards_need_scaling(together) : engine.needs_scaling(together);
   descent_->set_scaled(scaled_ || task_.exponents.any());
   for (Trained<real>& tensor : descent_->tensors())
     for (int h = 0; h < tensor.heads; ++h)
@@ -510,7 +644,7 @@ void Loop<real>::decide(const FlushToZero& flush) {
   recording_ = false;
   for (int l = 0; l < count_; ++l) {
     if (frozen_[l]) continue;
-    losses_[l] = engine_->totals(l).loss;
+    losses_[l] = totals(*engine_, l).loss;
     const bool finite = std::isfinite(losses_[l]) && (!has_gradient || descent_->is_finite(l));
     if (!finite && !had_records) {  // a run that ends has its loss recorded
       again_ = true;
@@ -519,9 +653,9 @@ void Loop<real>::decide(const FlushToZero& flush) {
     if (!finite) {
       end(l, StopReason::kNonfinite);
     } else if (checks && limits.any()) {
-      const Totals totals = whole_->totals(l);
+      const Totals now = totals(*whole_, l);
       const auto norm = [&] { return gradient_norm(l); };
-      end(l, limits.reached(Now<decltype(norm)>{totals, norm}));
+      end(l, limits.reached(Now<decltype(norm)>{now, norm}));
     }
     if (!frozen_[l]) continue;
     task_.stopped[run_ + l] = step_;
@@ -575,7 +709,8 @@ void Loop<real>::evaluate_tests(const Member& member) {
 template <class real>
 bool Loop<real>::is_stopped() const {
   const auto failed = [](const auto& engine) { return engine && engine->own_loss_failed(); };
-  return interrupted_ || failed(engine_) || failed(whole_engine_) ||
+  return interrupted_ || failed(whole_engine_) ||
+         std::any_of(shards_.begin(), shards_.end(), failed) ||
          std::any_of(tests_.begin(), tests_.end(), failed);
 }
 
@@ -599,11 +734,11 @@ void Loop<real>::record() {
         write_record(task_, r, run_ + l, row);
         continue;
       }
-      const Totals totals = (r.set < 0 ? *whole_ : *tests_[r.set]).totals(l);
+      const Totals now = r.set < 0 ? totals(*whole_, l) : tests_[r.set]->totals(l);
       double& to = static_cast<double*>(r.buffer)[(run_ + l) * r.capacity + row];
-      to = r.quantity == Quantity::kLoss       ? totals.loss
-           : r.quantity == Quantity::kAccuracy ? totals.correct
-           : r.quantity == Quantity::kMargin   ? totals.margin
+      to = r.quantity == Quantity::kLoss       ? now.loss
+           : r.quantity == Quantity::kAccuracy ? now.correct
+           : r.quantity == Quantity::kMargin   ? now.margin
                                                : gradient_norm(l);
     }
   }

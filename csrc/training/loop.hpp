@@ -16,6 +16,10 @@
 //   | scales  scales of heads (normalized steps only)           first
 //   | reduce  a head's gradients, with l2, and their norms      head        partials, the prompt
 //   (| reduce gradient of the prompt, from all heads            first       heads' products)
+//   (| sums   with several processes: what all of them add up,  first       heads' gradients,
+//   totals
+//             and from it totals and scales, before a head's
+//             gradients of all samples are taken up            head        the sums)
 //   | decide  rates, what stops and what is due, the numbers    first       totals, norms
 //             of the next batch's samples
 //   | tests   load and pass over each test set that is due      as above
@@ -40,6 +44,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <memory>
 
 #include "../passes/engine.hpp"
@@ -51,12 +56,13 @@ namespace mhfast {
 /// Scratch of one thread for whichever loop it works on.
 struct Workspace {
   AlignedBuffer engine, tests;
+  std::deque<AlignedBuffer> shards;  // after the first
 };
 
 /// Packed data that loops share where their runs share the arrays.
 template <class real>
 struct SharedPacked {
-  std::shared_ptr<Packed<real>> data;
+  std::vector<std::shared_ptr<Packed<real>>> data;  // of each shard
   std::vector<std::shared_ptr<Packed<real>>> tests;
 };
 
@@ -99,6 +105,8 @@ class Loop {
  private:
   using Clock = std::chrono::steady_clock;
 
+  void take_shards(const Data<real>& data, const typename Engine<real>::Options& options,
+                   int threads, SharedPacked<real>& shared);
   void take_batches(const Data<real>& data, typename Engine<real>::Options options, int threads);
   void make_tensors();
   void take_lanes();
@@ -113,7 +121,16 @@ class Loop {
   void prepare_step();
   void advance_step(const Member& member, const FlushToZero& flush);
   bool evaluate(Engine<real>& engine, bool loss_only, const Member& member);
+  bool evaluate_shards(bool loss_only, const Member& member);
   bool evaluate_whole(const Member& member);
+  bool pass(Engine<real>& engine, Pass kind, const Member& member);
+  void differentiate(Engine<real>& engine, const Member& member);
+  bool add_up(Pass kind, const Member& member);
+  bool add_numbers(Pass kind);
+  bool shards_need_scaling(bool together);
+  Totals totals(const Engine<real>& engine, int lane) const {
+    return sums_ ? totals_ : engine.totals(lane);
+  }
   void choose_scales(Engine<real>& engine);
   void decide(const FlushToZero& flush);
   void end(int lane, StopReason reason);
@@ -140,6 +157,10 @@ class Loop {
   std::unique_ptr<Engine<real>> engine_;        // of a step
   std::unique_ptr<Engine<real>> whole_engine_;  // of all samples, where that is another
   const Engine<real>* whole_ = nullptr;         // the one of all samples
+  std::vector<Engine<real>*> shards_;           // of a step: `engine_`, and with several processes
+  std::vector<std::unique_ptr<Engine<real>>> further_;  // those of this process's further shards
+  std::unique_ptr<Sums> sums_;                          // null: there is one process
+  Totals totals_;                                       // over all processes
   std::vector<std::unique_ptr<Engine<real>>> tests_;
   AlignedBuffer* test_block_ = nullptr;
   Tensors<real*> theta_{}, gradient_{}, first_{}, second_{};
@@ -147,7 +168,6 @@ class Loop {
   std::unique_ptr<Descent<real>> descent_;
   bool records_norm_ = false;  // or stops at one
   bool scaled_ = false;        // the stored gradient lacks its largest factors
-  std::shared_ptr<Packed<real>> packed_;
 
   std::int64_t step_;
   std::vector<double> losses_, norms_;  // norms: of gradients, where recorded

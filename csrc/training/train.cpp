@@ -23,7 +23,8 @@ class Training {
     const int threads = task.threads > 0 ? task.threads : default_threads();
     // Loops share the threads where there are enough of them; else each has all in turn.
     members_ = int(std::min<std::ptrdiff_t>(threads, loops));
-    side_by_side_ = loops > 1 && members_ == threads;
+    // Processes must make the calls for their loops in the same order.
+    side_by_side_ = loops > 1 && members_ == threads && !task.processes;
     if (!side_by_side_) members_ = 1;
     for (std::ptrdiff_t i = 0; i < loops; ++i)
       loops_.push_back(
@@ -94,8 +95,9 @@ bool Training<real>::advance(std::int64_t step, std::int64_t until) {
     const auto start = Clock::now();
     advance_once(stop);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    if (seconds < kSegmentSeconds / 2) segment_ *= 2;
-    if (seconds > kSegmentSeconds && segment_ > 1) segment_ /= 2;
+    const bool is_free = !task_.processes;  // else their order would depend on the time
+    if (is_free && seconds < kSegmentSeconds / 2) segment_ *= 2;
+    if (is_free && seconds > kSegmentSeconds && segment_ > 1) segment_ /= 2;
     step = stop;
     const auto aborted = [](const auto& loop) { return loop->reason(0) == StopReason::kAborted; };
     if (std::any_of(loops_.begin(), loops_.end(), aborted)) return false;
@@ -172,6 +174,33 @@ TrainingEnd Training<real>::run() {
   return end;
 }
 
+/// What a process must know of all samples before the first step. False when the caller aborts.
+template <class real>
+bool share(TrainingTask<real>& task, Largest<real>& largest) {
+  using Task = TrainingTask<real>;
+  Sums sums = task.sums();
+  sums.put(Task::kLargestXInSlot, largest.x);
+  sums.put(Task::kLargestZInSlot, largest.z);
+  for (std::ptrdiff_t r = 0; r < task.runs; ++r) {
+    const Data<real> data = at_run(task.data, r, 1);
+    std::ptrdiff_t first = 0;
+    for (int i = 0; i < sums.shards(); ++i) {
+      const std::ptrdiff_t count = task.processes.shards[i];
+      const Data<real> shard = at_samples(data, first, count);
+      sums.loss(i) = shard.total_weight(0, task.loss);
+      sums.labels(i) = shard.total_labels(0, task.loss);
+      first += count;
+    }
+    sums.clear_gradients();
+    if (sums.add(task.first_step) == CallbackResult::kAbort) return false;
+    task.weights.push_back(sums.loss(0));
+    task.label_counts.push_back(sums.labels(0));
+  }
+  largest.x = sums.largest(Task::kLargestXInSlot);
+  largest.z = sums.largest(Task::kLargestZInSlot);
+  return true;
+}
+
 }  // namespace
 
 template <class real>
@@ -190,7 +219,12 @@ TrainingEnd train(TrainingTask<real>& task) {
   clear(task.data);
   Tensors<const real*> tensors;
   std::copy(task.model.at.begin(), task.model.at.end(), tensors.begin());
-  task.exponents = choose_exponents(task.data, tensors, task.model.run, task.rank, task.runs);
+  Largest<real> largest(task.data, task.runs);
+  if (task.processes && !share(task, largest))
+    return {task.first_step, LastRow::kNone,
+            std::vector<StopReason>(task.runs, StopReason::kAborted)};
+  task.exponents =
+      choose_exponents(task.data, largest, tensors, task.model.run, task.rank, task.runs);
   prepare(task.data);
   for (Data<real>& test : task.tests) {
     clear(test);

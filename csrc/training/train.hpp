@@ -16,6 +16,7 @@
 #include "../problem/rescale.hpp"
 #include "batches.hpp"
 #include "descent.hpp"
+#include "processes.hpp"
 
 namespace mhfast {
 
@@ -95,8 +96,6 @@ struct Thresholds {
   }
 };
 
-enum class CallbackResult { kGoOn, kStop, kAbort };
-
 /// Tensors of all runs: run r's are `run` numbers further, 0 where all share one.
 template <class Pointer>
 struct OfRuns {
@@ -141,6 +140,20 @@ struct TrainingTask {
   std::function<CallbackResult(std::int64_t)> hook;  // at due steps and at the end
   std::function<CallbackResult(std::int64_t)> on_progress;  // from time to time
   int threads;
+  Processes processes;                        // in all of which steps are taken on all samples
+  std::vector<double> weights, label_counts;  // there, of all samples, by run
+
+  /// Numbers that processes add up at a step.
+  Sums sums() const {
+    std::ptrdiff_t gradient = 0;
+    for (int name = 0; name < kTensors; ++name)
+      if (wrt[name]) gradient += extent(TensorName(name), data.shape, rank).all();
+    return Sums(processes, gradient, kScalesInSlot + data.shape.H + 1);
+  }
+  /// In a slot the margin, or the largest numbers of the data, then those of
+  /// Engine::gathered_scale.
+  static constexpr std::ptrdiff_t kMarginInSlot = 0, kLargestXInSlot = 0, kLargestZInSlot = 1,
+                                  kScalesInSlot = 1;
 
   /// Steps between the first ones of epochs; new samples have no epochs, but records of all samples
   /// then cost as much relative to their steps.

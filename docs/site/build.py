@@ -29,6 +29,7 @@ MODULES = {
     "mhfast.interop.jax": "JAX",
     "mhfast.interop.sklearn": "scikit-learn",
     "mhfast.interop.loggers": "Experiment trackers",
+    "mhfast.interop.reduce": "Many machines",
     "mhfast.figures": "Figures",
     "mhfast.reference": "Specification in NumPy",
 }
@@ -36,7 +37,8 @@ MODULES = {
 SECTIONS = {
     "Start": ["install", "tutorial", "from_pytorch"],
     "Guide": [
-        "family", "rows", "losses", "training", "sweeps", "long_sequences", "dictionaries",
+        "family", "rows", "losses", "training", "sweeps", "many_machines", "long_sequences",
+        "dictionaries",
         "reproducibility", "saturation", "interop",
     ],
     "Theory": ["theory", "learner", "atlas/index"],

@@ -25,6 +25,7 @@ from .training.callbacks import Callback
 from .training.evaluate import evaluate
 from .training.flow import gradient_flow
 from .training.minimize import minimize
+from .training.reduction import Reduction
 from .training.run import Interrupted, Run
 from .training.streams import Stream
 from .training.train import train
@@ -39,6 +40,7 @@ __all__ = [
     "Interrupted",
     "Layer",
     "LowRank",
+    "Reduction",
     "Run",
     "Stream",
     "Sweep",

@@ -239,6 +239,12 @@ class TrainingResult:
 # The query token, -1 for none; then a name and settings, for one run or for each.
 CorePopulations: TypeAlias = tuple[int, Sequence[tuple[Any, ...]]]
 
+# A function of an array and a step to the sums over processes and whether training ends; the number
+# of this process, and of all; how much of an array is the function's; samples of each shard.
+CoreProcesses: TypeAlias = tuple[
+    Callable[[Float64, int], tuple[Float64, bool]], int, int, int, Sequence[int]
+]
+
 def train(
     *,
     samples: CoreData,
@@ -268,6 +274,7 @@ def train(
     hook_every: int,
     hook: Callable[[int], bool] | None,
     on_progress: Callable[[int], None] | None,
+    processes: CoreProcesses | None,
     threads: int,
 ) -> TrainingResult: ...
 

@@ -117,6 +117,17 @@ def side_by_side():
                 train(model, data, rule, projection, few, stop, calls, batch, fresh)
 
 
+def shards():
+    """Gradients of shards of different sizes, which a team leaves one after another."""
+    apart = mh.Reduction(lambda sums: sums, shards=(4 * n, 3 * n, n))
+    for kind, parameter, size in product(MODELS, PARAMETERS, (0.3, 40.0)):
+        model, data = draw(kind, parameter, np.float32, 8 * n, T, d, H, size=size)
+        mh.train(
+            model, data, steps=3, optimizer=mh.NormalizedGradientDescent(0.1), loss="squared",
+            record=("loss", "margin", "grad_norm"), reduce=apart,
+        )  # fmt: skip
+
+
 def new_samples():
     """Samples that members of a team draw themselves, for a team and for one thread alone."""
     for dtype, every, size in product((np.float32, np.float64), (1, 2), (4 * n, 5)):
@@ -160,6 +171,7 @@ def main() -> None:
             passes(*draw(mh.Classifier, "dense", np.float64, 13, 12, 21, 601))
         print(plan, "done", flush=True)
     side_by_side()
+    shards()
     new_samples()
     words()
     learner()

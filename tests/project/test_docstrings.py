@@ -18,6 +18,7 @@ import mhfast as mh
 
 MODULES = ["mhfast", "mhfast.data", "mhfast.theory", "mhfast.learner", "mhfast.interop.jax"]
 MODULES += ["mhfast.interop.torch", "mhfast.interop.sklearn", "mhfast.interop.loggers"]
+MODULES += ["mhfast.interop.reduce"]
 MODULES += ["mhfast.figures"]
 SECTIONS = ("Parameters", "Attributes", "Returns", "Yields", "Raises")
 

@@ -1,1 +1,1 @@
-"""mhfast in other libraries: `torch`, `jax` and `sklearn`, which must be imported explicitly."""
+"""mhfast in other libraries, in modules that must be imported explicitly."""

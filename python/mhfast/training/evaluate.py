@@ -19,6 +19,7 @@ from . import arguments, quantities
 from .arguments import Directions, Tests
 from .history import prepare
 from .quantities import Record
+from .reduction import Group, refuse_records
 from .run import fresh
 from .run_axis import spread
 from .session import Loop
@@ -84,11 +85,34 @@ def evaluate(
     >>> round(mh.evaluate(model, data)["loss"], 6)
     0.693147
     """
+    return evaluate_together(
+        None, model, X, y, record=record, loss=loss, wrt=wrt, test=test, directions=directions,
+        start=start, num_threads=num_threads,
+    )  # fmt: skip
+
+
+def evaluate_together(
+    group: Group | None,
+    model: Model,
+    X: npt.ArrayLike | Dataset,
+    y: npt.ArrayLike | None = None,
+    *,
+    record: Record,
+    loss: Loss | None,
+    wrt: Wrt,
+    test: Tests | None,
+    directions: Directions | None,
+    start: Model | None = None,
+    num_threads: int | None = None,
+) -> dict[str, Any]:
+    """Do `evaluate` on the samples of all processes of a group, if there is one."""
     rule = GradientDescent(0.0)
     run = fresh(model, rule)
     data = arguments.dataset(X, y, model)
     tests = arguments.tests(test, model)
     entries = quantities.parse(record, tuple(model.parameters), tuple(tests))
+    if group is not None:
+        refuse_records(entries)
     run = replace(
         run,
         loss=run.loss if loss is None else checked_loss(model, loss, data.y),
@@ -100,7 +124,7 @@ def evaluate(
     given = arguments.directions(directions, run.model, problem.runs)
     named, functions = prepare(entries, run.model, data, problem.data, tuple(given), {}, 0, 0)
     stopped = np.full(run.runs or 1, -1, np.int64)
-    loop = Loop(run, named, functions, None, None, None, stopped)
+    loop = Loop(run, named, functions, None, None, None, stopped, group=group, samples=data.n)
     settings = core_settings(rule, 0, run.runs, np.zeros(len(stopped), np.int64))
     end = loop.run_core(
         problem, run.start, settings, 0, [arguments.core_record(rows, data) for rows in named],

@@ -21,6 +21,7 @@ from .batches import ORDERS, Batches
 from .callbacks import Callback, Calls
 from .history import FunctionRows, NamedRows, joined
 from .quantities import count_due
+from .reduction import Group, Numbers, shard_sizes
 from .run import Run
 from .streams import Draws
 from .subspace import Subspace
@@ -56,7 +57,11 @@ class Loop:
     reasons : int64 array (max(R, 1),)
         Why each run was frozen, a `StopReason` of the core, which overwrites it.
     ended_by : str
-        Which function ended training, if one did.
+        Which function ended training, if one did, in any process.
+    group : Group or None
+        The processes that train together.
+    samples : int
+        n, of this process, where there is a group.
     """
 
     run: Run
@@ -70,6 +75,8 @@ class Loop:
     state: tuple[Slots | None, ...] = field(init=False)
     reasons: npt.NDArray[np.int64] = field(init=False)
     ended_by: str = ""
+    group: Group | None = None
+    samples: int = 0
 
     def __post_init__(self) -> None:
         run = self.run
@@ -130,6 +137,11 @@ class Loop:
         run, every = self.run, self.every()
         batches = run.batches or _UNUSED
         size = 0 if run.batches is None else batches.size  # 0: steps on all samples
+        group = self.group
+        processes = None
+        if group is not None:
+            shards = shard_sizes(group.reduction, self.samples)
+            processes = (self.add, group.rank, group.size, group.head, shards)
         return _core.train(
             samples=problem.data, parameters=self.parameters, runs=run.runs or 0,
             scale=run.model.scale, causal=problem.causal, row_map=run.model._core.row_map,
@@ -141,8 +153,16 @@ class Loop:
             tests=[test.data for test in tests],
             directions=directions, thresholds=thresholds, stopped=self.stopped,
             reasons=self.reasons, hook_every=every or 1,
-            hook=self.at if every else None, on_progress=tick, threads=threads,
+            hook=self.at if every else None, on_progress=tick,
+            processes=processes, threads=threads,
         )  # fmt: skip
+
+    def add(self, numbers: Numbers, k: int) -> tuple[Numbers, bool]:
+        """Return sums over all processes at θ_k; true ends training."""
+        assert self.group is not None
+        sums, ended_by = self.group.add(numbers, k, self.ended_by)
+        self.ended_by = self.ended_by or ended_by
+        return sums, bool(ended_by)
 
     def at(self, k: int) -> bool:
         """Do everything that is due at θ_k; true ends training."""

@@ -25,10 +25,11 @@ from .arguments import Directions, Tests
 from .batches import Order, Size
 from .batches import Seed as BatchSeed
 from .callbacks import prepared
-from .evaluate import evaluate
+from .evaluate import evaluate_together
 from .history import of_subspace, prepare
 from .progress import progress_bar
 from .quantities import Record
+from .reduction import Function, Reduction, joined, refuse_batches, refuse_records
 from .run import Interrupted, Run, Stop, fresh
 from .run_axis import settled_steps, spread
 from .segments import Segment, extended, fingerprint
@@ -59,6 +60,7 @@ def train(
     callback: Callbacks | None = None,
     stop: Stop | None = None,
     checkpoint: tuple[str | os.PathLike[str], int] | None = None,
+    reduce: Function | Reduction | None = None,
     progress: bool = False,
     num_threads: int | None = None,
 ) -> Run[M]:
@@ -143,6 +145,12 @@ def train(
     checkpoint : (path, int)
         A file and a period in steps: save the run so far with that period, and at the end.
         `Run.load` reads the file.
+    reduce : function (sums) -> array, or `Reduction`
+        Train together with other processes, each of which has some of the samples and calls this
+        function with ``mhfast.train``: it adds up numbers over all processes, once a step, and
+        `mhfast.interop.reduce` has one for torch.distributed, mpi4py and dask. All processes get
+        the same model and records, those of all samples together. Steps are on all samples; test
+        sets and ``checkpoint`` are each process's own.
     progress : bool
         Show a progress bar on stderr (that of tqdm if it is installed).
     num_threads : int, optional
@@ -157,7 +165,10 @@ def train(
     TypeError
         If an argument is of the wrong kind or dtype.
     ValueError
-        If a shape, a name or a number does not fit, or the records would take too much memory.
+        If a shape, a name or a number does not fit, the records would take too much memory, or
+        processes have different settings.
+    RuntimeError
+        If ``reduce`` fails, or another process does.
     Interrupted
         After Ctrl-C. It is a KeyboardInterrupt whose ``.run`` holds the run so far. Any other
         exception, such as one from the callback, gets an attribute ``run`` too.
@@ -187,85 +198,101 @@ def train(
     >>> mh.train(run, data, until=50).step
     50
     """
-    run: Run[M] = model if isinstance(model, Run) else fresh(model, arguments.optimizer(optimizer))
-    first, last = run.step, arguments.last_step(run.step, steps, until)
-    data = arguments.dataset(X, y, run.model)
-    every = None if stream is None else as_stream(stream).every
-    batches = batching.chosen(batch, order, seed, run.batches, data.n, every)
-    if record is None and batches is not None and not isinstance(model, Run):
-        record = {"loss": batches.epoch(data.n)}
-    tests = arguments.tests(test, run.model)
-    record = arguments.restored(run.record if record is None else record)
-    entries = recording.parse(record, tuple(run.model.parameters), tuple(tests))
-    run = replace(
-        run,
-        **_new_optimizer(run, optimizer),
-        loss=run.loss if loss is None else _core_arguments.loss(run.model, loss, data.y),
-        wrt=run.wrt if wrt is None else arguments.wrt(run.model, wrt),
-        stop=arguments.stop(run.stop if stop is None else stop),
-        record={entry.function or entry.key: entry.every for entry in entries},
-        batches=batches,
-    )
-    if run.state and not run.state.keys() & set(run.wrt):  # nothing that trains now has moments
-        run = replace(run, state={}, since=_here(run))
-    rule = arguments.optimizer(run.optimizer)  # that of a solver is none
-    arguments.settings_of_parameters(rule, run.model)
-    _core_arguments.differentiable(run.model, _core_arguments.bits(run.wrt))
-    problem, test_problems = arguments.problems(run, data, tests, stream is None)
-    drawn, axis = draws(stream, run, problem.runs, problem)
-    problem = problem._replace(runs=axis)
-    run = spread(run, problem.runs.length)
-    frozen = arguments.frozen(run, released=stop is not None)
-    segments = run.segments
-    if last > first:
-        now = Segment(first, rule, run.loss, run.wrt, fingerprint(data), batches)
-        segments = extended(segments, now)
-    run = replace(run, since=arguments.since(run, frozen), segments=segments)
-    since = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
-    settings = core_settings(rule, last, run.runs, since, run.wrt)
-    sides = arguments.directions(directions, run.model, problem.runs)
-    whole = partial(
-        evaluate, X=data, loss=run.loss, wrt=run.wrt, test=tests, directions=directions,
-        num_threads=num_threads,
-    )  # fmt: skip
-    calls = prepared(callback, lambda at, what: whole(at, record=what, start=run.start), run.record)
-    named, functions = prepare(
-        entries, run.model, data, problem.data, tuple(sides), run.history, first, last
-    )
-    # New samples lie outside of the span of those that are there.
-    inside = enter(run, problem) if last > first and drawn is None else None
-    start: Model = run.start
-    if inside is not None:
-        sees_tests = bool(tests) and inside.holds(start)
-        test_problems = [inside.problem(test) for test in test_problems] if sees_tests else []
-        named, others = of_subspace(named, inside, start, run.history, whole, sees_tests)
-        functions += others
-        start, problem, sides = inside.start, inside.problem(problem), {}
-    loop = Loop(
-        run, named, functions, calls, arguments.checkpoint(checkpoint), inside, frozen,
-    )  # fmt: skip
-    end = None
-    with progress_bar(first, last) if progress else nullcontext() as tick:
-        try:
-            end = loop.run_core(
-                problem, start, settings, last,
-                [arguments.core_record(rows, data) for rows in named],
-                test_problems, list(sides.values()), arguments.thresholds(run.stop), tick,
-                config.threads(num_threads), drawn,
-            )  # fmt: skip
-            if end.error is not None:
-                raise end.error
-            if tick is not None:
-                tick(end.reached)
-            ended = cast("Run[M]", loop.finish(end))
-        except KeyboardInterrupt:
-            raise Interrupted(_rescued(loop, end, "interrupted")) from None
-        except Exception as error:
-            if end is not None:
-                arguments.carry(error, _rescued(loop, end, "exception"))
-            raise
-    arguments.warn_of_nonfinite(ended, first, data)
-    return ended
+    with joined(reduce) as group:
+        run: Run[M] = (
+            model if isinstance(model, Run) else fresh(model, arguments.optimizer(optimizer))
+        )
+        first, last = run.step, arguments.last_step(run.step, steps, until)
+        data = arguments.dataset(X, y, run.model)
+        every = None if stream is None else as_stream(stream).every
+        batches = batching.chosen(batch, order, seed, run.batches, data.n, every)
+        if record is None and batches is not None and not isinstance(model, Run):
+            record = {"loss": batches.epoch(data.n)}
+        tests = arguments.tests(test, run.model)
+        record = arguments.restored(run.record if record is None else record)
+        entries = recording.parse(record, tuple(run.model.parameters), tuple(tests))
+        if group is not None:
+            refuse_batches(batches)
+            refuse_records(entries)
+        run = replace(
+            run,
+            **_new_optimizer(run, optimizer),
+            loss=run.loss if loss is None else _core_arguments.loss(run.model, loss, data.y),
+            wrt=run.wrt if wrt is None else arguments.wrt(run.model, wrt),
+            stop=arguments.stop(run.stop if stop is None else stop),
+            record={entry.function or entry.key: entry.every for entry in entries},
+            batches=batches,
+        )
+        # Nothing that trains now has moments.
+        if run.state and not run.state.keys() & set(run.wrt):
+            run = replace(run, state={}, since=_here(run))
+        rule = arguments.optimizer(run.optimizer)  # that of a solver is none
+        arguments.settings_of_parameters(rule, run.model)
+        _core_arguments.differentiable(run.model, _core_arguments.bits(run.wrt))
+        problem, test_problems = arguments.problems(run, data, tests, stream is None)
+        drawn, axis = draws(stream, run, problem.runs, problem)
+        problem = problem._replace(runs=axis)
+        run = spread(run, problem.runs.length)
+        frozen = arguments.frozen(run, released=stop is not None)
+        run = replace(run, since=arguments.since(run, frozen))
+        since = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
+        settings = core_settings(rule, last, run.runs, since, run.wrt)
+        sides = arguments.directions(directions, run.model, problem.runs)
+        whole = partial(
+            evaluate_together, group, X=data, loss=run.loss, wrt=run.wrt, test=tests,
+            directions=directions, num_threads=num_threads,
+        )  # fmt: skip
+        calls = prepared(
+            callback, lambda at, what: whole(at, record=what, start=run.start), run.record
+        )
+        samples = fingerprint(data) if last > first or group is not None else ""
+        if group is not None:
+            samples = group.meet(run, last, frozen, calls, problem, samples)
+        if last > first:
+            now = Segment(first, rule, run.loss, run.wrt, samples, batches)
+            run = replace(run, segments=extended(run.segments, now))
+        named, functions = prepare(
+            entries, run.model, data, problem.data, tuple(sides), run.history, first, last
+        )
+        # New samples lie outside of the span of those that are there.
+        # So may those of another process.
+        alone = drawn is None and group is None
+        inside = enter(run, problem) if last > first and alone else None
+        start: Model = run.start
+        if inside is not None:
+            sees_tests = bool(tests) and inside.holds(start)
+            test_problems = [inside.problem(test) for test in test_problems] if sees_tests else []
+            named, others = of_subspace(named, inside, start, run.history, whole, sees_tests)
+            functions += others
+            start, problem, sides = inside.start, inside.problem(problem), {}
+        loop = Loop(
+            run, named, functions, calls, arguments.checkpoint(checkpoint), inside, frozen,
+            group=group, samples=data.n,
+        )  # fmt: skip
+        end = None
+        with progress_bar(first, last) if progress else nullcontext() as tick:
+            try:
+                end = loop.run_core(
+                    problem, start, settings, last,
+                    [arguments.core_record(rows, data) for rows in named],
+                    test_problems, list(sides.values()), arguments.thresholds(run.stop), tick,
+                    config.threads(num_threads), drawn,
+                )  # fmt: skip
+                if end.error is not None:
+                    raise end.error
+                if tick is not None:
+                    tick(end.reached)
+                ended = cast("Run[M]", loop.finish(end))
+                if group is not None:
+                    group.close()
+            except KeyboardInterrupt:
+                raise Interrupted(_rescued(loop, end, "interrupted")) from None
+            except Exception as error:
+                if end is not None:
+                    arguments.carry(error, _rescued(loop, end, "exception"))
+                raise
+        arguments.warn_of_nonfinite(ended, first, data)
+        return ended
 
 
 def _new_optimizer(run: Run[M], optimizer: Optimizer | None) -> dict[str, Any]:
