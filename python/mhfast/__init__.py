@@ -15,7 +15,7 @@ from .config import num_threads, set_num_threads, show_config
 from .dataset.dataset import Dataset, as_dataset
 from .gradients import Gradients, backward, dot, hvp, norm, value_and_grad
 from .learner import learn_layer, learn_layer_by_queries
-from .models import Classifier, Layer, LowRank, explain, stack
+from .models import Classifier, Layer, LowRank, Stack, explain, stack
 from .optimizers import rules as _rules
 from .optimizers.rules import *  # noqa: F403  # every optimizer
 from .sweeps.sweep import SweepInterrupted, sweep
@@ -39,6 +39,7 @@ __all__ = [
     "Layer",
     "LowRank",
     "Run",
+    "Stack",
     "Stream",
     "Sweep",
     "SweepInterrupted",

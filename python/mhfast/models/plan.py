@@ -30,6 +30,8 @@ def explain(
 
     Raises
     ------
+    TypeError
+        If it is not a Classifier or a Layer.
     ValueError
         If the shape does not fit the model, or run axes differ.
 
@@ -40,6 +42,8 @@ def explain(
     >>> mh.explain(model, (20, 5, 9))["plan"] in ("samples", "hybrid", "rows", "tiles")
     True
     """
+    if not isinstance(model, Model):
+        raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
     query = X.query if isinstance(X, Dataset) else None
     shape = X if isinstance(X, tuple) else np.shape(X.X if isinstance(X, Dataset) else X)
     side_by_side = model._core.runs
