@@ -35,7 +35,7 @@ MODULES = {
 SECTIONS = {
     "Start": ["install", "tutorial", "from_pytorch"],
     "Guide": [
-        "family", "rows", "losses", "training", "sweeps", "long_sequences", "reproducibility",
+        "family", "stacks", "rows", "losses", "training", "sweeps", "long_sequences", "reproducibility",
         "saturation", "interop",
     ],
     "Theory": ["theory", "learner", "atlas/index"],
