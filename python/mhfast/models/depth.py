@@ -84,6 +84,10 @@ class Stack:
     >>> x = np.concatenate([X, first(X)], axis=-1)
     >>> bool((stack(X) == last(x)).all())
     True
+    >>> stack.depth, stack.dim, stack.out_dim, stack.dtype.name, stack.runs
+    (2, 6, 4, 'float64', None)
+    >>> list(stack.parameters)
+    ['0.W', '0.V', '1.W', '1.V']
     """
 
     losses: ClassVar[tuple[str, ...]] = Layer.losses
@@ -197,6 +201,13 @@ class Stack:
         -------
         tuple of L + 1 arrays (n, T, d_l)
 
+        Raises
+        ------
+        TypeError
+            If an argument is of the wrong kind or dtype.
+        ValueError
+            If a shape or a value does not fit.
+
         Examples
         --------
         >>> import numpy as np
@@ -230,6 +241,13 @@ class Stack:
         -------
         tuple of L arrays (n, H_l, q, T)
             Of the model's dtype; as those of a `Layer` that is given x_l.
+
+        Raises
+        ------
+        TypeError
+            If an argument is of the wrong kind or dtype.
+        ValueError
+            If a shape or a value does not fit.
 
         Examples
         --------
@@ -277,12 +295,20 @@ class Stack:
         -------
         float
 
+        Raises
+        ------
+        TypeError
+            If an argument is of the wrong kind or dtype.
+        ValueError
+            If a shape or a value does not fit.
+
         Examples
         --------
         >>> import numpy as np
         >>> import mhfast as mh
         >>> stack = mh.Stack([mh.Layer.zeros(1, 4, 4)] * 2)
-        >>> stack.loss(np.ones((20, 5, 4)), np.zeros((20, 5), int), loss="cross_entropy").round(6)
+        >>> value = stack.loss(np.ones((20, 5, 4)), np.zeros((20, 5), int), loss="cross_entropy")
+        >>> round(value, 6)  # log 4
         1.386294
         """
         end, name = self._end(X, y, loss, weight, lengths, num_threads)
@@ -312,6 +338,13 @@ class Stack:
         Returns
         -------
         float
+
+        Raises
+        ------
+        TypeError
+            If an argument is of the wrong kind or dtype.
+        ValueError
+            If a shape or a value does not fit.
 
         Examples
         --------
