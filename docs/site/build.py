@@ -35,8 +35,8 @@ MODULES = {
 SECTIONS = {
     "Start": ["install", "tutorial", "from_pytorch"],
     "Guide": [
-        "family", "stacks", "rows", "losses", "training", "sweeps", "long_sequences", "reproducibility",
-        "saturation", "interop",
+        "family", "stacks", "rows", "losses", "training", "sweeps", "long_sequences",
+        "reproducibility", "saturation", "interop",
     ],
     "Theory": ["theory", "learner", "atlas/index"],
     "Examples": ["gallery/index"],
