@@ -10,7 +10,9 @@ import pytest
 from trainings import OPTIMIZERS, PROJECTIONS
 
 import mhfast as mh
+from mhfast import _core
 from mhfast.models.depth import with_arrays
+from mhfast.optimizers import core_settings
 from mhfast.reference.normalized import norm
 from mhfast.reference.optimizers import STEPS, At
 
@@ -348,3 +350,60 @@ def test_what_a_stack_does_not_have_is_refused():
     zero = replace(data, weight=np.r_[np.ones(1), np.zeros(SAMPLES - 1)])
     with pytest.raises(ValueError, match="batch: expected a sample of weight above 0"):
         mh.train(model, zero, **(given | {"steps": 9}), batch=2)
+
+
+@pytest.mark.parametrize("attention", ["linear", "relu", "sigmoid", "softmax1"])
+def test_factored_layers_and_other_row_maps_train_and_are_saved(tmp_path, attention):
+    given = {"std": 0.4, "causal": True, "attention": attention}
+    first = mh.Layer.gaussian(FIRST, DIM, 3, seed=0, rank=2, scale=2.0, **given)
+    second = mh.Layer.gaussian(SECOND, DIM + 3, OUT, seed=1, rank=4, tied=True, query=-1, **given)
+    model = mh.Stack([first, second], residual=("concatenate", False))
+    X, y = classes().X, classes().y[:, :1]
+    run = mh.train(model, X, y, steps=1, optimizer=mh.GradientDescent(0.1), loss="cross_entropy")
+    assert run.wrt == ("0.Q", "0.K", "0.V", "1.Q", "1.V")
+    _, g = mh.reference.stack_value_and_grad(model, X, y, loss="cross_entropy")
+    for name, array in run.model.parameters.items():
+        expected = model.parameters[name] - 0.1 * g[name]
+        np.testing.assert_allclose(array, expected, rtol=1e-10, atol=1e-12)
+    run.save(tmp_path / "run.npz")
+    loaded = mh.Run.load(tmp_path / "run.npz")
+    assert loaded == run
+    assert loaded.model.layers[0].scale == 2.0
+    assert loaded.model.layers[1].query == -1
+    assert str(loaded.model.layers[1].attention) == attention
+
+
+def test_hard_attention_trains_what_has_a_derivative():
+    layers = [layer.replace(attention="hardmax") for layer in stack().layers]
+    model = mh.Stack(layers[1:], residual=False)
+    X = np.random.default_rng(0).standard_normal((SAMPLES, TOKENS, DIM + 3))
+    given = {"steps": 1, "optimizer": mh.GradientDescent(0.1), "loss": "cross_entropy"}
+    run = mh.train(model, X, classes().y, wrt="V", **given)
+    assert (run.model.layers[0].V != layers[1].V).any()
+    with pytest.raises(ValueError, match="'hardmax' has no derivative by the logits"):
+        mh.train(model, X, classes().y, **given)
+
+
+def test_progress_is_shown(capsys):
+    given = {"optimizer": mh.GradientDescent(0.1), "loss": "cross_entropy"}
+    mh.train(stack(), classes(), steps=5, progress=True, **given)
+    assert "5" in capsys.readouterr().err
+
+
+def test_the_step_of_the_core_checks_what_it_is_given():
+    optimizer = core_settings(mh.Adam(0.1), 1, None, np.zeros(1, np.int64))
+    theta = np.ones((2, 3, 4))
+
+    def refused(kind, message, **changes):
+        given = {"names": [0], "parameters": [theta.copy()], "gradients": [theta.copy()],
+                 "state": [(theta.copy(), theta.copy())], "step": 0, "loss": 1.0}  # fmt: skip
+        with pytest.raises(kind, match=message):
+            _core.step(optimizer, **(given | changes))
+
+    refused(ValueError, "names: expected one for each", names=[])
+    refused(ValueError, "names: expected one for each", gradients=[])
+    refused(ValueError, "names: expected parameters that have heads", names=[5])
+    refused(ValueError, "state: expected 2 arrays of each", state=[(theta,)])
+    refused(ValueError, r"gradients: expected shape \(2, 3, 4\)", gradients=[theta[:1].copy()])
+    refused(TypeError, "gradients: expected an array of float64",
+            gradients=[theta.astype(np.float32)])  # fmt: skip

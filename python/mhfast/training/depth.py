@@ -163,7 +163,8 @@ class _Loop(Iterates[Stack]):
 
     def ended(self, reason: str) -> Run[Stack]:
         """Return the run up to θ_k, with the state of the optimizer."""
-        return replace(super().ended(reason), state=dict(self.state))
+        state = {name: slots for name, slots in self.state.items() if slots}
+        return replace(super().ended(reason), state=state)
 
     def _record(self, due: list[Entry]) -> None:
         found = of_stack(

@@ -67,7 +67,7 @@ class Run(Generic[ModelT_co]):
 
     Attributes
     ----------
-    model : Classifier or Layer
+    model : Classifier, Layer or Stack
         The parameters θ_k at the step reached. With R runs, those of a run that stopped earlier are
         from the step where it stopped.
     history : dict of arrays (rows, ...) or (R, rows, ...)
@@ -91,7 +91,7 @@ class Run(Generic[ModelT_co]):
     optimizer, loss, wrt, record, stop
         The settings, which are kept when the run is resumed unless they are given again. With
         `mhfast.minimize` or `mhfast.gradient_flow`, ``optimizer`` is the settings of the solver.
-    start : Classifier or Layer
+    start : Classifier, Layer or Stack
         The initial parameters θ_0, from which "distance" is measured.
     state : dict of tuples of arrays
         The state of `Momentum` (velocity) and `Adam` (moments), for each parameter in ``wrt``.
