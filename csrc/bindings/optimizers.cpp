@@ -119,6 +119,7 @@ void call_step(const OptimizerOfPython& optimizer, const std::vector<unsigned>& 
   with_type_of(parameters[0], [&](auto zero) {
     using real = decltype(zero);
     std::vector<Trained<real>> tensors;
+    tensors.reserve(count);
     for (std::size_t i = 0; i < count; ++i)
       tensors.push_back(read_tensor<real>(TensorName(names[i]), parameters[i], gradients[i],
                                           state[i].cast<py::tuple>(), settings.slots(),
