@@ -180,10 +180,10 @@ def draw_map(ax: Axes, weights: Array, title: str) -> None:
 
 
 EXPERIMENT = Experiment(
-    title="Two layers learn an induction head, one cannot",
+    title="Two layers learn an induction head, one does not",
     paper="Bietti, Cabannes, Bouchacourt, Jegou, Bottou, Birth of a Transformer: A Memory "
     "Viewpoint, NeurIPS 2023; for one layer: Sanford, Hsu, Telgarsky, One-layer transformers fail "
-    "to solve the induction heads task, 2024; for layers that are put beside each other: Nichani, "
+    "to solve the induction heads task, 2024; for rows that are put beside the tokens: Nichani, "
     "Damian, Lee, How Transformers Learn Causal Structure with Gradient Descent, ICML 2024",
     says="On sequences in which trigger tokens are followed by a token that is drawn anew for each "
     "sequence, transformers of two layers learn an induction head: the first layer attends to the "
@@ -199,8 +199,7 @@ EXPERIMENT = Experiment(
     "entropy with 64 new sequences a step. The loss counts only rows whose answer is "
     "determined: a trigger that was there before. The factor 4 of the logits of the first "
     "layer is ours, too: it makes its weights sharp in as few steps as those of the "
-    "second; with 8 some starts lock its weights before they point to the token before. "
-    "Single layers are trained whole on the same sequences. 1000 held-out sequences, "
-    "three starts. Maps: one of them; gray rows have no answer.",
+    "second. Single layers are trained whole on the same sequences. 1000 held-out "
+    "sequences, three starts. Maps: one of them; gray rows have no answer.",
     run=run,
 )
