@@ -10,10 +10,9 @@ import argparse
 
 import numpy as np
 from matplotlib import colormaps, rc_context
-from matplotlib.figure import Figure
 
 import mhfast as mh
-from mhfast._demo.figure import STYLE
+from mhfast import figures
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--heads", type=int, nargs="+", default=[1, 2, 3, 4])
@@ -44,36 +43,50 @@ def deviation(n, heads, seed):
 
 
 shades = colormaps["viridis"](np.linspace(0, 0.9, len(arguments.heads)))
-needed = {}
+needed, tried = {}, {}
+limit = np.sqrt(1.0 - 0.95**2)  # the sine at a hull cosine of .95
 print(f"d = {arguments.dim}, T = {arguments.tokens}, {arguments.seeds} seeds: how many come near")
-with rc_context(STYLE):
-    figure = Figure(figsize=(8.0, 3.0), layout="constrained", dpi=120)
+for heads in arguments.heads:
+    n, tried[heads] = arguments.first, {}
+    while n <= arguments.last:
+        found = [deviation(n, heads, seed) for seed in range(arguments.seeds)]
+        tried[heads][n] = found
+        near = np.count_nonzero(np.array(found) <= (0.05 if heads == 1 else limit))
+        print(
+            f"H = {heads}  n = {n:9,d}  near {near}  deviation {np.median(found):.3f}", flush=True
+        )
+        if 2 * near > arguments.seeds:
+            needed[heads] = n
+            break
+        n *= 2
+told = {
+    heads: f"{needed[heads]:,}" if heads in needed else f"more than {arguments.last:,}"
+    for heads in arguments.heads
+}
+with rc_context(figures.STYLE):
+    figure = figures.titled(
+        "Each further head needs several times as many examples: "
+        + ", ".join(f"{count} with {heads}" for heads, count in told.items()),
+        3.2,
+    )
     left, right = figure.subplots(1, 2)
-    for heads, shade in zip(arguments.heads, shades, strict=True):
-        limit = 0.05 if heads == 1 else np.sqrt(1.0 - 0.95**2)
-        n, tried = arguments.first, {}
-        while n <= arguments.last:
-            tried[n] = [deviation(n, heads, seed) for seed in range(arguments.seeds)]
-            near = np.count_nonzero(np.array(tried[n]) <= limit)
-            median = np.median(tried[n])
-            print(f"H = {heads}  n = {n:9,d}  near {near}  deviation {median:.3f}", flush=True)
-            if 2 * near > arguments.seeds:
-                needed[heads] = n
-                break
-            n *= 2
-        counts, values = np.array(list(tried)), np.array(list(tried.values()))
-        left.plot(counts, np.median(values, axis=1), color=shade, label=f"H = {heads}")
+    for (heads, results), shade in zip(tried.items(), shades, strict=True):
+        counts, values = np.array(list(results)), np.array(list(results.values()))
+        left.plot(counts, np.median(values, axis=1), color=shade)
         left.plot(counts, values, ".", color=shade)
+        left.annotate(f"H = {heads}", (counts[-1], np.median(values[-1])), xytext=(0, -7),
+                      textcoords="offset points", ha="center", va="top", color=shade,
+                      fontsize=8)  # fmt: skip
         right.plot(heads, counts[-1], "o" if heads in needed else "^", color=shade)
+        right.annotate(told[heads], (heads, counts[-1]), xytext=(0, 7), ha="center",
+                       textcoords="offset points", color=shade, fontsize=8)  # fmt: skip
     right.plot(list(needed), list(needed.values()), color="gray", zorder=0, linewidth=0.8)
-    left.axhline(np.sqrt(1.0 - 0.95**2), color="gray", linestyle=":", label="hull cosine .95")
+    left.axhline(limit, color="gray", linestyle=":", label="near: hull\ncosine .95")
     left.set(xscale="log", yscale="log", xlabel="examples n", ylabel="sine of the hull's angle")
-    left.legend()
-    if len(needed) < len(arguments.heads):
-        right.plot([], [], "k^", label="more than that")
-        right.legend(loc="upper left")
+    left.margins(x=0.12, y=0.1)
     right.set(yscale="log", xlabel="heads H", ylabel="examples needed", xticks=arguments.heads)
+    right.margins(0.15)
+    figures.name_lines(left)
     figure.savefig(arguments.output)
 for heads in arguments.heads:
-    told = f"{needed[heads]:,}" if heads in needed else f"more than {arguments.last:,}"
-    print(f"H = {heads} needs {told}")
+    print(f"H = {heads} needs {told[heads]}")

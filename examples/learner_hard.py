@@ -11,10 +11,10 @@ import argparse
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 import mhfast as mh
-from mhfast._demo.figure import BLUE, ORANGE, STYLE
+from mhfast import figures
+from mhfast.figures import BLUE, ORANGE
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--n", type=int, default=100_000, help="examples")
@@ -48,31 +48,45 @@ def learn(kind, heads, dim, seed):
 
 
 verdicts = []
+found, medians = {}, {}
 print(f"{arguments.n:,} examples, medians of {arguments.seeds} seeds")
 print("layer   H   d       gap  net residual  held-out  learnt")
-with rc_context(STYLE):
-    figure = Figure(figsize=(9.0, 2.8), layout="constrained", dpi=120)
+for kind in ("parity", "random"):
+    medians[kind] = []
+    for heads, dim in SIZES:
+        every = [learn(kind, heads, dim, seed) for seed in range(arguments.seeds)]
+        found[kind, heads] = np.array([one for one in every if one is not None])
+        if len(found[kind, heads]) == 0:
+            print(f"{kind:6} {heads:2d} {dim:3d}  the phases ended early in every seed")
+            continue
+        medians[kind].append([heads, *np.median(found[kind, heads], axis=0)[:3]])
+        print(f"{kind:6} {heads:2d} {dim:3d}", end=" ")
+        print("{:9.3g} {:13.2g} {:9.2g}".format(*medians[kind][-1][1:]), end=" ")
+        learnt = int(found[kind, heads][:, 3].sum())
+        print(f"{learnt} of {arguments.seeds}".rjust(7), flush=True)
+
+learnt = dict.fromkeys(medians, 0)
+for (kind, _), values in found.items():
+    learnt[kind] += int(values[:, 3].sum()) if len(values) else 0
+with rc_context(figures.STYLE):
+    figure = figures.titled(
+        "Layers that compute a parity are hard, and the verdict says so: "
+        f"{learnt['parity']} of {len(SIZES) * arguments.seeds} are called learnt,\n"
+        f"of random layers of the same sizes {learnt['random']}",
+        3.1,
+    )
     axes = figure.subplots(1, 3)
     for kind, colour in (("parity", ORANGE), ("random", BLUE)):
-        medians = []
-        for heads, dim in SIZES:
-            every = [learn(kind, heads, dim, seed) for seed in range(arguments.seeds)]
-            found = np.array([one for one in every if one is not None])
-            if len(found) == 0:
-                print(f"{kind:6} {heads:2d} {dim:3d}  the phases ended early in every seed")
-                continue
-            medians.append([heads, *np.median(found, axis=0)[:3]])
-            print(f"{kind:6} {heads:2d} {dim:3d}", end=" ")
-            print("{:9.3g} {:13.2g} {:9.2g}".format(*medians[-1][1:]), end=" ")
-            print(f"{int(found[:, 3].sum())} of {arguments.seeds}".rjust(7), flush=True)
-            for ax, values in zip(axes, found.T, strict=False):
+        for heads, _ in SIZES:
+            for ax, values in zip(axes, found[kind, heads].T, strict=False):
                 ax.plot([heads] * len(values), values, ".", color=colour)
-        for ax, values in zip(axes, np.array(medians).T[1:], strict=False):
-            ax.plot(np.array(medians).T[0], values, color=colour, label=kind)
+        for ax, values in zip(axes, np.array(medians[kind]).T[1:], strict=False):
+            ax.plot(np.array(medians[kind]).T[0], values, color=colour, label=kind)
     titles = ("eigen-gap", "residual of the net", "held-out residual")
     for ax, title in zip(axes, titles, strict=True):
         ax.set(title=title, yscale="log", xlabel="heads H", xticks=[heads for heads, _ in SIZES])
-    axes[0].legend()
+        ax.set_xlim(SIZES[0][0] - 0.3, SIZES[-1][0] + 0.3)
+        figures.name_lines(ax)
     axes[2].axhline(1e-8, color="gray", linestyle=":")
     axes[2].text(SIZES[0][0], 1e-8, "learnt below", va="bottom", fontsize=8, color="gray")
     figure.savefig(arguments.output)

@@ -10,11 +10,10 @@ truth; lines are medians, dots seeds.
 import argparse
 
 import numpy as np
-from matplotlib import colormaps, rc_context
-from matplotlib.figure import Figure
+from matplotlib import rc_context
 
 import mhfast as mh
-from mhfast._demo.figure import STYLE
+from mhfast import figures
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--seeds", type=int, default=3)
@@ -72,32 +71,43 @@ def learn(size, seed):
     return [*filled, cosines + [0.0] * (2 - len(cosines))]
 
 
-shades = colormaps["viridis"](np.linspace(0, 0.9, len(SIZES)))
+COLOURS = {1: figures.GREEN, 2: figures.BLUE, 3: figures.ORANGE}  # of H
+found = []
 print(f"medians of {arguments.seeds} seeds: relative errors, and the hull cosine")
 print("                    error of the sum, after    off the hull     hull cosine      parameters")
 print(f"{'H':>2}{'d':>4}{'T':>3}{'examples':>10}", end="")
 print("{:>10}{:>9}{:>9}{:>10}{:>9}{:>8}{:>7}{:>10}{:>9}".format(*"134", *"24", *"24", 6, "refined"))
-with rc_context(STYLE):
-    figure = Figure(figsize=(9.6, 3.0), layout="constrained", dpi=120)
+for size in SIZES:
+    seeds = [learn(size, seed) for seed in range(arguments.seeds)]
+    *errors, cosines = (np.array(column) for column in zip(*seeds, strict=True))
+    found.append(errors)
+    row = [np.median(values, axis=0) for values in (*errors, cosines)]
+    print("{:2d} {:3d} {:2d} {:9,d}".format(*size), end="  ")
+    print(" ".join(f"{value:8.2g}" for value in row[0]), end="  ")
+    print(" ".join(f"{value:8.2g}" for value in row[1]), end="  ")
+    print(" ".join(f"{value:6.3f}" for value in row[3]), end="  ")
+    print(" ".join(f"{value:8.2g}" for value in row[2]), flush=True)
+
+last = np.array([np.median(parameters, axis=0) for _, _, parameters in found])
+with rc_context(figures.STYLE):
+    figure = figures.titled(
+        f"Each phase brings the layer nearer: parameters are off by {last[:, 0].min():.1g} to "
+        f"{last[:, 0].max():.1g} after the last,\n"
+        f"by at most {last[:, 1].max():.0e} after refinement",
+        3.4,
+    )
     axes = figure.subplots(1, 3, width_ratios=[3, 2, 2])
-    for size, shade in zip(SIZES, shades, strict=True):
-        seeds = [learn(size, seed) for seed in range(arguments.seeds)]
-        *errors, cosines = (np.array(column) for column in zip(*seeds, strict=True))
+    for (heads, dim, tokens, _), errors in zip(SIZES, found, strict=True):
         for ax, values in zip(axes, errors, strict=True):
             x = np.arange(values.shape[1])
-            label = "({},{},{})".format(*size)
-            ax.plot(x, np.median(values, axis=0), color=shade, label=label)
-            ax.plot(x, values.T, ".", color=shade)
-        row = [np.median(values, axis=0) for values in (*errors, cosines)]
-        print("{:2d} {:3d} {:2d} {:9,d}".format(*size), end="  ")
-        print(" ".join(f"{value:8.2g}" for value in row[0]), end="  ")
-        print(" ".join(f"{value:8.2g}" for value in row[1]), end="  ")
-        print(" ".join(f"{value:6.3f}" for value in row[3]), end="  ")
-        print(" ".join(f"{value:8.2g}" for value in row[2]), flush=True)
+            label = f"H = {heads}\nd = {dim}, T = {tokens}"
+            ax.plot(x, np.median(values, axis=0), color=COLOURS[heads], label=label)
+            ax.plot(x, values.T, ".", color=COLOURS[heads])
     for ax, (title, names) in zip(axes, PANELS.items(), strict=True):
-        ax.set(title=title, yscale="log", xlim=(-0.25, len(names) - 0.75))
+        ax.set(title=title, yscale="log", xlim=(-0.25, len(names) - 0.9))
         ax.set_xticks(range(len(names)), names)
-    axes[0].set(ylabel="relative error", xlabel="after phase")
-    axes[1].set_xlabel("after phase")
-    axes[0].legend(title="(H,d,T)", loc="lower left")
+        ax.set_xlabel("after phase")
+    axes[0].set_ylabel("relative error")
+    for ax in axes[:2]:  # in the last panel all lines end together
+        figures.name_lines(ax)
     figure.savefig(arguments.output)

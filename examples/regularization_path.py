@@ -11,10 +11,10 @@ import argparse
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 import mhfast as mh
-from mhfast._demo.figure import BLUE, ORANGE, STYLE
+from mhfast import figures
+from mhfast.figures import BLUE, ORANGE
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--instances", type=int, default=40)
@@ -39,22 +39,29 @@ print(
     f"cosine at the largest radius: mean {cosines[-1].mean():.4f}, smallest {cosines[-1].min():.4f}"
 )
 
-with rc_context(STYLE):
-    figure = Figure(figsize=(8, 2.8), layout="constrained", dpi=120)
+with rc_context(figures.STYLE):
+    figure = figures.titled(
+        f"As the ball grows, W turns towards the separation of the tokens that it selects:\n"
+        f"mean cosine {cosines[-1].mean():.4f} at radius {arguments.largest:g}, at stationary "
+        f"points ({100 * path.converged.mean():.0f} % to 1e-6)",
+        3.2,
+    )
     left, right = figure.subplots(1, 2, subplot_kw={"xscale": "log", "xlabel": "radius R"})
     low, high = np.quantile(cosines, (0.05, 0.95), axis=1)
-    left.plot(radii, cosines.mean(axis=1), color=BLUE, label="selected tokens, all instances")
+    label = "selected tokens,\nall instances"
+    left.plot(radii, cosines.mean(axis=1), color=BLUE, label=label)
     left.fill_between(radii, low, high, color=BLUE, alpha=0.18, linewidth=0)
     if best.any():
         mean = path.alignment[best, :, 0].mean(axis=0)
-        left.plot(radii, mean, "--", color=ORANGE, label="optimal tokens, where selected")
-    left.set(ylabel="cosine of W to the separation", ylim=(0, 1.02))
+        left.plot(radii, mean, "--", color=ORANGE, label="optimal tokens,\nwhere selected")
+    left.set(title="cosine of W to the separation", ylim=(0, 1.02))
     floor = 1e-12
     worst = np.maximum(path.stationarity.max(axis=0), floor)
     median = np.maximum(np.median(path.stationarity, axis=0), floor)
-    right.plot(radii, worst, color=ORANGE, label="worst instance")
+    right.plot(radii, worst, color=ORANGE, label="worst\ninstance")
     right.plot(radii, median, color=BLUE, label="median")
-    right.set(ylabel="stationarity", yscale="log")
+    right.set(title="stationarity", yscale="log")
     for ax in (left, right):
-        ax.legend(loc="lower right")
+        ax.set_xlim(radii[0], radii[-1])
+        figures.name_lines(ax)
     figure.savefig(arguments.output)

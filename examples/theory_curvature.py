@@ -9,10 +9,10 @@ import argparse
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 import mhfast as mh
-from mhfast._demo.figure import BLUE, ORANGE, STYLE
+from mhfast import figures
+from mhfast.figures import BLUE, GREEN, ORANGE
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--heads", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
@@ -23,7 +23,7 @@ parser.add_argument("--trials", type=int, default=3)
 parser.add_argument("--output", default="curvature.png", help="the figure")
 arguments = parser.parse_args()
 
-COLORS = {"Gaussian": BLUE, "random step": ORANGE, "trained": "#009E73"}
+COLORS = {"Gaussian": BLUE, "random step": ORANGE, "trained": GREEN}
 
 
 def models(heads):
@@ -47,20 +47,35 @@ for heads in arguments.heads:
         bounds[name].append(mh.theory.curvature_bounds(model, data).weak_convexity.mean())
 
 H = np.array(arguments.heads)
-with rc_context(STYLE):
-    figure = Figure(figsize=(6, 3.6), layout="constrained", dpi=120)
+means = {name: np.mean(values, axis=1) for name, values in ratios.items()}
+fits = {
+    name: np.polyfit(np.log(H), np.log(mean), 1)[0] if len(H) > 1 else np.nan
+    for name, mean in means.items()
+}
+for name, mean in means.items():
+    tightest = np.max(mean / bounds[name])
+    print(
+        f"{name:12} exponent of -λ_min/L in H {fits[name]:6.2f}, up to {tightest:.3f} of the bound"
+    )
+
+above = [np.array(bounds[name]) / mean for name, mean in means.items()]
+least, most = (float(f"{value:.2g}") for value in (np.min(above), np.max(above)))
+with rc_context(figures.STYLE):
+    figure = figures.titled(
+        f"Negative curvature fades like H^{max(fits.values()):.2f} to H^{min(fits.values()):.2f}, "
+        f"as theory says (H^-0.5);\nthe bound b3/√H, for the worst case, is {least:g} to {most:g} "
+        "times larger",
+        3.6,
+    )
     ax = figure.subplots()
     for name, color in COLORS.items():
-        mean = np.mean(ratios[name], axis=1)
         ax.plot(H, ratios[name], ".", color=color)
-        ax.plot(H, mean, color=color, label=name)
-        ax.plot(H, bounds[name], "--", color=color)
-        fit = np.polyfit(np.log(H), np.log(mean), 1)[0] if len(H) > 1 else np.nan
-        tightest = np.max(mean / bounds[name])
-        print(f"{name:12} exponent of -λ_min/L in H {fit:6.2f}, up to {tightest:.3f} of the bound")
-    ax.plot(H, mean[0] * H**-0.5, ":", color="gray", label="$H^{-1/2}$")
-    ax.plot([], [], "--", color="gray", label="bound b3/√H")
+        ax.plot(H, means[name], color=color, label=f"{name} start" if name != "trained" else name)
+        ax.plot(H, bounds[name], "--", color=color, label=f"{name}, bound b3/√H")
+    ax.plot(H, means["trained"][0] * H**-0.5, ":", color="gray", label="slope of $H^{-1/2}$")
     ax.set(xlabel="heads H", ylabel="-λ_min / L", yscale="log")
     ax.set_xscale("log", base=2)
-    ax.legend()
+    ax.set_xlim(H[0], H[-1])
+    ax.set_xticks(H, H, minor=False)
+    figures.name_lines(ax)
     figure.savefig(arguments.output)

@@ -10,10 +10,10 @@ import argparse
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 import mhfast as mh
-from mhfast._demo.figure import BLUE, ORANGE, STYLE
+from mhfast import figures
+from mhfast.figures import BLUE, ORANGE
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--heads", type=int, default=300, help="an even number")
@@ -81,22 +81,23 @@ print(f"loss with U of the start: {losses['U of the start'][-1]:.4f}")
 print(f"test loss: {run.history['test_loss'][-1]:.4f}")
 print(single[-1])
 
-with rc_context(STYLE):
-    figure = Figure(figsize=(8, 4.2), layout="constrained", dpi=200)
-    ax = figure.subplots()
-    ax.plot(steps, losses["W = 0"], ":", color="black", label="loss with W = 0, measured")
-    ax.plot(at, [np.nan if g is None else g.bound for g in common], "--", color=ORANGE,
-            label="guarantee, one ball for all heads")  # fmt: skip
-    ax.plot(at, [b.bound if b.applies else np.nan for b in single], "-.", color=ORANGE,
-            label="guarantee, radii of single heads")  # fmt: skip
-    ax.plot(np.arange(1, K + 1), mean, color=BLUE, label="mean loss of steps 1 to k, measured")
-    ax.plot(steps[1::8], losses["U of the start"][1::8], "x", color="gray", markersize=4,
-            label="loss at step k with U of the start, measured")  # fmt: skip
-    ax.set(xlabel="step k", ylabel="training loss", xscale="log", yscale="log", ylim=(None, 3))
-    ax.legend(loc="lower left")
-    ax.set_title(
+with rc_context(figures.STYLE):
+    figure = figures.titled(
         f"{arguments.heads} heads, {arguments.n} samples: the training loss is guaranteed to fall "
-        f"below log 2,\nand all of the fall is due to attention (without it, W = 0, the loss stays "
-        f"at {losses['W = 0'][-1]:.3f})"
+        f"below log 2, and\nall of the fall is due to attention: without it, W = 0, the loss is "
+        f"{losses['W = 0'][-1]:.3f}",
+        3.8,
     )
+    ax = figure.subplots()
+    ax.plot(steps, losses["W = 0"], ":", color="black", label="loss with W = 0")
+    ax.plot(at, [np.nan if g is None else g.bound for g in common], "--", color=ORANGE,
+            label="guaranteed,\none ball for all heads")  # fmt: skip
+    ax.plot(at, [b.bound if b.applies else np.nan for b in single], color=ORANGE,
+            label="guaranteed,\nradii of single heads")  # fmt: skip
+    ax.plot(np.arange(1, K + 1), mean, color=BLUE, label="mean loss\nof steps 1 to k")
+    ax.plot(steps[1::8], losses["U of the start"][1::8], "x", color="gray", markersize=4,
+            label="loss at step k with\nU of the start")  # fmt: skip
+    ax.set(xlabel="step k", ylabel="training loss", xscale="log", yscale="log", ylim=(None, 3))
+    ax.set_xlim(1, K)
+    figures.name_lines(ax)
     figure.savefig(arguments.output)

@@ -10,10 +10,10 @@ import argparse
 
 import numpy as np
 from matplotlib import colormaps, rc_context
-from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 import mhfast as mh
-from mhfast._demo.figure import STYLE
+from mhfast import figures
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--data", choices=("mixture", "planted", "digits"), default="mixture")
@@ -27,6 +27,7 @@ arguments = parser.parse_args()
 steps = arguments.steps or (100 if arguments.data == "planted" else 200)
 
 CONVENTIONS = {"lr": 0.0, "lr √H": 0.5}  # the power of H in the step size
+NAMES = {"mixture": "Mixture", "planted": "Planted heads", "digits": "Digits"}
 
 
 def sets():
@@ -58,29 +59,67 @@ def curves(heads, power):
     return run.history["loss"], 100 * (1 - run.history["test_accuracy"])
 
 
+def title(ends):
+    """Say what the last losses and errors tell of the most heads."""
+    few, many = arguments.heads[0], arguments.heads[-1]
+    (constant, _), (growing, errors) = ends.values()
+    return (
+        f"{NAMES[arguments.data]}: {many} heads end at {constant[many] / constant[few]:.2g} times "
+        f"the training loss of {few} if all take steps of one size,\n"
+        f"at {growing[many] / growing[few]:.2g} times if steps grow with √H, "
+        f"with {errors[many]:.1f} % of test labels wrong ({errors[few]:.1f} % with {few})"
+    )
+
+
 train, test = sets()
 k = np.arange(steps + 1)
 shades = colormaps["viridis"](np.linspace(0, 0.85, len(arguments.heads)))
 print(f"{arguments.data}: training loss and test error after {steps} steps, mean and range of")
 print(f"{arguments.trials} trials, where the step size is " + " or ".join(CONVENTIONS))
-with rc_context(STYLE):
-    figure = Figure(figsize=(8, 4.6), layout="constrained", dpi=120)
+found = {
+    (heads, name): curves(heads, power)
+    for heads in arguments.heads
+    for name, power in CONVENTIONS.items()
+}
+for heads in arguments.heads:
+    row = f"H = {heads:3d}"
+    for name in CONVENTIONS:
+        loss, error = (values[:, -1] for values in found[heads, name])
+        row += f"   {loss.mean():8.4f}   {error.mean():5.1f} %"
+        row += f" [{error.min():.1f}, {error.max():.1f}]"
+    print(row)
+
+ends = {
+    name: [
+        {heads: found[heads, name][part][:, -1].mean() for heads in arguments.heads}
+        for part in (0, 1)
+    ]
+    for name in CONVENTIONS
+}
+with rc_context(figures.STYLE):
+    figure = figures.titled(title(ends), 5.0)
     axes = figure.subplots(2, 2, sharex=True, sharey="row")
-    for heads, shade in zip(arguments.heads, shades, strict=True):
-        row = f"H = {heads:3d}"
-        for (top, bottom), power in zip(axes.T, CONVENTIONS.values(), strict=True):
-            loss, error = curves(heads, power)
-            for ax, y in ((top, loss), (bottom, error)):
-                low, high = y.min(axis=0), y.max(axis=0)
-                ax.fill_between(k[1:], low[1:], high[1:], color=shade, alpha=0.15, linewidth=0)
-                ax.plot(k[1:], y.mean(axis=0)[1:], color=shade, label=f"H = {heads}")
-            row += f"   {loss[:, -1].mean():8.4f}   {error[:, -1].mean():5.1f} %"
-            row += f" [{error[:, -1].min():.1f}, {error[:, -1].max():.1f}]"
-        print(row)
-    for (top, bottom), name in zip(axes.T, CONVENTIONS, strict=True):
-        top.set(title=name.replace("lr", f"step size {arguments.lr:g}", 1), yscale="log")
-        bottom.set(xlabel="step k", xscale="log")
+    for column, name in zip(axes.T, CONVENTIONS, strict=True):
+        for part, ax in enumerate(column):
+            for heads, shade in zip(arguments.heads, shades, strict=True):
+                y = found[heads, name][part][:, 1:]
+                ax.fill_between(
+                    k[1:], y.min(axis=0), y.max(axis=0), color=shade, alpha=0.08, linewidth=0
+                )
+                ax.plot(k[1:], y.mean(axis=0), color=shade, label=f"H = {heads}")
+        size = f"{arguments.lr:g}" if name == "lr" else f"√H · {arguments.lr:g}"
+        column[0].set_title(f"step size {size}")
+        column[0].set_yscale("log")
+        column[1].set(xlabel="step k", xscale="log", xlim=(1, steps))
     axes[0, 0].set_ylabel("training loss")
-    axes[0, 0].legend(loc="lower left")
-    axes[1, 0].set(ylabel="test error (%)", ylim=(0, None))
+    axes[1, 0].set_ylabel("test error (%)")
+    low, high = axes[1, 0].get_ylim()
+    if low < high / 2:
+        axes[1, 0].set_ylim(bottom=0)
+    for ax in axes[0]:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter(NullFormatter())
+    for ax in axes.flat:
+        figures.name_lines(ax, apart=0.1)
     figure.savefig(arguments.output or f"heads_{arguments.data}.png")

@@ -14,10 +14,10 @@ import math
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 import mhfast as mh
-from mhfast._demo.figure import BLUE, ORANGE, STYLE
+from mhfast import figures
+from mhfast.figures import BLUE, ORANGE
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--heads", type=int, default=20, help="an even number")
@@ -113,28 +113,28 @@ for name, value in (("stability", "bound"), ("gap", "gap")):
         shown = least[name, told] = f"more than {arguments.most}" if n is None else str(n)
         print(f"the bound of the {name} is below {told} from n = {shown} on", flush=True)
 
-with rc_context(STYLE):
-    figure = Figure(figsize=(8.0, 3.4), layout="constrained", dpi=200)
+with rc_context(figures.STYLE):
+    figure = figures.titled(
+        f"Guarantees for {arguments.heads} heads on long tokens: the mean loss within a factor of "
+        f"{max(np.divide(guaranteed, means)):.1f}\nof what is measured, and a test gap below log 2 "
+        f"from n = {least['gap', 'log 2']} on",
+        3.4,
+    )
     left, right = figure.subplots(1, 2)
     left.plot(ks, guaranteed, "--", color=ORANGE, label="guaranteed")
     left.plot(ks, means, color=BLUE, label="measured")
     left.set(xlabel="steps k", ylabel="mean loss of steps 1 to k")
     n = np.array(arguments.samples)
-    right.plot(n, of_gap, "-.", color=ORANGE, label="test gap, bound")
-    right.plot(n, stability, "--", color=ORANGE, label="stability, bound")
-    right.plot(n, found[:, 0], ".-", color=BLUE, label="stability, measured")
+    right.plot(n, of_gap, "-.", color=ORANGE, label="test gap,\nbound")
+    right.plot(n, stability, "--", color=ORANGE, label="stability,\nbound")
+    right.plot(n, found[:, 0], ".-", color=BLUE, label="stability,\nmeasured")
     right.set(xlabel="training samples n", ylabel="loss difference")
     for ax in (left, right):
         ax.axhline(math.log(2), color="gray", linestyle=":", linewidth=0.8, label="log 2")
         ax.set(xscale="log", yscale="log")
-    left.legend()
-    right.legend(loc="upper right")
+    left.set_xlim(1, arguments.longest)
     right.set_xticks(n, n, minor=False)
     right.minorticks_off()
-    right.set_ylim(top=60)
-    figure.suptitle(
-        f"Guarantees for {arguments.heads} heads on long tokens: the mean loss within a factor of "
-        f"{max(np.divide(guaranteed, means)):.1f}\nof what is measured, and a test gap below log 2 "
-        f"from n = {least['gap', 'log 2']} on"
-    )
+    for ax in (left, right):
+        figures.name_lines(ax)
     figure.savefig(arguments.output)

@@ -16,10 +16,10 @@ from pydoc_data import topics
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 import mhfast as mh
-from mhfast._demo.figure import BLUE, ORANGE, STYLE
+from mhfast import figures
+from mhfast.figures import BLUE, ORANGE
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--heads", type=int, nargs="+", default=[1, 2, 4, 8, 16])
@@ -89,14 +89,20 @@ for H in arguments.heads:
                         100 * without.accuracy(test)])  # fmt: skip
     print("{:3d}  {:8.1f}  {:4.1f}  {:15.1f}".format(H, *np.mean(ends[H], axis=0)), flush=True)
 
-with rc_context(STYLE):
-    figure = Figure(figsize=(8.0, 3.3), layout="constrained", dpi=200)
+table = np.array([ends[H] for H in arguments.heads])
+few, many = table[[0, -1], :, 1].mean(axis=1)
+with rc_context(figures.STYLE):
+    figure = figures.titled(
+        f"Attention tells English text from its words in random order: {few:.1f} % right with "
+        f"{arguments.heads[0]} head,\n{many:.1f} % with {arguments.heads[-1]}; "
+        f"without attention, W = 0, {table[-1, :, 2].mean():.1f} %",
+        3.3,
+    )
     left, right = figure.subplots(1, 2)
     steps = run.steps["test_accuracy"]
     for H, color in ((arguments.heads[0], ORANGE), (arguments.heads[-1], BLUE)):
         left.plot(steps, np.mean(curves[H], axis=0), color=color, label=f"H = {H}")
-    left.set(xlabel="step", ylabel="test accuracy (%)")
-    table = np.array([ends[H] for H in arguments.heads])
+    left.set(xlabel="step", ylabel="test accuracy (%)", xlim=(0, arguments.steps))
     names = ("training", "test", "test, W := 0")
     for k, (name, color) in enumerate(zip(names, (ORANGE, BLUE, "black"), strict=True)):
         right.plot(arguments.heads, table[:, :, k], ".", color=color)
@@ -106,10 +112,5 @@ with rc_context(STYLE):
     right.minorticks_off()
     for ax in (left, right):
         ax.axhline(50, color="gray", linestyle=":", linewidth=0.8)
-        ax.legend()
-    few, many = table[0, :, 1].mean(), table[-1, :, 1].mean()
-    figure.suptitle(
-        f"Order of words in English text: attention tells it ({few:.1f} % with H = "
-        f"{arguments.heads[0]}, {many:.1f} % with H = {arguments.heads[-1]}), W = 0 does not"
-    )
+        figures.name_lines(ax)
     figure.savefig(arguments.output)

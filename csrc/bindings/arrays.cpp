@@ -77,6 +77,7 @@ RunArray<T*> write_runs(const py::handle& object, const char* name, std::vector<
                                       py::ssize_t);
 MHFAST_INSTANTIATE(float)
 MHFAST_INSTANTIATE(double)
+MHFAST_INSTANTIATE(std::int32_t)
 MHFAST_INSTANTIATE(std::int64_t)
 
 }  // namespace mhfast

@@ -1,5 +1,5 @@
-// Arrays as they cross from Python: exact type, shape and layout, or a clear error. Nothing is
-// converted or copied here but classes; the Python face has done that.
+// Arrays as they cross from Python: exact type, shape and layout, or a clear error. Nothing but
+// classes is converted or copied here; the Python layer has done that.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -34,13 +34,12 @@ struct RunArray {
   std::ptrdiff_t run = 0;
 };
 
-/// An array of this shape, or where there are `runs` (0: no run axis) perhaps with the runs in
-/// front.
+/// An array of this shape, which with `runs` (0: no run axis) may have a leading axis of runs.
 template <class T>
 RunArray<const T*> read_runs(const py::handle& object, const char* name,
                              std::vector<py::ssize_t> shape, py::ssize_t runs);
 
-/// An array to be written; with runs it must have them in front.
+/// An array to be written; with runs it must have the leading axis.
 template <class T>
 RunArray<T*> write_runs(const py::handle& object, const char* name, std::vector<py::ssize_t> shape,
                         py::ssize_t runs);

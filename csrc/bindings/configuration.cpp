@@ -47,12 +47,13 @@ py::dict config() {
 }
 
 /// p = 0: a classifier; runs side by side, 0: one.
-py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, std::ptrdiff_t runs,
-                 const std::string& dtype) {
+py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, int words,
+                 std::ptrdiff_t runs, const std::string& dtype) {
   const Registers registers = dtype == "float32" ? registers_of(active_kernels<float>())
                                                  : registers_of(active_kernels<double>());
   const int bytes = registers.bytes, lanes = registers.lanes;
-  const Shape shape{n, T, q, d, H, p};
+  Shape shape{n, T, q, d, H, p};
+  shape.words = words;
   const Plan plan = make_plan(shape, registers, prefers_runs(shape, registers, runs));
   py::dict result, cycles;
   for (int kind = 0; kind < kPlanKinds; ++kind)
@@ -77,7 +78,7 @@ py::array exponentials(const py::object& x) {
   return out;
 }
 
-/// Floating-point operations a second of multiply-adds that wait for nothing, all threads together.
+/// Floating-point operations per second of independent multiply-adds, all threads together.
 double peak_flops(const std::string& dtype, int threads, double seconds) {
   using Clock = std::chrono::steady_clock;
   const auto chains = dtype == "float32" ? active_kernels<float>().multiply_adds
@@ -121,7 +122,7 @@ void register_configuration(py::module_& m) {
   m.def("get_num_threads", default_threads);
   m.def("force_plan", force_plan, py::arg("name"));
   m.def("explain", explain, py::kw_only(), py::arg("n"), py::arg("T"), py::arg("q"), py::arg("d"),
-        py::arg("H"), py::arg("p"), py::arg("runs"), py::arg("dtype_name"));
+        py::arg("H"), py::arg("p"), py::arg("words"), py::arg("runs"), py::arg("dtype_name"));
   m.def(
       "exp",
       [](const py::object& x) {

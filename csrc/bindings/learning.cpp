@@ -24,7 +24,7 @@ py::ssize_t length(const py::handle& object, int axis) {
   return py::reinterpret_borrow<py::array>(object).shape(axis);
 }
 
-/// X (n, T, d), Y (n, T, p), and the rows that are meant, None: all.
+/// X (n, T, d), Y (n, T, p), and the selected rows, None: all.
 Examples read_examples(const py::array& X, const py::array& Y, const py::object& rows) {
   Examples e{};
   e.X = read_array<double>(X, "X", {-1, -1, -1});

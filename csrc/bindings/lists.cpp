@@ -1,4 +1,4 @@
-// What the lists say, for Python: enums, kinds of targets, parameters, quantities, kernels.
+// The lists, for Python: enums, kinds of targets, parameters, quantities, kernels.
 #include "arrays.hpp"
 #include "own_loss.hpp"
 #include "register.hpp"
@@ -40,8 +40,7 @@ const char* text(QuantityOf of) {
   return "";
 }
 
-/// Whether weights are divided by the tokens unless said otherwise; None of a map that is not of
-/// entries.
+/// Whether weights are divided by the tokens by default; None for a map that is not of entries.
 template <class Type>
 py::object divides_by_tokens() {
   if constexpr (Type::kKind == RowKind::kEntries)

@@ -1,9 +1,9 @@
 // The entry of the compiled module.
 //
-// pybind11 keeps what it knows of a process in one place for all interpreters and takes the lock of
-// the first: on Python 3.11 an import in a second interpreter waits for itself for ever. From 3.12
-// on its module says so in its slots (Py_mod_multiple_interpreters), which only interpreters with
-// locks of their own ask for. So the entry looks first, before anything of pybind11 runs.
+// pybind11 keeps one global state for all interpreters of a process and takes the lock of the
+// first: on Python 3.11 an import in a second interpreter deadlocks. From 3.12 on its module
+// declares this in its slots (Py_mod_multiple_interpreters), which only interpreters with locks of
+// their own check. So the entry checks first, before any code of pybind11 runs.
 #define PyInit__core mhfast_start_in_the_main_interpreter
 
 #include "register.hpp"
@@ -15,11 +15,12 @@ PYBIND11_MODULE(_core, m) {
   mhfast::register_evaluation(m);
   mhfast::register_training(m);
   mhfast::register_learning(m);
+  mhfast::register_xla(m);
 }
 
 #undef PyInit__core
 
-// NOLINTNEXTLINE(bugprone-reserved-identifier): the name that Python asks for
+// NOLINTNEXTLINE(bugprone-reserved-identifier): the name that Python requires
 extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
   if (PyInterpreterState_Get() == PyInterpreterState_Main())
     return mhfast_start_in_the_main_interpreter();

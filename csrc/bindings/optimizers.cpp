@@ -9,7 +9,7 @@
 namespace mhfast {
 namespace {
 
-/// A rule from its fields, each given by name and none beside.
+/// A rule from its fields, each given by name, and nothing else.
 template <class Rule>
 Rule make_rule(const py::kwargs& given) {
   Rule rule;

@@ -13,7 +13,7 @@ struct OptimizerOfPython {
   py::tuple lr, schedule;
   py::object since;
 
-  /// For training of parameters `wrt` and so many runs (0: one without a run axis) up to `last`.
+  /// For training parameters `wrt` in `runs` runs (0: one without a run axis) up to step `last`.
   Optimizer checked(std::int64_t last, py::ssize_t runs, unsigned wrt) const;
 };
 

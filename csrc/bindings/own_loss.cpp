@@ -16,7 +16,7 @@ std::vector<py::ssize_t> shape_of(const OwnLossCall& call) {
   return {call.rows, call.p};
 }
 
-/// A new array, which is the function's own.
+/// A new array, which the function may keep.
 template <class real>
 py::array new_array(const OwnLossCall& call, const double* numbers) {
   py::array_t<real> array(shape_of(call));
@@ -55,7 +55,7 @@ void call_function(const py::object& function, const OwnLossCall& call) {
   if (call.curvatures && parts == 2)
     throw py::value_error(
         "loss: expected the function to return (values, derivatives, second derivatives) where a "
-        "Hessian is asked for, got two arrays");
+        "Hessian is computed, got two arrays");
   if (parts != 2 && parts != 3)
     throw py::type_error(
         "loss: expected the function to return (values, derivatives), perhaps with second "

@@ -37,7 +37,7 @@ std::string at_index(std::ptrdiff_t i, std::ptrdiff_t of_sample, std::ptrdiff_t 
   return of_sample > 1 ? text + ", " + std::to_string(i % of_sample) : text;
 }
 
-/// Says how labels 0 and 1, which other libraries take, become those expected here.
+/// How to convert labels 0 and 1, which other libraries use, to those expected here.
 template <class real>
 const char* repair(const real* y, std::ptrdiff_t count) {
   return std::all_of(y, y + count, [](real label) { return label == 0 || label == 1; })
@@ -127,10 +127,71 @@ ModelOfRuns<real> read_model(const py::tuple& parameters, py::ssize_t d, py::ssi
   return model;
 }
 
+/// The number of tokens of each sample, or None.
+template <class real>
+void read_lengths(const py::handle& object, Data<real>& data, py::ssize_t runs) {
+  const Shape& s = data.shape;
+  if (object.is_none()) return;
+  const auto lengths = read_runs<std::int64_t>(object, "lengths", {s.n}, runs);
+  data.lengths = lengths.at;
+  data.run.lengths = lengths.run;
+  for (std::ptrdiff_t i = 0; i < (lengths.run ? runs : 1) * s.n; ++i)
+    if (lengths.at[i] < 0 || lengths.at[i] > s.T)
+      throw py::value_error("lengths: expected integers from 0 to " + std::to_string(s.T) +
+                            ", got " + std::to_string(lengths.at[i]) + at_index(i, 1, s.n));
+}
+
+/// Words (n, rows), -1: any number; returns n.
+py::ssize_t read_ids(const py::handle& object, const char* name, py::ssize_t n, py::ssize_t rows,
+                     int words, py::ssize_t runs, RunArray<const std::int32_t*>& out) {
+  out = read_runs<std::int32_t>(object, name, {n, rows}, runs);
+  const auto array = py::reinterpret_borrow<py::array>(object);
+  const bool fits = std::all_of(out.at, out.at + array.size(),
+                                [words](std::int32_t word) { return word >= 0 && word < words; });
+  if (!fits) throw py::value_error(std::string(name) + ": expected words of the dictionary");
+  return array.shape(array.ndim() - 2);
+}
+
+/// Tokens that are words (dictionary, words of the tokens), and query rows that are words, in place
+/// of X and an external query. None as the query is self-attention.
+template <class real>
+void read_words(const py::tuple& X, const py::tuple& in, Data<real>& data, py::ssize_t runs) {
+  if (X.size() != 2) throw py::value_error("X: expected a dictionary and words");
+  Shape& s = data.shape;
+  s.words = int(length_of(X[0], "embedding", 1));
+  const auto dictionary = read_runs<real>(X[0], "embedding", {s.words, s.d}, runs);
+  data.x = dictionary.at;
+  data.run.x = dictionary.run;
+  data.runs = 1;
+  RunArray<const std::int32_t*> words;
+  s.n = read_ids(X[1], "ids", -1, -1, s.words, runs, words);
+  s.T = int(length_of(X[1], "ids", 0));
+  data.keys = words.at;
+  data.run.keys = words.run;
+  data.self = in[1].is_none() && !s.shared_query;
+  if (data.self) {
+    if (s.q != 0 && s.q != s.T) throw py::value_error("X: expected as many tokens as U has rows");
+    s.q = s.T;
+    data.z = data.x;
+    data.run.z = data.run.x;
+    data.queries = data.keys;
+    data.run.queries = data.run.keys;
+  } else if (!in[1].is_none()) {
+    if (s.shared_query) throw py::value_error("query: expected none for a model with a prompt");
+    const py::object queries = py::tuple(in[1])[1];
+    if (s.q == 0) s.q = int(length_of(queries, "query", 0));
+    read_ids(queries, "query", s.n, s.q, s.words, runs, words);
+    data.queries = words.at;
+    data.run.queries = words.run;
+  }
+  read_lengths(in[4], data, runs);
+}
+
 /// Which keys the rows see, and on which side they are queries: all of a data set but y and weight.
 template <class real>
 void read_inputs(const py::tuple& in, Data<real>& data, py::ssize_t runs) {
   Shape& s = data.shape;
+  if (py::isinstance<py::tuple>(in[0])) return read_words(py::tuple(in[0]), in, data, runs);
   const auto X = read_runs<real>(in[0], "X", {-1, -1, s.d}, runs);
   const auto array = py::reinterpret_borrow<py::array>(py::object(in[0]));
   s.n = array.shape(array.ndim() - 3);
@@ -155,14 +216,7 @@ void read_inputs(const py::tuple& in, Data<real>& data, py::ssize_t runs) {
                             shape_text({s.n, s.T, s.d}));
     s.q = s.T;
   }
-  if (in[4].is_none()) return;
-  const auto lengths = read_runs<std::int64_t>(in[4], "lengths", {s.n}, runs);
-  data.lengths = lengths.at;
-  data.run.lengths = lengths.run;
-  for (std::ptrdiff_t i = 0; i < (lengths.run ? runs : 1) * s.n; ++i)
-    if (lengths.at[i] < 0 || lengths.at[i] > s.T)
-      throw py::value_error("lengths: expected integers from 0 to " + std::to_string(s.T) +
-                            ", got " + std::to_string(lengths.at[i]) + at_index(i, 1, s.n));
+  read_lengths(in[4], data, runs);
 }
 
 /// Targets of the kind that the loss takes; classes are kept in `out`.
@@ -241,7 +295,7 @@ ProblemOfRuns<real> read_problem(const py::tuple& samples, const py::tuple& para
                                  py::ssize_t runs, bool causal, RowMap row_map,
                                  std::optional<Loss> loss) {
   if (samples.empty()) throw py::value_error("samples: expected X, query, y, weight and lengths");
-  const auto model = read_model<real>(parameters, length_of(samples[0], "X", 0), runs);
+  const auto model = read_model<real>(parameters, length_of(numbers_of(samples), "X", 0), runs);
   const auto data = read_data<real>(samples, model.shape, causal, row_map, runs, loss);
   return {model, data.data, data.classes};
 }

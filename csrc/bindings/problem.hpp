@@ -21,10 +21,16 @@ template <class real>
 struct ModelOfRuns {
   OfRuns<const real*> parameters;
   int rank;
-  Shape shape;  // n, T and q are not known yet, but for q of a prompt
+  Shape shape;  // n, T and q are not known yet, except q of a prompt
 
   Model<const real*> of(std::ptrdiff_t run) const { return {parameters.of(run), rank}; }
 };
+
+/// What holds the numbers of samples: X, or where tokens are words (dictionary, ids), the former.
+inline py::object numbers_of(const py::tuple& samples) {
+  const py::object X = samples[0];
+  return py::isinstance<py::tuple>(X) ? py::object(X[py::int_(0)]) : X;
+}
 
 /// A model and the samples that it is asked about.
 template <class real>
@@ -34,8 +40,9 @@ struct ProblemOfRuns {
   std::shared_ptr<std::vector<real>> classes;
 };
 
-/// (X, query, y, weight, lengths); sets n, T and q of the model's shape. Checks targets and
-/// lengths. Without a loss y and weight are left alone.
+/// (X, query, y, weight, lengths), where X may be (dictionary (words, d), ids (n, T)), and the
+/// query (the same dictionary, ids (n, q)) then; sets n, T and q of the model's shape. Checks
+/// targets and lengths. Without a loss y and weight are left alone.
 template <class real>
 DataOfRuns<real> read_data(const py::tuple& samples, const Shape& model, bool causal,
                            RowMap row_map, py::ssize_t runs, std::optional<Loss> loss);

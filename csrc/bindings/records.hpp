@@ -17,7 +17,7 @@ struct RecordOfPython {
 
 void register_records(py::module_& m);
 
-/// Records of one training, checked: what a buffer holds a row of, and the groups that it is by.
+/// Records of one training, checked: the quantity that each buffer holds, and its groups.
 class RecordReader {
  public:
   RecordReader(const Shape& s, int rank, py::ssize_t runs, std::size_t tests,

@@ -14,7 +14,7 @@
 namespace mhfast {
 namespace {
 
-/// How training ended. An exception from the caller's functions is handed back beside what had been
+/// How training ended. An exception from the caller's functions is returned together with the state
 /// reached, so that nothing is lost.
 struct TrainingResult {
   std::int64_t reached;
@@ -33,7 +33,7 @@ class PythonHooks {
     return guarded([&] { return hook_(step).cast<bool>(); });
   }
 
-  /// Lets signals in, so that Ctrl-C works while the loop runs.
+  /// Handles signals, so that Ctrl-C works while the loop runs.
   CallbackResult on_progress(std::int64_t step) {
     return guarded([&] {
       if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -53,7 +53,7 @@ class PythonHooks {
     } catch (py::error_already_set& error) {
       error_ = error.value();
       if (error.trace()) PyException_SetTraceback(error_.ptr(), error.trace().ptr());
-    } catch (const py::builtin_exception& error) {  // of checks of what Python gave
+    } catch (const py::builtin_exception& error) {  // of checks of values from Python
       error.set_error();
       error_ = py::error_already_set().value();
     } catch (const std::exception& error) {
@@ -260,7 +260,7 @@ TrainingResult call_train(
     const std::vector<py::tuple>& tests, const std::vector<py::tuple>& directions,
     const py::dict& thresholds, const py::object& stopped, const py::object& reasons,
     std::int64_t hook_every, const py::object& hook, const py::object& on_progress, int threads) {
-  return with_type_of(samples[0], [&](auto zero) -> TrainingResult {
+  return with_type_of(numbers_of(samples), [&](auto zero) -> TrainingResult {
     using real = decltype(zero);
     if (first < 0 || last < first) throw py::value_error("steps: expected 0 <= first <= last");
     if (hook_every < 1) throw py::value_error("hook_every: expected at least 1");

@@ -2,7 +2,8 @@
 // outputs, losses and derivatives, and how large the gradients' factors are. Arithmetic is double
 // whatever the type of the model.
 //
-// Entry e, a sample or a sample of a run, is in lane e mod kLanes<real>; lanes are summed apart.
+// Entry e, a sample or a sample of a run, is in lane e mod kLanes<real>; lanes are summed
+// separately.
 #pragma once
 
 #include <limits>

@@ -10,8 +10,8 @@
 // sqrt(2), s = (m - 1) / (m + 1); sine and cosine by Taylor's series to a^15 and a^16. The error is
 // a few units in the last place of r; |r| is at most 8.5.
 //
-// 16 words give 16 numbers: r and a of number i < 8 are of the words i and 8 + i, and number i is
-// with the cosine, number 8 + i with the sine.
+// 16 words give 16 numbers: r and a of number i < 8 come from words i and 8 + i; number i has the
+// cosine, number 8 + i the sine.
 #pragma once
 
 #include "../simd/vec.hpp"

@@ -8,7 +8,7 @@ namespace mhfast {
 namespace MHFAST_ISA {
 namespace {
 
-/// out[k][r] = x[r][k], k < columns, row r being `stride` further; rows from `valid` to L are zero
+/// out[k][r] = x[r][k], k < columns, rows `stride` apart; rows from `valid` to L are zero
 /// and are not read. A square of registers at a time is transposed in place.
 template <class real>
 void transpose_rows(const real* x, Index stride, int valid, Index columns, real* out, Index row) {

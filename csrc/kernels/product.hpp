@@ -5,7 +5,7 @@
 //
 // for each of a batch of problems of equal sizes.
 //
-// B and C hold vectors: one lane a problem (samples as lanes), a query row or a feature. An entry
+// B and C hold vectors: a lane is a problem (samples as lanes), a query row or a feature. An entry
 // of A is either shared by all lanes (one number, broadcast from memory) or laned (a vector of its
 // own). All work is therefore broadcast times vector or vector times vector; no lanes are shuffled.
 // The depth has two levels because the summed axis often is a pair (sample, key) or (sample, query)

@@ -5,10 +5,10 @@
 //   softmax1   the softmax of Rows<real, true>
 //   hardmax    A[s] = 1 / the number of largest logits, of each of them; D = 0
 //
-// The readout is the sum of A[s] C[s]. Entries have no weight that the others are small against:
-// the gap of such a row is 0, and nothing is taken out of its derivative.
+// The readout is the sum of A[s] C[s]. Maps of entries have no dominant weight: the gap of such a
+// row is 0, and nothing is taken out of its derivative.
 //
-// The functions are not inlined, so that they leave the code of softmax alone.
+// The functions are not inlined, so that they do not change the code generated for softmax.
 #pragma once
 
 #include <limits>
@@ -50,7 +50,7 @@ inline void for_rows(const Rows<real>& rows, bool by_tokens, const Body& body) {
   }
 }
 
-/// `readouts` may be null, or D not be asked for: kDerivative false.
+/// `readouts` may be null; kDerivative false: D is not computed.
 template <class Map, bool kFlush, bool kWeights, bool kDerivative, bool kLimited, class real>
 inline void map_entries_of(const Rows<real>& rows, bool by_tokens, real* readouts) {
   using Math = RowMath<real, kFlush>;

@@ -6,7 +6,7 @@
 //   D[s] = A[s] (C[s] - r)                derivative of r by S[s]
 //
 // Layout: key s of column n is the vector at s * stride + n * step. A column is a set of query
-// rows, one a lane; no lanes interact.
+// rows, one per lane; lanes do not interact.
 //
 // Numeric method: D is a difference of nearly equal numbers once the attention saturates, so it is
 // centred first at the row's largest logit, key m: c[s] = C[s] - C[m], p = sum A[s] c[s],
@@ -17,7 +17,7 @@
 // logit and coefficient they have; a row that sees no key has weights, readout and derivative 0,
 // and a row with the limit NaN has them NaN.
 //
-// With kZero a row has a further logit, 0, whose value is 0 and which is no key: the sum has 1
+// With kZero a row has a further logit, 0, whose value is 0 and which is not a key: the sum has 1
 // more, and where 0 is the largest logit, key m is that of none and C[m] = 0.
 #pragma once
 
@@ -75,14 +75,14 @@ struct Columns {
     return load<real>(s);
   }
 
-  /// C less that of the peak, 0 for a key that is not seen: its weight of 0 does not stop NaN.
+  /// C minus that of the peak, 0 for a key that is not seen: its weight of 0 would not stop a NaN.
   Vec<real> centred(int w, int key, const real* c, Vec<real> peak) const {
     if constexpr (kLimited)
       return select<real>(limits[w] > real(key), load<real>(c) - peak, Vec<real>{});
     return load<real>(c) - peak;
   }
 
-  /// 1 / sum, 0 for a row that sees no key, NaN for a limit that is.
+  /// 1 / sum, 0 for a row that sees no key, NaN for a limit of NaN.
   Vec<real> inverse(int w, Vec<real> sum) const {
     if constexpr (kLimited)
       return select<real>(limits[w] > real(0), real(1) / sum, limits[w] * real(0));

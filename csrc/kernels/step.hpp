@@ -67,14 +67,14 @@ inline void store_part(real* x, Vec<real> v, int count) {
   for (int l = 0; l < count; ++l) x[l] = v[l];
 }
 
-/// A step of one optimizer, but for lanes that are frozen: all of theirs stays.
+/// A step of one optimizer; frozen lanes keep all they have.
 template <class Rule, class real>
 void step(const StepArguments<real>& in, const Rule& rule) {
   using Number = Vec<real>;
   const typename Rule::template Step<StepMath<real>> next(
       rule, {load<real>(in.rate), load<real>(in.kept), load<real>(in.decay), load<real>(in.own)});
   const IntVec<real> frozen = load<real>(in.frozen) != Number{};
-  // A store might change `in`, for all that compilers know.
+  // Copied: the compiler must assume that a store may change `in`.
   real *const theta_at = in.theta, *const first_at = in.first, *const second_at = in.second;
   const real* const g_at = in.g;
   for_vectors<real>(in.size, [&](Index i, int count) {

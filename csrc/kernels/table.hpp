@@ -3,10 +3,11 @@
 // A *unit* is what one kernel step works on: a block of `lanes` samples when samples are the lanes,
 // a single sample when query rows are. Kernels neither allocate, throw, nor start threads.
 //
-//   letters   T keys, q query rows, d features, L lanes, qL / dL: q / d rounded up to whole vectors
-//   packed    samples as lanes [unit][row][feature][L];  rows as lanes [feature][unit][row up to
-//   TL] s, c      samples as lanes [unit][key][row][L];      rows as lanes [unit][key][row up to
-//   qL]
+// Letters: T keys, q query rows, d features, L lanes; qL, dL: q, d rounded up to whole vectors.
+//
+//             samples as lanes           rows as lanes
+//   packed    [unit][row][feature][L]    [feature][unit][row up to TL]
+//   s, c      [unit][key][row][L]        [unit][key][row up to qL]
 #pragma once
 
 #include <cstddef>
@@ -49,6 +50,16 @@ enum class RowMode {
   kScaled,      // s becomes A, c becomes D exp(-gap of the sample)
 };
 
+/// The words that keys and query rows of units, one sample each, are. Logits of pairs of words are
+/// looked up in w, a table [key word][query word], and C in ut, a table [key word][qL], unless that
+/// is null and C is there. Without words of the queries, which all samples share, w is a table [key
+/// word][qL].
+struct WordsOfUnits {
+  const std::int32_t *keys = nullptr, *queries = nullptr;
+  std::ptrdiff_t keys_unit = 0, queries_unit = 0;  // from unit to unit
+  std::ptrdiff_t row = 0;                          // from key word to key word in w
+};
+
 /// Logits, softmax and readout of one head for `units` units.
 template <class real>
 struct ScoreArguments {
@@ -59,6 +70,7 @@ struct ScoreArguments {
   bool ut_laned;                 // ut holds vectors, one number for each lane
   const real* x;                 // packed keys
   const real* z;                 // packed queries; x itself for self-attention
+  WordsOfUnits words;            // in place of x and z, and w and ut are tables then; or none
   const real* shared_p;          // Z W where all samples share Z, in the place of z; or null
   std::ptrdiff_t shared_p_k;     // from feature to feature in it
   const real* limits;  // keys that each row sees, as a row of s: (units, q * L or qL), or null
@@ -89,6 +101,29 @@ struct GradientArguments {
   real* gw;        // Z^T D X: (d, d, L) or (d, dL)
   real* ge;        // D X, where all units have the same queries: (q, d, L) or (q, dL)
   bool add;
+};
+
+/// Gradients of one head by its tables, from A and D of `units` units, laid out as rows of scores.
+/// Added to what is there; null: not computed.
+template <class real>
+struct WordGradientArguments {
+  int T, q, units;
+  WordsOfUnits words;  // row: that of gw
+  const real *a, *dd;  // of unit after unit `unit_stride` numbers apart
+  std::ptrdiff_t unit_stride;
+  const real* factors;  // (units)
+  real* gu;             // A by key words: [key word][qL]
+  real* gw;  // D by pairs: [key word][query word] or, if these are shared, [key word][qL]
+};
+
+/// Of a layer: A^T G by key words, [key word][outputs up to pL], added to what is there.
+template <class real>
+struct WordValuesArguments {
+  int T, q, vectors;         // pL / L
+  const std::int32_t* keys;  // (T)
+  const real* a;             // [key][qL]
+  const real* g;             // (q, pL) derivatives by the outputs
+  real* gv;
 };
 
 /// Outputs of a classifier: scale times the sum of its heads' readouts.
@@ -216,7 +251,7 @@ struct TangentArguments {
   real *c, *dc;           // readout coefficients and their derivative; D and its derivative
   real *readouts, *readout_tangents;  // (columns vectors): rows of <A, C> and their derivative
   RowMap map;
-  real *a, *da;  // of another map: A and its derivative; scratch where D is asked for
+  real *a, *da;  // of another map: A and its derivative; scratch where D is requested
 };
 
 /// C[m][n] (+)= factor * sum over k of A[m][k] B[k][n]; an entry is `width` numbers, one for each
@@ -234,9 +269,8 @@ struct BatchedGemm {
   bool add;
 };
 
-/// A step of an optimizer over `size` numbers. A parameter that lies alone in memory is stepped
-/// over like one of as many runs as there are lanes: every array of `L` numbers here has one for
-/// each.
+/// A step of an optimizer over `size` numbers. A parameter of a single run is processed like one of
+/// as many runs as there are lanes: every array of `L` numbers here has one for each.
 template <class real>
 struct StepArguments {
   std::ptrdiff_t size;

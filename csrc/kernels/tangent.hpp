@@ -26,8 +26,8 @@ void product(const Product<real>& p) {
   multiply<Left::kShared>(p);
 }
 
-/// sum over keys of a[s] (x[s] - x[m]), and x[m]; m is the key of the row's peak. Where a is 0 so
-/// is what it is multiplied by, whatever that is.
+/// sum over keys of a[s] (x[s] - x[m]), and x[m]; m is the key of the row's peak. Where a is 0 its
+/// factor counts as 0, whatever it is.
 template <class real, class Columns, class Entry>
 inline Vec<real> centred_sum(const Columns& columns, const Peak<real>& peak, int w,
                              const Entry& entry, Vec<real>& centre) {

@@ -74,8 +74,7 @@ void cross_moments(const RowSource& source, const std::vector<CrossMoment>& mome
   const std::ptrdiff_t item_size = source.rows_per_item * padded;
   const std::vector<Tile> tiles = tiles_of(moments);
   const int team = gram_threads(source, moments, threads);
-  thread_local std::unique_ptr<AlignedBuffer>
-      kept;  // on the heap: threads have little storage of their own
+  thread_local std::unique_ptr<AlignedBuffer> kept;  // on the heap: thread-local storage is small
   if (!kept) kept = std::make_unique<AlignedBuffer>();
   AlignedBuffer& block = *kept;
   // Rows by panels of columns, [block][row][column]; items as they are made, one for each member.

@@ -184,7 +184,7 @@ class LayerRows {
         attention_(examples.T),
         derivative_(examples.T) {}
 
-  /// Columns of a row, all in all.
+  /// The number of columns of a row.
   int width() const { return rest_.begin + rest_.width; }
 
   /// The moments of the rows that layer_equations needs, in `sums`, which they fill.

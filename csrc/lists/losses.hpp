@@ -90,7 +90,7 @@ constexpr Targets targets_of(Loss loss) { return kLosses[int(loss.name)].targets
 /// Whether the loss is one of a row's outputs together.
 constexpr bool is_of_rows(Loss loss) { return are_of_rows(targets_of(loss)); }
 
-/// Calls body(object) for the loss of single outputs. The caller has seen to it that it is one.
+/// Calls body(object) for the loss of single outputs. The caller has checked that it is one.
 template <class Body>
 inline auto with_loss_of_outputs(Loss loss, const Body& body) {
   switch (loss.name) {

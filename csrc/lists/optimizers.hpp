@@ -2,7 +2,7 @@
 //
 //   X(Type, name)
 //
-// Type is also the name of the Python class, whose own fields, but for lr, are those of the header;
+// Type is also the name of the Python class, whose own fields, except lr, are those of the header;
 // `name` that under which runs are saved. From these come the settings as they cross from Python,
 // the choice of a rule and the kernels of the steps.
 #pragma once

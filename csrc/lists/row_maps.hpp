@@ -28,7 +28,7 @@ enum class RowMapName {
 #undef MHFAST_ENUMERATOR
 };
 
-/// A row map and, of one of entries, whether its weights are divided by the tokens of the row.
+/// A row map and, for a map of entries, whether its weights are divided by the tokens of the row.
 struct RowMap {
   RowMapName name = RowMapName::kSoftmax;
   bool by_tokens = false;

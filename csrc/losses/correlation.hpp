@@ -1,4 +1,4 @@
-// Correlation loss -y f of any real targets; of labels it is the linear loss.
+// Correlation loss -y f for any real targets; for labels it is the linear loss.
 #pragma once
 
 #include "loss.hpp"

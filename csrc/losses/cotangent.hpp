@@ -1,4 +1,4 @@
-// The caller's own loss, of which only the derivative by each output is given, in the place of y.
+// The caller's own loss, of which only the derivative by each output is given, in place of y.
 // Its value is 0 and it counts every sample once.
 #pragma once
 

@@ -1,8 +1,8 @@
 // Cross entropy of a row of outputs, log sum_o exp(f_o) - f_y with y the class. The derivative is
 // P - onehot(y), P = softmax(f). With smoothing s of the labels, the class has probability
-// 1 - s + s / p in the place of 1 and every other output s / p.
+// 1 - s + s / p in place of 1 and every other output s / p.
 //
-// The other classes are summed apart from the own one, so that a small loss keeps its digits.
+// The other classes are summed separately from the true one, so that a small loss keeps its digits.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ struct CrossEntropy {
     return {value, of_class > other ? 1.0 : 0.0, of_class - other};
   }
 
-  /// Calls emit(o, change of the derivative by f_o as the outputs move by df).
+  /// Calls emit(o, change of the derivative by f_o as the outputs change by df).
   template <class real, class Emit>
   static void derivative_tangents(const real* f, const real* df, const real*, std::ptrdiff_t stride,
                                   int p, const Emit& emit) {

@@ -1,9 +1,9 @@
 // Cross entropy of a row of outputs and the probabilities q that its targets have,
-// sum_o q_o (log sum_k exp(f_k) - f_o), and how the softmax of a row moves.
+// sum_o q_o (log sum_k exp(f_k) - f_o), and how the softmax of a row changes.
 //
-// The likeliest output is taken apart from the others: every term is then at least 0, and where q
-// is close to a class of a large margin the loss and its derivative, sum(q) P - q, keep their
-// digits.
+// The likeliest output is treated separately from the others: every term is then at least 0, and
+// where q is close to a class of a large margin the loss and its derivative, sum(q) P - q, keep
+// their digits.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ inline RowLoss likelihood_row(const real* f, std::ptrdiff_t stride, int p, int l
   return {value, of_label > other ? 1.0 : 0.0, of_label - other};
 }
 
-/// Calls emit(o, change of total softmax(f)_o as the outputs move by df), that is total P (df -
+/// Calls emit(o, change of total softmax(f)_o as the outputs change by df), that is total P (df -
 /// sum(P df)), the differences of df being taken from the likeliest output's.
 template <class real, class Emit>
 inline void move_softmax(const real* f, const real* df, std::ptrdiff_t stride, int p, double total,

@@ -10,12 +10,12 @@
 //   };
 //
 // A loss with a parameter has it as its only member, with a default, and its name in kParameter;
-// term and curvature are then const members. Where a derivative does not exist the header says what
-// stands for it.
+// term and curvature are then const members. Where a derivative does not exist, the header defines
+// what is used instead.
 //
 // Math computes on one number or on one for each lane: Number, exp, log1p (of 0 to 1), log,
 // power(base, exponent), absolute, select(mask, yes, no). A loss of a row's outputs together, whose
-// target is a class or a row of probabilities, has `row` and `derivative_tangents` in the place of
+// target is a class or a row of probabilities, has `row` and `derivative_tangents` in place of
 // `term` and `curvature`, see cross_entropy.hpp.
 //
 // Included by kernels: nothing here may have external linkage once Math is a kernel's.
@@ -40,13 +40,13 @@ constexpr bool are_of_outputs(Targets targets) {
 
 template <class Number>
 struct LossTerm {
-  Number value;       // without `values` it only tells by being finite or not whether the loss is
-  Number derivative;  // d value / d f
+  Number value;           // without `values` it is only finite where the loss is, and not elsewhere
+  Number derivative;      // d value / d f
   Number log_derivative;  // log |derivative|, finite where derivative underflows; without `values`
                           // it may be too large by log 2
 };
 
-/// Loss of one row of outputs f[0], f[stride], ..., and what its targets say of it.
+/// Loss of one row of outputs f[0], f[stride], ..., and the properties of its targets.
 struct RowLoss {
   double value = 0, correct = 0, margin = __builtin_huge_val();
 };

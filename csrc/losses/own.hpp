@@ -1,5 +1,5 @@
-// The caller's own loss, whose values and derivatives a function has, see problem/own_loss.hpp. It
-// is not a formula that kernels could take.
+// The caller's own loss, whose values and derivatives a function computes, see
+// problem/own_loss.hpp. It is not a formula that kernels could take.
 #pragma once
 
 #include "loss.hpp"

@@ -24,7 +24,7 @@ struct AdaGrad : StepRule {
 
     Step(const AdaGrad& rule, const Factors<Number>& factors)
         : rate(factors.rate), kept(factors.kept), eps(Real(rule.eps)) {}
-    /// Without an eps a sum of zero makes no step.
+    /// If eps is 0, a sum of zero makes no step.
     Number operator()(Number theta, Number g, Number& v, Number&) const {
       const Number push = kept * g;
       v = v + push * push;

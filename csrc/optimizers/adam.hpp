@@ -22,7 +22,7 @@ struct Adam : StepRule {
     visit("weight_decay", &Adam::weight_decay);
   }
   static constexpr int kSlots = 2;
-  // Moments are corrected for having been zero.
+  // The correction of the bias of moments that start at zero.
   double rate(const AtStep& at) const { return at.lr * (1 / (1 - std::pow(beta1, at.taken))); }
   double own(const AtStep& at) const { return 1 / std::sqrt(1 - std::pow(beta2, at.taken)); }
   double decay(const AtStep& at) const { return at.lr * weight_decay; }
@@ -44,7 +44,7 @@ struct Adam : StepRule {
           beta2(Real(rule.beta2)),
           rest2(Real(1 - rule.beta2)),
           eps(Real(rule.eps)) {}
-    /// Without an eps a second moment of zero makes no step.
+    /// If eps is 0, a second moment of zero makes no step.
     Number operator()(Number theta, Number g, Number& m, Number& v) const {
       const Number push = kept * g;
       m = beta1 * m + rest1 * push;

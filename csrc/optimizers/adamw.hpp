@@ -1,4 +1,4 @@
-// AdamW: Adam, whose decay is a share of theta beside the step; another default.
+// AdamW: the step of Adam, which has the decoupled decay; only the default differs.
 #pragma once
 
 #include "adam.hpp"

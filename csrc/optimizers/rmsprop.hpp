@@ -31,7 +31,7 @@ struct RMSProp : StepRule {
           rest(Real(1 - rule.beta)),
           eps(Real(rule.eps)),
           momentum(Real(rule.momentum)) {}
-    /// Without an eps a mean square of zero makes no step.
+    /// If eps is 0, a mean square of zero makes no step.
     Number operator()(Number theta, Number g, Number& v, Number& b) const {
       const Number push = kept * g;
       v = beta * v + rest * (push * push);

@@ -20,7 +20,7 @@ namespace mhfast {
 
 enum class Norm { kMax, kL1, kFro, kSpectral };
 
-/// How U V' is found: from singular vectors, or by five steps of a polynomial, as Muon does.
+/// How U V' is computed: from singular vectors, or by five steps of a polynomial, as Muon does.
 enum class Polar { kExact, kNewtonSchulz };
 
 struct SteepestDescent : StepRule {

@@ -1,13 +1,14 @@
-// What an optimizer is: a class with its settings and the step that it makes of a gradient.
+// What an optimizer is: a class with its settings and the step that it takes for a gradient.
 //
 //   struct Name : StepRule {
 //     double beta;                                     // settings, those that callers give ...
 //     template <class Visit> static void fields(const Visit& visit) { visit("beta", &Name::beta); }
-//     static constexpr int kSlots = 1;                 // ... and what StepRule says otherwise
+//     static constexpr int kSlots = 1;                 // ... and overrides of StepRule
 //     template <class Math> struct Step { ... };       // one step of one parameter
 //   };
 //
-// A Step is made of the rule and the Factors of a step, and called for every vector of numbers:
+// A Step is constructed from the rule and the Factors of a step, and called for every vector of
+// numbers:
 //
 //   Number operator()(Number theta, Number g, Number& first, Number& second) const  // next theta
 //
@@ -27,20 +28,20 @@ enum class Scope { kTensor, kHead, kAll };
 struct AtStep {
   double lr;        // the parameter's, times its schedule's entry
   double schedule;  // that entry alone
-  double kept;      // what clipping leaves of the gradient
-  double norm;      // of all of the gradient before clipping, where the rule asks for it
-  double loss;      // where the rule asks for it
-  double taken;     // steps since what the rule keeps was zero, this one included
+  double kept;      // the factor by which clipping shrinks the gradient
+  double norm;      // of the whole gradient before clipping, where the rule needs it
+  double loss;      // where the rule needs it
+  double taken;     // steps since the state was zero, this one included
 };
 
 /// Factors of a step, of one lane or one for each: of the gradient; what clipping leaves of it, for
-/// rules whose `rate` leaves that out; the share of theta that is taken away; the rule's own.
+/// rules whose `rate` leaves that out; the share of theta that is subtracted; the rule's own.
 template <class Number>
 struct Factors {
   Number rate, kept, decay, own;
 };
 
-/// What holds of a rule unless it says otherwise.
+/// The defaults of a rule.
 struct StepRule {
   static constexpr int kSlots = 0;
   static constexpr bool kNeedsLoss = false, kNeedsNorm = false;
@@ -56,7 +57,7 @@ struct StepRule {
 
   /// Factor of the gradient in the step, where it is not normalized.
   double rate(const AtStep& at) const { return at.lr * at.kept; }
-  /// Share of theta that the step takes away.
+  /// Share of theta that the step subtracts.
   double decay(const AtStep&) const { return 0; }
   /// A further factor, of which only the rule's Step knows the meaning; not of lr, which parameters
   /// may have of their own.

@@ -19,7 +19,7 @@ class ClassifierSlabs final : public SlabPass<real> {
   using SlabPass<real>::state_;
   using SlabPass<real>::steps_;
 
-  /// What a thread holds beside Room, of each entry.
+  /// What a thread holds for each entry besides its Workspace.
   struct Outputs {
     double* value;
     real* derivative;  // of the loss, 0 for lanes without a sample

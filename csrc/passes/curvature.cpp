@@ -158,7 +158,7 @@ void LayerHessian<real>::find_derivatives(std::ptrdiff_t i, const Tile& tile,
   for (int t = 0; t < tile.rows; ++t) {
     const double w = data_.weight_of(0, i, tile.first + t), share = w / total_;
     const real* given = data_.y + i * data_.targets + (tile.first + t) * row_targets;
-    // Targets beside the outputs, whose numbers are R apart.
+    // Targets next to the outputs, whose numbers are R apart.
     for (int o = 0; o < row_targets; ++o) workspace.y[o * R + t] = given[o];
     if (w != 0) {
       const auto emit = [&](int o, double derivative) {

@@ -60,7 +60,7 @@ void Engine<real>::lay_out(Arena& layout) {
 
 template <class real>
 void Engine<real>::load_parameters(const Parameters<real>& parameters, const Member& member) {
-  state_.model.load(parameters, member);
+  state_.model.load(parameters, state_.data.has_words() ? state_.data.x : nullptr, member);
   strategy_->load(parameters, member);
 }
 

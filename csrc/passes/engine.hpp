@@ -35,9 +35,9 @@ class Engine {
   std::shared_ptr<Packed<real>> make_packed() const { return strategy_->make_packed(); }
   void use_packed(const std::shared_ptr<Packed<real>>& packed) { strategy_->use_packed(packed); }
 
-  /// For samples drawn from those of `whole`: a sum over them is divided by the part of what sums
-  /// over `whole` are divided by that is their part of its samples. So the mean over draws of their
-  /// loss is the loss of `whole`.
+  /// For samples drawn from those of `whole`: sums over them are divided by the divisor of `whole`
+  /// times their share of its samples, so that the mean of their loss over draws is the loss of
+  /// `whole`.
   void weigh_as_part_of(const Data<real>& whole) {
     state_.shares.weigh(whole, state_.data.shape.n, *state_.loss, state_.width, state_.lanes.lanes);
   }
@@ -51,7 +51,8 @@ class Engine {
   void load_parameters(const Parameters<real>& parameters, const Member& member);
   void run_chunks(Pass pass, const Member& member) { strategy_->run(pass, member); }
   void reduce_gradient(const Gradient& gradient, const Member& member) {
-    state_.gradients.reduce(state_.model, gradient, member);
+    const real* words = state_.data.has_words() ? state_.data.x : nullptr;
+    state_.gradients.reduce(state_.model, words, gradient, member);
   }
 
   /// One member's call before a further pass, when the last one is complete.

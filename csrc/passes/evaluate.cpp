@@ -30,7 +30,7 @@ class CallScratch {
   AlignedBuffer& model() const { return kept()[1]; }
 
  private:
-  /// On the heap: of the storage that a thread has from its start there is little to go round.
+  /// On the heap, because the thread-local storage that exists from the start of a thread is small.
   static std::array<AlignedBuffer, 2>& kept() {
     thread_local std::unique_ptr<std::array<AlignedBuffer, 2>> blocks;
     if (!blocks) blocks = std::make_unique<std::array<AlignedBuffer, 2>>();
@@ -80,7 +80,7 @@ struct Rescaled {
         tensors(of.at, given.shape, of.rank, of.is_tied(), exponents),
         model{*tensors, of.rank} {}
 
-  /// From the gradients of the copies to those of what was given.
+  /// From the gradients by the scaled copies to those by the caller's tensors.
   void restore(const Gradients<real>& gradients) const {
     if (!exponents.any()) return;
     const Shape& s = (*data).shape;
@@ -246,7 +246,7 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
   const int members = useful_threads(threads, n, flops);
 
   struct Workspace {
-    real *x, *z, *p, *s, *limits;
+    real *x, *z, *p, *s, *limits, *rows;
   };
   std::vector<Workspace> workspaces(members);
   real *w = nullptr, *prompt = nullptr;
@@ -261,6 +261,8 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
       workspace.p = layout.template take<real>(std::ptrdiff_t(s.d) * qL);
       workspace.s = layout.template take<real>(std::ptrdiff_t(s.T) * qL);
       workspace.limits = layout.template take<real>(qL);
+      workspace.rows = layout.template take<real>(
+          data.has_words() ? std::ptrdiff_t(std::max(s.T, s.q)) * s.d : 0);
     }
     return layout.size();
   };
@@ -281,10 +283,17 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
     operands.map = data.row_map;
     const ScoreMemory<real> memory{workspace.p, workspace.s, nullptr, nullptr, nullptr, nullptr};
     for (std::ptrdiff_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < last;) {
-      kernels.pack_rows(data.x + i * s.T * s.d, s.T, s.d, TL, workspace.x);
+      const auto rows_of = [&](const real* rows, const std::int32_t* words, int count) {
+        if (!data.has_words()) return rows + i * count * s.d;
+        for (int k = 0; k < count; ++k)
+          std::copy_n(data.x + words[i * count + k] * std::ptrdiff_t(s.d), s.d,
+                      workspace.rows + std::ptrdiff_t(k) * s.d);
+        return static_cast<const real*>(workspace.rows);
+      };
+      kernels.pack_rows(rows_of(data.x, data.keys, s.T), s.T, s.d, TL, workspace.x);
       scale_by_power(workspace.x, std::ptrdiff_t(s.d) * TL, exponents.x, workspace.x);
       if (workspace.z != workspace.x && !s.shared_query) {
-        kernels.pack_rows(data.z + i * s.q * s.d, s.q, s.d, qL, workspace.z);
+        kernels.pack_rows(rows_of(data.z, data.queries, s.q), s.q, s.d, qL, workspace.z);
         scale_by_power(workspace.z, std::ptrdiff_t(s.d) * qL, exponents.z, workspace.z);
       }
       if (operands.limits) data.write_limits(i, 0, s.q, qL, workspace.limits);

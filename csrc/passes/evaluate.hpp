@@ -10,7 +10,7 @@ template <class real>
 void outputs(const Data<real>& data, const Model<const real*>& model, real scale, int threads,
              real* out);
 
-/// Where gradients go: those of the parameters, each in the place of its tensor, and of the inputs;
+/// Where gradients go: those of the parameters, each in place of its tensor, and of the inputs;
 /// null: not requested. The gradient by X includes the query side of self-attention.
 template <class real>
 struct Gradients {

@@ -81,6 +81,47 @@ class FeaturesAsLanes final : public GradientLanes<real> {
   const std::ptrdiff_t unit_weights_;  // A, or D, of a block of samples
 };
 
+/// Tokens are words: A and D, times factors, are added to the gradients of tables.
+template <class real>
+class WordsAsLanes final : public GradientLanes<real> {
+ public:
+  explicit WordsAsLanes(const PassState<real>& state)
+      : GradientLanes<real>(state),
+        unit_weights_(state.data.shape.T * state.lanes.rows(state.plan.tile)) {}
+
+  std::ptrdiff_t row_size(std::ptrdiff_t units) const override { return units; }
+
+  /// The factors themselves.
+  const real* scale_keys(const Slab<real>& slab, const real* factors, real* to) const override {
+    std::copy_n(factors, slab.samples, to);
+    return to;
+  }
+
+  void accumulate(int chunk, int head, const Slab<real>& slab, const real* a, const real* dd,
+                  const real* keys, real*) const override {
+    const PartialGradients<real>& to = state_.gradients;
+    WordGradientArguments<real> in{};
+    in.T = slab.keys;
+    in.q = slab.rows;
+    in.units = slab.samples;
+    in.words = slab.words;
+    in.words.row = to.weight_row();
+    in.a = a;
+    in.dd = dd;
+    in.unit_stride = unit_weights_;
+    in.factors = keys;
+    if (a) in.gu = to.readout(chunk, head);
+    if (dd) in.gw = to.weight(chunk, head);
+    if (a && slab.first) std::fill_n(in.gu, to.readout_size(), real(0));
+    if (dd && slab.first) std::fill_n(in.gw, to.weight_size(), real(0));
+    state_.kernels.gradients_words(in);
+  }
+
+ private:
+  using GradientLanes<real>::state_;
+  const std::ptrdiff_t unit_weights_;
+};
+
 }  // namespace
 
 template <class real>
@@ -108,6 +149,7 @@ GradientArguments<real> GradientLanes<real>::arguments(int chunk, int head, cons
 
 template <class real>
 std::unique_ptr<GradientLanes<real>> make_gradient_lanes(const PassState<real>& state) {
+  if (state.data.has_words()) return std::make_unique<WordsAsLanes<real>>(state);
   if (state.plan.features_are_lanes()) return std::make_unique<FeaturesAsLanes<real>>(state);
   return std::make_unique<ProblemsAsLanes<real>>(state);
 }

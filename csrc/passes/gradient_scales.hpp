@@ -23,7 +23,7 @@ class GradientScales {
   /// `together`: one scale for all heads. `underflow`: the least logarithm that is harmless.
   bool needs_scaling(const PassOptions& options, int runs, bool together, double underflow);
 
-  /// What the scaled pass leaves out beside the share of the loss, as whole numbers (lanes).
+  /// What the scaled pass leaves out besides the share of the loss, as whole numbers (lanes).
   const double* log_of_W(int head) const { return &scales_[std::size_t(head) * lanes_]; }
   const double* log_of_readout() const { return log_of_W(heads_); }
 

@@ -9,7 +9,8 @@ HeadSteps<real>::HeadSteps(PassState<real>& state, int rows)
       weights_size_(state.data.shape.T * rows_size_),
       transposed_row_(state.lanes.laned ? std::ptrdiff_t(state.data.shape.q) * state.width
                                         : rows_size_),
-      run_scores_(state.plan.runs_are_lanes()      ? state.kernels.scores_runs
+      run_scores_(state.data.has_words()           ? state.kernels.scores_words
+                  : state.plan.runs_are_lanes()    ? state.kernels.scores_runs
                   : state.plan.samples_are_lanes() ? state.kernels.scores_samples
                                                    : state.kernels.scores_rows),
       gradient_(make_gradient_lanes(state)) {}
@@ -20,19 +21,23 @@ ScoreArguments<real> HeadSteps<real>::scores(RowMode mode, int head, const Slab<
                                              const ScoreMemory<real>& to, real* gap) const {
   const int d = state_.data.shape.d;
   const LaneLayout& lanes = state_.lanes;
+  const bool words = state_.data.has_words();
   const std::ptrdiff_t row = lanes.laned ? lanes.rows(slab.first_row) : 0;
-  const ScoreOperands<real> operands{state_.model.w(head),
-                                     slab.x,
-                                     slab.z + row * d,
-                                     state_.data.is_limited() ? memory.limits : nullptr,
-                                     state_.model.transposed(head),
-                                     transposed_row_,
-                                     state_.width > 1,
-                                     state_.data.row_map};
+  const ScoreOperands<real> operands{
+      words ? state_.model.scores_table(head) : state_.model.w(head),
+      slab.x,
+      words ? nullptr : slab.z + row * d,
+      state_.data.is_limited() ? memory.limits : nullptr,
+      words ? state_.model.values_table(head) : state_.model.transposed(head),
+      transposed_row_,
+      state_.width > 1,
+      state_.data.row_map,
+      slab.words};
   ScoreArguments<real> in =
       score_arguments(mode, d, {slab.keys, slab.rows, slab.units}, operands, to, weights_size_);
   in.gap = gap;
-  if (const real* product = state_.model.shared_product(head)) {
+  const real* product = words ? nullptr : state_.model.shared_product(head);
+  if (product) {
     in.shared_p = product + row;
     in.shared_p_k = lanes.rows(state_.data.shape.q);
   }

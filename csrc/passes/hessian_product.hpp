@@ -27,7 +27,7 @@ struct WithTangent {
   const real *value = nullptr, *tangent = nullptr;
 };
 
-/// What `hessian_product` is asked for, see there; the data are clean, all are rescaled.
+/// The arguments of `hessian_product`, see there; the data are clean, all are rescaled.
 template <class real>
 struct HessianCall {
   const Data<real>& data;

@@ -37,8 +37,11 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
   v_rows_ = layout.take<real>(H * d * pL_);
   for (Workspace& workspace : workspaces_) {
     HeadMemory<real>& heads = workspace.heads;
-    workspace.x = layout.take<real>(d * round_up(s.T, L));
-    workspace.z = layout.take<real>(d * rows);
+    const std::size_t dense = state_.data.has_words() ? 0 : 1;
+    workspace.x = layout.take<real>(dense * d * round_up(s.T, L));
+    workspace.z = layout.take<real>(dense * d * rows);
+    workspace.values = layout.take<real>((1 - dense) * T * pL_);
+    workspace.packed = layout.take<real>((1 - dense) * pL_ * round_up(s.T, L));
     heads.limits = layout.take<real>(rows);
     heads.scores.p = layout.take<real>(d * rows);
     heads.scores.s = layout.take<real>((gradient && state_.plan.keep ? block * H : 1) * T * rows);
@@ -50,7 +53,7 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
     heads.log_derivative = layout.take<double>(L);
     heads.factors = layout.take<real>(L);
     workspace.largest = layout.take<double>(L);
-    workspace.ax = layout.take<real>((gradient ? block * H : 1) * d * rows);
+    workspace.ax = layout.take<real>((gradient ? block * H : 1) * of_head_size());
     workspace.f = layout.take<real>(rows * pL_);
     workspace.own.lay_out(layout, state_.own.exists() ? block * rows * s.p : 0);
     if (!gradient) continue;
@@ -67,6 +70,7 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
 template <class real>
 void LayerRowPass<real>::load(const Parameters<real>& parameters, const Member& member) {
   const Shape& s = state_.data.shape;
+  if (state_.data.has_words()) return;  // V is in the tables
   for (int h = member.index; h < s.H; h += member.count)
     state_.kernels.scale_rows(parameters.V + std::ptrdiff_t(h) * s.d * s.p, real(1), s.d, s.p, pL_,
                               v_rows_ + std::ptrdiff_t(h) * s.d * pL_);
@@ -145,6 +149,8 @@ Slab<real> LayerRowPass<real>::open_tile(std::ptrdiff_t unit, const Workspace& w
     data.write_limits(sample, slab.first_row, slab.rows, qL, limits);
     slab.keys = std::max(1, int(*std::max_element(limits, limits + slab.rows)));
   }
+  slab.words = state_.words_of(sample, slab.first_row);
+  if (data.has_words()) return slab;
   state_.kernels.pack_rows(data.x + sample * s.T * s.d, slab.keys, s.d,
                            int(round_up(slab.keys, state_.lanes.lanes)), workspace.x);
   if (!s.shared_query)
@@ -167,13 +173,23 @@ void LayerRowPass<real>::run_outputs(bool gaps, const Slab<real>& slab,
                                      const Workspace& workspace) const {
   const Shape& s = state_.data.shape;
   const int L = state_.lanes.lanes, qL = int(round_up(slab.rows, L));
-  const real* x = state_.data.x + slab.first_sample * s.T * s.d;
+  const bool words = state_.data.has_words();
+  const real* x = words ? nullptr : state_.data.x + slab.first_sample * s.T * s.d;
   for (int h = 0; h < s.H; ++h) {
     real* gap = gaps ? workspace.heads.gap + h * L : nullptr;
     if (gap) std::fill_n(gap, L, real(0));
     const ScoreArguments<real> in =
         steps_.scores(RowMode::kWeights, h, slab, workspace.heads, of_head(h, workspace), gap);
     steps_.run_scores(in);
+    if (words) {
+      load_values(h, slab, workspace.values);
+      state_.kernels.product({{slab.rows, pL_ / L, slab.keys},
+                              {in.s, qL},
+                              {workspace.values, pL_, L},
+                              {workspace.f, pL_, L},
+                              h > 0});
+      continue;
+    }
     real* ax = workspace.ax + (state_.options.gradient ? h * of_head_size() : 0);
     state_.kernels.product({{s.d, qL / L, slab.keys}, {x, s.d}, {in.s, qL, L}, {ax, qL, L}, false});
     state_.kernels.product({{slab.rows, pL_ / L, s.d},
@@ -182,6 +198,15 @@ void LayerRowPass<real>::run_outputs(bool gaps, const Slab<real>& slab,
                             {workspace.f, pL_, L},
                             h > 0});
   }
+}
+
+/// Of words: the rows of E V of the tile's keys, (keys, pL).
+template <class real>
+void LayerRowPass<real>::load_values(int head, const Slab<real>& slab, real* to) const {
+  const real* table = state_.model.values_table(head);
+  for (int k = 0; k < slab.keys; ++k)
+    std::copy_n(table + std::ptrdiff_t(slab.words.keys[k]) * pL_, pL_,
+                to + std::ptrdiff_t(k) * pL_);
 }
 
 /// Calls emit(index among the outputs, derivative) for every output of the tile, that of the
@@ -259,6 +284,68 @@ void LayerRowPass<real>::run_tile(Pass pass, int chunk, const Slab<real>& slab,
   if (pass != Pass::kScales) differentiate(pass, chunk, slab, workspace);
 }
 
+/// The gradient by V, from `g`, or of words that by E V, from A too.
+template <class real>
+void LayerRowPass<real>::differentiate_readout(int chunk, int head, const Slab<real>& slab,
+                                               const real* g, const Workspace& workspace) const {
+  const Shape& s = state_.data.shape;
+  const Kernels<real>& kernels = state_.kernels;
+  const int L = state_.lanes.lanes, qL = int(round_up(slab.rows, L));
+  real* const to = state_.gradients.readout(chunk, head);
+  if (!state_.data.has_words()) {
+    kernels.pack_rows(workspace.ax + head * of_head_size(), s.d, qL, dL_, workspace.ax_rows);
+    kernels.product({{s.d, pL_ / L, slab.rows},
+                     {workspace.ax_rows, dL_},
+                     {g, pL_, L},
+                     {to, pL_, L},
+                     !slab.first});
+    return;
+  }
+  const ScoreMemory<real> memory = of_head(head, workspace);
+  if (!state_.plan.keep)
+    steps_.run_scores(
+        steps_.scores(RowMode::kWeights, head, slab, workspace.heads, memory, nullptr));
+  if (slab.first) std::fill_n(to, state_.gradients.readout_size(), real(0));
+  kernels.values_words({slab.keys, slab.rows, pL_ / L, slab.words.keys, memory.s, g, to});
+}
+
+/// The scores of a head with C = G V^T X^T in the place of that of a classifier: what it is the
+/// product of, or of words, where logits are to be looked up, C itself.
+template <class real>
+ScoreArguments<real> LayerRowPass<real>::upstream(const ScoreArguments<real>& scores, int head,
+                                                  const Slab<real>& slab, bool kept,
+                                                  const Workspace& workspace) const {
+  const Shape& s = state_.data.shape;
+  const Kernels<real>& kernels = state_.kernels;
+  const int L = state_.lanes.lanes, qL = int(round_up(slab.rows, L));
+  ScoreArguments<real> in = scores;
+  in.ut_k = qL;
+  if (!state_.data.has_words()) {
+    kernels.product({{s.d, qL / L, s.p},
+                     {state_.model.transposed(head), dL_},
+                     {workspace.g_transposed, qL, L},
+                     {workspace.ut, qL, L},
+                     false});
+    in.ut = workspace.ut;
+    return in;
+  }
+  const int keys = int(round_up(slab.keys, L));
+  load_values(head, slab, workspace.values);
+  kernels.pack_rows(workspace.values, slab.keys, pL_, keys, workspace.packed);
+  if (kept) {
+    in.x = workspace.packed;
+    in.d = s.p;
+    in.ut = workspace.g_transposed;
+    return in;
+  }
+  kernels.product({{slab.keys, qL / L, s.p},
+                   {workspace.packed, keys},
+                   {workspace.g_transposed, qL, L},
+                   {in.c, qL, L}});
+  in.ut = nullptr;
+  return in;
+}
+
 template <class real>
 void LayerRowPass<real>::differentiate(Pass pass, int chunk, const Slab<real>& slab,
                                        const Workspace& workspace) const {
@@ -269,7 +356,9 @@ void LayerRowPass<real>::differentiate(Pass pass, int chunk, const Slab<real>& s
   const bool scaled = pass == Pass::kScaledGradient;
   kernels.pack_rows(workspace.g, slab.rows, pL_, qL, workspace.g_transposed);
   const real* keys = workspace.heads.keys;
-  if (!scaled && options.wrt_W)
+  if (state_.data.has_words())
+    workspace.heads.keys[0] = real(1);  // a factor of the tile, see scale_keys
+  else if (!scaled && options.wrt_W)
     kernels.scale_rows(state_.data.x + slab.first_sample * s.T * s.d, real(1), slab.keys, s.d, dL_,
                        workspace.heads.keys);
   const real* g = workspace.g;
@@ -281,29 +370,18 @@ void LayerRowPass<real>::differentiate(Pass pass, int chunk, const Slab<real>& s
     g = workspace.scaled_g;
   }
   for (int h = 0; h < s.H; ++h) {
-    if (options.wrt_readout) {
-      kernels.pack_rows(workspace.ax + h * of_head_size(), s.d, qL, dL_, workspace.ax_rows);
-      kernels.product({{s.d, pL_ / L, slab.rows},
-                       {workspace.ax_rows, dL_},
-                       {g, pL_, L},
-                       {state_.gradients.readout(chunk, h), pL_, L},
-                       !slab.first});
-    }
-    if (!options.wrt_W) continue;
-    kernels.product({{s.d, qL / L, s.p},
-                     {state_.model.transposed(h), dL_},
-                     {workspace.g_transposed, qL, L},
-                     {workspace.ut, qL, L},
-                     false});
     real* gap = scaled ? workspace.heads.gap + h * L : nullptr;
-    ScoreArguments<real> again = steps_.scores(scaled ? RowMode::kScaled : RowMode::kDerivative, h,
-                                               slab, workspace.heads, of_head(h, workspace), gap);
-    again.ut = workspace.ut;
-    again.ut_k = qL;
-    if (scaled || !state_.plan.keep || !state_.data.row_map.is_softmax())
-      steps_.run_scores(again);  // from the logits
+    const RowMode mode = scaled ? RowMode::kScaled : RowMode::kDerivative;
+    const ScoreArguments<real> again =
+        steps_.scores(mode, h, slab, workspace.heads, of_head(h, workspace), gap);
+    const bool kept = state_.plan.keep && !scaled && state_.data.row_map.is_softmax();
+    if (options.wrt_readout) differentiate_readout(chunk, h, slab, g, workspace);
+    if (!options.wrt_W) continue;
+    const ScoreArguments<real> in = upstream(again, h, slab, kept, workspace);
+    if (kept)
+      kernels.derivative_rows(in);
     else
-      kernels.derivative_rows(again);
+      steps_.run_scores(in);  // from the logits
     if (scaled)
       keys = steps_.scale_keys(
           slab,

@@ -5,6 +5,9 @@
 //   A = softmax,  (A X)^T,  F += A X V      then, with G = dL/dF of the tile,
 //   U^T = (G V^T)^T,  D,  gV += (A X)^T G,  gW += Z^T D X
 //
+// Where tokens are words, V is in the tables: with e_k the row of E V that a key's word has,
+// outputs are A e, C = G e^T, and the gradient of the table adds A^T G to the rows of the words.
+//
 // Keys that no row of the tile sees are left out. Of all heads A is kept if that is little
 // (Plan::keep), else it is computed again for D.
 #pragma once
@@ -31,6 +34,7 @@ class LayerRowPass final : public ChunkPass<real> {
     real *g, *scaled_g;       // their derivatives (rows, pL), and with a factor
     real *g_transposed, *ut;  // (pL, rows), (d, rows)
     real* ax_rows;            // (rows, dL)
+    real *values, *packed;    // of words: rows of E V of the keys (T, pL); packed (p, keys)
     OwnLossNumbers own;       // of a block, or of a tile where the function is called for each
   };
 
@@ -45,6 +49,12 @@ class LayerRowPass final : public ChunkPass<real> {
                 const OwnLossNumbers& own) const;
   void run_tile(Pass pass, int chunk, const Slab<real>& slab, const Workspace& of_thread) const;
   ScoreMemory<real> of_head(int head, const Workspace& workspace) const;
+  void load_values(int head, const Slab<real>& slab, real* to) const;
+  void differentiate_readout(int chunk, int head, const Slab<real>& slab, const real* g,
+                             const Workspace& workspace) const;
+  ScoreArguments<real> upstream(const ScoreArguments<real>& scores, int head,
+                                const Slab<real>& slab, bool kept,
+                                const Workspace& workspace) const;
   void run_outputs(bool gaps, const Slab<real>& slab, const Workspace& workspace) const;
   template <class Emit>
   void measure(LaneTotals& totals, const Slab<real>& slab, const real* f, const OwnLossNumbers& own,

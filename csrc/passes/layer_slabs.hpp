@@ -20,7 +20,7 @@ class LayerSlabs final : public SlabPass<real> {
   using SlabPass<real>::state_;
   using SlabPass<real>::steps_;
 
-  /// What a thread holds beside Room.
+  /// What a thread holds besides its Workspace.
   struct Outputs {
     double* largest;      // the largest derivative of each entry
     real *ax, *f, *g;     // A X (heads), outputs, derivatives of the loss by them

@@ -10,6 +10,7 @@ LoadedModel<real>::LoadedModel(const Kernels<real>& kernels, const Shape& shape,
       of_(readout_of(shape)),
       lanes_(plan, kernels.lanes),
       width_(width),
+      tables_(shape, kernels.lanes),
       query_size_(shape.d * lanes_.rows(shape.q)),
       transposed_size_(std::ptrdiff_t(width) * of_.columns *
                        (lanes_.laned ? of_.rows : round_up(of_.rows, kernels.lanes))) {}
@@ -22,10 +23,16 @@ void LoadedModel<real>::lay_out(Arena& layout) {
   transposed_ = layout.take<real>(H * transposed_size_);
   product_ = layout.take<real>(shared * s.q * s.d);
   packed_product_ = layout.take<real>(shared * query_size_);
+  scores_table_ = layout.take<real>(H * tables_.scores);
+  values_table_ = layout.take<real>(H * tables_.values);
+  packed_words_ = layout.take<real>(H * tables_.padded * s.d);
+  queries_ = layout.take<real>(H * std::max(tables_.padded, tables_.value_row) * s.d *
+                               (s.words > 0 ? 1 : 0));
 }
 
 template <class real>
-void LoadedModel<real>::load(const Parameters<real>& parameters, const Member& member) {
+void LoadedModel<real>::load(const Parameters<real>& parameters, const real* words,
+                             const Member& member) {
   const Shape& s = shape_;
   const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d * width_;
   const bool scaled = parameters.scale != real(1);
@@ -48,7 +55,37 @@ void LoadedModel<real>::load(const Parameters<real>& parameters, const Member& m
     if (scaled)
       for (std::ptrdiff_t i = h * dd; i < (h + 1) * dd; ++i)
         w_scaled_[i] = parameters.scale * parameters.W[i];
+    if (s.words > 0) load_tables(parameters, words, h);
   }
+}
+
+/// Tables of one head, whose W times the scale and U or V have been loaded.
+template <class real>
+void LoadedModel<real>::load_tables(const Parameters<real>& parameters, const real* words,
+                                    int head) {
+  const Shape& s = shape_;
+  const int d = s.d, L = lanes_.lanes, padded = int(tables_.padded);
+  const std::ptrdiff_t dd = std::ptrdiff_t(d) * d;
+  real* const keys = packed_words_ + head * (std::ptrdiff_t(padded) * d);
+  real* const queries = queries_ + head * (std::max(tables_.padded, tables_.value_row) * d);
+  kernels_.pack_rows(words, s.words, d, padded, keys);
+  const auto multiply = [&](const real* by, std::ptrdiff_t row, real* table) {
+    kernels_.product({{s.words, int(row) / L, d}, {keys, padded}, {by, row, L}, {table, row, L}});
+  };
+  real* const scores = scores_table_ + head * tables_.scores;
+  if (s.shared_query) {
+    multiply(shared_product(head), tables_.row, scores);
+  } else {
+    const real* w = parameters.scale == real(1) ? parameters.W : w_scaled_;
+    kernels_.product(
+        {{d, padded / L, d}, {w + head * dd, d}, {keys, padded, L}, {queries, padded, L}});
+    multiply(queries, tables_.row, scores);
+  }
+  real* const values = values_table_ + head * tables_.values;
+  if (!s.is_layer()) return multiply(transposed(head), tables_.value_row, values);
+  kernels_.scale_rows(parameters.V + head * (std::ptrdiff_t(d) * s.p), real(1), d, s.p,
+                      int(tables_.value_row), queries);
+  multiply(queries, tables_.value_row, values);
 }
 
 /// Z W of one head, Z being the query rows of all samples, as scores would compute it for a unit.

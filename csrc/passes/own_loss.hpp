@@ -16,7 +16,7 @@
 
 namespace mhfast {
 
-/// Some outputs with their targets, and what the function says of each.
+/// Some outputs with their targets, and the function's results for each.
 struct OwnLossNumbers {
   double *outputs, *targets, *values, *derivatives;
 
@@ -43,7 +43,7 @@ struct OwnLossNumbers {
   }
 };
 
-/// What a function says of all outputs that are known; `curvatures`: with second derivatives.
+/// The function's results for all outputs that are known; `curvatures`: with second derivatives.
 class OwnLossResults {
  public:
   template <class real>
@@ -116,7 +116,7 @@ class OwnLossPass {
     }
   }
 
-  /// Has the function fill in what it says of `rows` rows.
+  /// Calls the function for `rows` rows, whose results it fills in.
   void call(std::ptrdiff_t rows, const OwnLossNumbers& of) {
     if (!function_->call(
             {rows, p_, is_double_, of.outputs, of.targets, of.values, of.derivatives, nullptr}))

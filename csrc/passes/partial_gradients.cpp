@@ -20,6 +20,68 @@ void PartialGradients<real>::lay_out(Arena& layout) {
   if (!options_.gradient) return;
   partial_ = layout.take<real>(chunks_ * part_.size);
   shared_ = layout.take<real>(s.shared_query ? std::size_t(s.H) * s.q * s.d * width_ : 0);
+  if (s.words == 0) return;
+  const std::ptrdiff_t dL = round_up(s.d, kernels_.lanes), most = std::max({s.words, s.q, s.d});
+  table_.sum_size = std::max(s.words * std::max(part_.weight_row, part_.readout_row), s.d * dL);
+  table_.words_size = s.words * dL;
+  table_.product_size = most * std::max(dL, part_.readout_row);
+  table_.sum = layout.take<real>(s.H * table_.sum_size);
+  table_.words = layout.take<real>(s.H * table_.words_size);
+  table_.product = layout.take<real>(s.H * table_.product_size);
+}
+
+/// The sum of the chunks of a table of words: (words, columns).
+template <class real>
+real* PartialGradients<real>::sum_table(const real* partial, int columns, real* to) const {
+  kernels_.reduce_features({partial, part_.size, chunks_, shape_.words, columns, to});
+  return to;
+}
+
+/// The gradients of one head from those of its tables:
+///
+///   scores    by W: E^T (S^T E), S [key word][query word]; of a shared query S^T E is D X
+///   values    by U: C^T E, C [key word][row];  by V: E^T C, C [key word][output]
+template <class real>
+void PartialGradients<real>::reduce_words(const LoadedModel<real>& model, const real* words,
+                                          const GradientOut<real>& to, int head) const {
+  const Shape& s = shape_;
+  const int L = kernels_.lanes, d = s.d, dL = int(round_up(d, L)), V = s.words;
+  real* const sum = table_.sum + head * table_.sum_size;
+  real* const rows = table_.words + head * table_.words_size;
+  real* const product = table_.product + head * table_.product_size;
+  kernels_.scale_rows(words, real(1), V, d, dL, rows);
+  /// Copies rows without what fills their vectors.
+  const auto copy = [](const real* from, int count, int columns, std::ptrdiff_t row, real* out,
+                       real factor) {
+    for (int i = 0; i < count; ++i)
+      for (int j = 0; j < columns; ++j)
+        out[std::ptrdiff_t(i) * columns + j] = factor * from[i * row + j];
+  };
+  if (options_.wrt_W && (to.W || s.shared_query)) {
+    const int queries = s.shared_query ? s.q : V;
+    sum_table(weight(0, head), queries, sum);
+    kernels_.product({{queries, dL / L, V}, {sum, queries}, {rows, dL, L}, {product, dL, L}});
+    if (s.shared_query) {
+      copy(product, s.q, d, dL, shared_ + head * (std::ptrdiff_t(s.q) * d), real(1));
+    } else {
+      real* const gradient = sum;  // which is not needed any more
+      kernels_.product({{d, dL / L, V}, {words, d}, {product, dL, L}, {gradient, dL, L}});
+      copy(gradient, d, d, dL, to.W + head * (std::ptrdiff_t(d) * d), model.scale());
+    }
+  }
+  if (!to.readout) return;
+  const int columns = s.is_layer() ? s.p : s.q;
+  real* const out = to.readout + std::ptrdiff_t(head) * of_.rows * of_.columns;
+  if (s.is_layer()) {
+    const std::ptrdiff_t pL = part_.readout_row;
+    sum_table(readout(0, head), int(pL), sum);
+    kernels_.product({{d, int(pL) / L, V}, {words, d}, {sum, pL, L}, {product, pL, L}});
+    copy(product, d, s.p, pL, out, real(1));
+  } else {
+    sum_table(readout(0, head), columns, sum);
+    kernels_.product({{s.q, dL / L, V}, {sum, columns}, {rows, dL, L}, {product, dL, L}});
+    copy(product, s.q, d, dL, out, real(1));
+  }
 }
 
 template <class real>
@@ -34,24 +96,25 @@ void PartialGradients<real>::sum_chunks(const real* partial, int rows, int colum
 }
 
 template <class real>
-void PartialGradients<real>::reduce(const LoadedModel<real>& model, const GradientOut<real>& to,
-                                    const Member& member) const {
+void PartialGradients<real>::reduce(const LoadedModel<real>& model, const real* words,
+                                    const GradientOut<real>& to, const Member& member) const {
   const Shape& s = shape_;
   const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, qd = std::ptrdiff_t(s.q) * s.d;
   for (int h = member.index; h < s.H; h += member.count) {
+    if (words) reduce_words(model, words, to, h);
     if (s.shared_query && options_.wrt_W) {
       real* e = shared_ + h * qd * width_;
-      sum_chunks(weight(0, h), s.q, s.d, e);
+      if (!words) sum_chunks(weight(0, h), s.q, s.d, e);
       if (to.W)
         kernels_.batched_gemm({s.d, s.d, s.q, width_, model.prompt(), 1, s.d, e, s.d, 1,
                                to.W + h * dd * width_, s.d, 1, model.scale(), false});
-    } else if (to.W) {
+    } else if (to.W && !words) {
       real* out = to.W + h * dd * width_;
       sum_chunks(weight(0, h), s.d, s.d, out);
       if (model.scale() != real(1))
         for (std::ptrdiff_t i = 0; i < dd * width_; ++i) out[i] *= model.scale();
     }
-    if (to.readout)
+    if (to.readout && !words)
       sum_chunks(readout(0, h), of_.rows, of_.columns,
                  to.readout + std::ptrdiff_t(h) * of_.rows * of_.columns * width_);
   }

@@ -31,11 +31,19 @@ class PartialGradients {
     return partial_ + chunk * part_.size + part_.readout_at + head * part_.readout_head;
   }
 
-  /// A member's heads of the sums; of a prompt all heads, by the first member.
-  void reduce(const LoadedModel<real>& model, const GradientOut<real>& to,
+  /// Numbers of a head's part by W, and by U or V.
+  std::ptrdiff_t weight_size() const { return part_.weight_head; }
+  std::ptrdiff_t readout_size() const { return part_.readout_head; }
+
+  /// A member's heads of the sums; of a prompt all heads, by the first member. `words`: (words, d),
+  /// or null.
+  void reduce(const LoadedModel<real>& model, const real* words, const GradientOut<real>& to,
               const Member& member) const;
 
  private:
+  void reduce_words(const LoadedModel<real>& model, const real* words, const GradientOut<real>& to,
+                    int head) const;
+  real* sum_table(const real* partial, int columns, real* scratch) const;
   void sum_chunks(const real* partial, int rows, int columns, real* out) const;
 
   const Kernels<real>& kernels_;
@@ -47,6 +55,11 @@ class PartialGradients {
   const PartialGradient part_;
   real* partial_ = nullptr;
   real* shared_ = nullptr;  // D X summed over samples, where the query is shared: (H, q, d)
+  /// Of words, for each head: a sum of tables, words in rows of whole vectors, products of the two.
+  struct {
+    real *sum = nullptr, *words = nullptr, *product = nullptr;
+    std::ptrdiff_t sum_size = 0, words_size = 0, product_size = 0;
+  } table_;
 };
 
 }  // namespace mhfast

@@ -1,4 +1,4 @@
-// A pass over the data of a model: its kinds, what it is asked for, and what it adds up.
+// A pass over the data of a model: its kinds, its options and its sums.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ enum class Pass {
   kOutputs,
   kOwnOutputs,  // the first phase of a block with the caller's own loss, see own_loss.hpp
   kLoss,
-  kScales,  // the loss, and what GradientScales::needs_scaling asks for
+  kScales,  // the loss, and what GradientScales::needs_scaling needs
   kGradient,
   kScaledGradient,
 };
@@ -25,7 +25,7 @@ inline bool is_gradient(Pass pass) {
 
 struct PassOptions {
   bool gradient = false, wrt_W = true, wrt_readout = true;  // W serves a prompt as well
-  bool gaps = false;                                        // gather what needs_scaling asks for
+  bool gaps = false;                                        // gather what needs_scaling needs
   bool runs_are_lanes = false;  // parameters have a number for each lane
   int members = 1;              // of a team that may be larger than the engine's own
 
@@ -74,6 +74,7 @@ struct Slab {
   std::ptrdiff_t first_sample;
   int units, samples;
   const real *x, *z, *y;   // packed; y: a layer's
+  WordsOfUnits words;      // in the place of x and z
   int first_row, rows;     // of the query; all, but for layers of long sequences
   int keys;                // that any of these rows sees; all, but for layers by rows
   bool first;              // of its chunk

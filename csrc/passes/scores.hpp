@@ -11,7 +11,7 @@ struct ScoreSize {
 };
 
 /// One head of a model and the tokens of a slab, in the layouts of ScoreArguments. Without `ut`
-/// only weights can be asked for.
+/// only weights can be requested.
 template <class real>
 struct ScoreOperands {
   const real *w, *x, *z;
@@ -20,6 +20,7 @@ struct ScoreOperands {
   std::ptrdiff_t ut_k = 0;
   bool ut_laned = false;
   RowMap map{};
+  WordsOfUnits words{};
 };
 
 /// Where a thread's scores go. `s` and `c` are those of the head that is scored.
@@ -43,6 +44,7 @@ ScoreArguments<real> score_arguments(RowMode mode, int features, const ScoreSize
   in.ut_k = of.ut_k;
   in.ut_laned = of.ut_laned;
   in.map = of.map;
+  in.words = of.words;
   in.x = of.x;
   in.z = of.z;
   in.limits = of.limits;

@@ -10,8 +10,10 @@ SlabPass<real>::SlabPass(PassState<real>& state, const Sizes& sizes)
       sizes_(sizes),
       steps_(state, sizes.rows),
       workspaces_(state.threads),
-      key_size_(state.data.shape.d * state.lanes.rows(state.data.shape.T)),
-      query_size_(state.data.shape.d * state.lanes.rows(state.data.shape.q)) {}
+      key_size_(state.data.has_words() ? 0
+                                       : state.data.shape.d * state.lanes.rows(state.data.shape.T)),
+      query_size_(
+          state.data.has_words() ? 0 : state.data.shape.d * state.lanes.rows(state.data.shape.q)) {}
 
 /// Of slabs with the caller's own loss, see tuning.hpp.
 template <class real>
@@ -40,8 +42,7 @@ void SlabPass<real>::lay_out(Arena& layout) {
     Workspace& workspace = workspaces_[thread];
     HeadMemory<real>& heads = workspace.heads;
     workspace.x = packed_ ? nullptr : layout.take<real>(units * key_size_);
-    workspace.z = packed_ || data.self || s.shared_query ? workspace.x
-                                                         : layout.take<real>(units * query_size_);
+    workspace.z = packed_ || !data.has_z() ? workspace.x : layout.take<real>(units * query_size_);
     workspace.y = packed_ ? nullptr : layout.take<real>(units * sizes_.unit_targets);
     heads.limits = layout.take<real>(data.is_limited() ? units * steps_.rows_size() : 0);
     heads.scores.p = layout.take<real>(units * query_size_);
@@ -65,7 +66,7 @@ template <class real>
 std::shared_ptr<Packed<real>> SlabPass<real>::make_packed() const {
   const Data<real>& data = state_.data;
   const std::ptrdiff_t units = state_.plan.units;
-  const bool external = !data.self && !data.shape.shared_query;
+  const bool external = data.has_z();
   auto packed = std::make_shared<Packed<real>>();
   const auto lay_out = [&](Arena layout) {
     packed->x = layout.template take<real>(units * key_size_);
@@ -90,7 +91,7 @@ void SlabPass<real>::pack(const real* from, std::ptrdiff_t run, int rows, int co
       kernels.pack_lanes(from + u * L * size, size, valid, size, to);
       to += size * L;
     } else if (state_.plan.runs_are_lanes()) {
-      // What all share, the lanes without a run have as well: others may use the result.
+      // Lanes without a run get what all share, too, because others may use the result.
       kernels.pack_lanes(from + u * size, run, run == 0 ? L : state_.data.runs, size, to);
       to += size * L;
     } else {
@@ -108,7 +109,8 @@ void SlabPass<real>::pack_all(const Member& member) {
   const std::ptrdiff_t units = state_.plan.units, targets = sizes_.unit_targets;
   const std::ptrdiff_t first = units * member.index / member.count,
                        last = units * (member.index + 1) / member.count;
-  pack(data.x, data.run.x, s.T, s.d, first, last, packed_->x + first * key_size_);
+  if (!data.has_words())
+    pack(data.x, data.run.x, s.T, s.d, first, last, packed_->x + first * key_size_);
   if (packed_->z != packed_->x)
     pack(data.z, data.run.z, s.q, s.d, first, last, packed_->z + first * query_size_);
   if (targets && data.y)
@@ -166,12 +168,13 @@ Slab<real> SlabPass<real>::open_slab(std::ptrdiff_t first, std::ptrdiff_t last,
   slab.units = int(last - first);
   slab.samples = int(std::min(last * samples_in_unit, s.n) - slab.first_sample);
   slab.keys = s.T;
+  slab.words = state_.words_of(slab.first_sample, 0);
   if (packed_) {
     slab.x = packed_->x + first * key_size_;
     slab.z = data.self ? slab.x : packed_->z + first * query_size_;
     slab.y = packed_->y + first * sizes_.unit_targets;
   } else {
-    pack(data.x, data.run.x, s.T, s.d, first, last, workspace.x);
+    if (!data.has_words()) pack(data.x, data.run.x, s.T, s.d, first, last, workspace.x);
     if (workspace.z != workspace.x) pack(data.z, data.run.z, s.q, s.d, first, last, workspace.z);
     if (sizes_.unit_targets && data.y)
       pack(data.y, data.run.y, int(data.targets), 1, first, last, workspace.y);

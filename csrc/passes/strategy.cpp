@@ -29,7 +29,7 @@ PassState<real>::PassState(const Data<real>& data_, std::optional<Loss> loss_,
 template <class real>
 void ChunkPass<real>::run(Pass pass, const Member& member) {
   const Plan& plan = state_.plan;
-  // The larger chunks first: what is left at the end is shared better.
+  // The larger chunks first, so that the threads finish at nearly the same time.
   const auto begin = [&](std::ptrdiff_t chunk) {
     return plan.units / plan.chunks * chunk + std::min(chunk, plan.units % plan.chunks);
   };
@@ -48,7 +48,7 @@ template <class real>
 std::unique_ptr<Strategy<real>> make_strategy(PassState<real>& state) {
   const bool layer = state.data.shape.is_layer();
   if (state.plan.kind == PlanKind::kTiles) return std::make_unique<TilePass<real>>(state);
-  if (layer && state.plan.kind == PlanKind::kRows)
+  if (layer && (state.plan.kind == PlanKind::kRows || state.plan.kind == PlanKind::kWords))
     return std::make_unique<LayerRowPass<real>>(state);
   if (layer) return std::make_unique<LayerSlabs<real>>(state);
   return std::make_unique<ClassifierSlabs<real>>(state);

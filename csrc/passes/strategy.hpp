@@ -4,6 +4,7 @@
 //   samples, hybrid, rows, runs    ClassifierSlabs, LayerSlabs    a slab of samples at a time
 //   tiles                          TilePass                       long sequences of a classifier
 //   rows of a layer                LayerRowPass                   a tile of query rows at a time
+//   words                          ClassifierSlabs, LayerRowPass  as rows
 #pragma once
 
 #include <atomic>
@@ -27,7 +28,7 @@ template <class real>
 struct PassState {
   const Kernels<real>& kernels;
   const Data<real> data;
-  const std::optional<Loss> loss;  // none where only outputs are asked for
+  const std::optional<Loss> loss;  // none where only outputs are requested
   const PassOptions options;
   const Plan plan;
   const LaneLayout lanes;
@@ -47,6 +48,18 @@ struct PassState {
   PassState(const Data<real>& data, std::optional<Loss> loss, const PassOptions& options,
             const Plan& plan, int threads);
 
+  /// Of samples from `sample` on, with query rows from `row` on; none where tokens are not words.
+  WordsOfUnits words_of(std::ptrdiff_t sample, int row) const {
+    WordsOfUnits words;
+    if (!data.has_words()) return words;
+    const Shape& s = data.shape;
+    words.keys = data.keys + sample * s.T;
+    words.keys_unit = s.T;
+    words.queries = data.queries ? data.queries + sample * s.q + row : nullptr;
+    words.queries_unit = s.q;
+    words.row = model.tables().row;
+    return words;
+  }
   std::ptrdiff_t sample_of(const Slab<real>& slab, int entry) const {
     return slab.first_sample + entry / lanes.entries_in_sample;
   }
@@ -75,7 +88,7 @@ class Strategy {
   /// Takes the scratch of all threads.
   virtual void lay_out(Arena& layout) = 0;
 
-  /// A member's heads of what the strategy needs of the parameters beside LoadedModel.
+  /// A member's heads of what the strategy needs of the parameters besides LoadedModel.
   virtual void load(const Parameters<real>&, const Member&) {}
 
   /// Reads labels and weights of samples `first` to `last` again.

@@ -1,11 +1,13 @@
-// A data set from which nothing spreads to where it must not: rows of weight 0 have no influence on
+// A data set whose NaN and infinite numbers cannot spread: rows of weight 0 have no influence on
 // losses and gradients, and masked keys none on the rows that do not see them, whatever they hold.
-// Where the caller gives the derivatives by the outputs, rows whose derivatives are all 0 are such.
+// Where the caller gives the derivatives by the outputs, rows whose derivatives are all 0 count as
+// rows of weight 0.
 //
 // A weight of exactly 0 keeps out what is finite, but 0 times NaN, or times what overflows, is NaN.
 // So rows of weight 0 see no key, which makes their attention and its derivative zeros that are
-// written, not computed. Tokens and queries that are not finite are zeros in a copy, and the rows
-// that see them, or are they, have the limit NaN, which makes all of theirs NaN.
+// written, not computed. Tokens and queries that are not finite become zeros in a copy, and the
+// rows that see them, or consist of them, get the limit NaN, which makes all results of these rows
+// NaN.
 #pragma once
 
 #include <algorithm>
@@ -26,9 +28,8 @@ class CleanData {
     if (data.limits) return;
     const bool has_idle = has_zero_weight() || has_zero_derivatives();
     if (!data.causal && !has_idle) return;
-    const bool bad_x = clean(data.x, data.run.x, data.shape.T, x_);
-    const bool has_z = !data.self && data.z;
-    const bool bad_z = has_z && clean(data.z, data.run.z, data.shape.q, z_);
+    const bool bad_x = clean(data.x, data.run.x, data.x_rows(), x_);
+    const bool bad_z = data.has_z() && clean(data.z, data.run.z, data.shape.n * data.shape.q, z_);
     if (!bad_x && !bad_z && !has_idle) return;
     find_limits();
     if (bad_x) data_.x = x_.data();
@@ -76,11 +77,11 @@ class CleanData {
     return zero == 0;
   }
 
-  /// Copies arrays of `rows` rows a sample without the rows that are not finite. False: there are
-  /// none, and no copy is made.
-  bool clean(const real* from, std::ptrdiff_t of_run, int rows, std::vector<real>& to) const {
+  /// Copies an array of `count` rows without those that are not finite. False: there are none, and
+  /// no copy is made.
+  bool clean(const real* from, std::ptrdiff_t of_run, std::ptrdiff_t count,
+             std::vector<real>& to) const {
     const int d = data_.shape.d;
-    const std::ptrdiff_t count = data_.shape.n * rows;
     const std::ptrdiff_t all = (of_run ? (runs_ - 1) * of_run : 0) + count * d;
     for (std::ptrdiff_t r = 0; r < (of_run ? runs_ : 1); ++r)
       for (std::ptrdiff_t i = 0; i < count; ++i) {
@@ -95,14 +96,14 @@ class CleanData {
   void find_limits() {
     const Shape& s = data_.shape;
     const auto& run = data_.run;
-    const bool apart = run.x || run.z || run.weight || run.lengths || (derivatives_ && run.y != 0);
+    const bool apart =
+        run.x || run.z || run.keys || run.weight || run.lengths || (derivatives_ && run.y != 0);
     const std::ptrdiff_t of_run = s.n * s.q;
     limits_.resize((apart ? runs_ : 1) * of_run);
     for (std::ptrdiff_t r = 0; r < (apart ? runs_ : 1); ++r)
       for (std::ptrdiff_t i = 0; i < s.n; ++i) {
-        const real* x = data_.x + r * run.x + i * s.T * s.d;
         int finite = 0;  // keys before the first that is not
-        while (finite < s.T && is_finite(x + std::ptrdiff_t(finite) * s.d, s.d)) ++finite;
+        while (finite < s.T && is_finite(data_.key(i, int(r), finite), s.d)) ++finite;
         for (int t = 0; t < s.q; ++t) {
           double& limit = limits_[r * of_run + i * s.q + t];
           const bool idle =
@@ -118,8 +119,7 @@ class CleanData {
 
   bool is_finite_query(int run_index, std::ptrdiff_t sample, int row) const {
     const Shape& s = data_.shape;
-    if (s.shared_query || !data_.z) return true;
-    return is_finite(data_.z + run_index * data_.run.z + (sample * s.q + row) * s.d, s.d);
+    return s.shared_query || is_finite(data_.query(sample, run_index, row), s.d);
   }
 
   Data<real> data_;

@@ -29,7 +29,9 @@ using Tensors = std::array<Pointer, kTensors>;
 
 /// x (n, T, d), z (n, q, d), y and weight (n,), or null; a layer's y (n, q, p) or classes (n, q),
 /// its weight perhaps (n, q). For self-attention z is x; an external z may begin at the same
-/// address. Where the query is shared z is not used. Runs that are lanes of one engine have their
+/// address. Where the query is shared z is not used. Where the shape has words, x is the dictionary
+/// (words, d), `keys` are the words of the tokens (n, T) and `queries` those of the query rows
+/// (n, q), z is not used. Runs that are lanes of one engine have their
 /// arrays `run` numbers apart, 0 where they share one.
 template <class real>
 struct Data {
@@ -38,16 +40,34 @@ struct Data {
   RowMap row_map;
   const real* x;
   const real* z;
+  const std::int32_t* keys;
+  const std::int32_t* queries;
   const real* y;
   const real* weight;
   const std::int64_t* lengths;  // visible keys, or null: all
-  const double* limits;         // (n, q) in the place of what `limit` says, or null: see CleanData
+  const double* limits;         // (n, q) in place of what `limit` says, or null: see CleanData
   bool weighs_rows;
   std::ptrdiff_t targets;  // numbers of y of one sample
   int runs;
   struct {
-    std::ptrdiff_t x, z, y, weight, lengths, limits;
+    std::ptrdiff_t x, z, keys, queries, y, weight, lengths, limits;
   } run;
+
+  bool has_words() const { return shape.words > 0; }
+  /// Rows of d numbers in x, and in an external z.
+  std::ptrdiff_t x_rows() const { return has_words() ? shape.words : shape.n * shape.T; }
+  bool has_z() const { return z && !self && !shape.shared_query && !has_words(); }
+  bool queries_are_keys() const { return self || (has_words() && !shape.shared_query); }
+  /// A token of a sample, and a row of its query side, which is not shared.
+  const real* key(std::ptrdiff_t sample, int run_index, std::ptrdiff_t k) const {
+    const std::ptrdiff_t at = sample * shape.T + k;
+    return x + run_index * run.x + (has_words() ? keys[run_index * run.keys + at] : at) * shape.d;
+  }
+  const real* query(std::ptrdiff_t sample, int run_index, std::ptrdiff_t row) const {
+    const std::ptrdiff_t at = sample * shape.q + row;
+    if (!has_words()) return z + run_index * run.z + at * shape.d;
+    return x + run_index * run.x + queries[run_index * run.queries + at] * shape.d;
+  }
 
   /// Keys that row `row` of a sample sees; NaN where one of them, or the row itself, is not finite.
   double limit(std::ptrdiff_t sample, int run_index, int row) const {
@@ -64,7 +84,7 @@ struct Data {
     for (int t = 0; t < padded; ++t) to[t] = real(t < rows ? limit(sample, 0, first + t) : shape.T);
   }
 
-  /// Rows of a self-attention that are beyond the sample's length are of no weight, if rows have.
+  /// In self-attention, rows beyond the sample's length have weight 0, if rows have weights.
   double weight_of(int run_index, std::ptrdiff_t sample, int row) const {
     if (shape.rows_have_outputs() && row >= rows_of(run_index, sample)) return 0.0;
     if (!weight) return 1.0;
@@ -105,6 +125,8 @@ Data<real> at_run(const Data<real>& set, std::ptrdiff_t run, int count) {
   Data<real> data = set;
   data.x += run * set.run.x;
   data.z = set.z ? set.z + run * set.run.z : nullptr;
+  data.keys = set.keys ? set.keys + run * set.run.keys : nullptr;
+  data.queries = set.queries ? set.queries + run * set.run.queries : nullptr;
   data.y = set.y ? set.y + run * set.run.y : nullptr;
   data.weight = set.weight ? set.weight + run * set.run.weight : nullptr;
   data.lengths = set.lengths ? set.lengths + run * set.run.lengths : nullptr;

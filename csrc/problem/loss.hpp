@@ -85,7 +85,7 @@ inline RowLoss row_loss(Loss loss, const real* f, const real* y, std::ptrdiff_t 
   __builtin_unreachable();
 }
 
-/// Calls emit(o, change of the derivative of output o) as the row's outputs f move by df.
+/// Calls emit(o, change of the derivative of output o) as the row's outputs f change by df.
 template <class real, class Emit>
 inline void derivative_tangents(Loss loss, const real* f, const real* df, const real* y,
                                 std::ptrdiff_t stride, int p, const Emit& emit) {

@@ -7,7 +7,7 @@
 namespace mhfast {
 
 /// Outputs and targets (rows,) of a classifier's samples or, with p above 0, (rows, p) of a layer's
-/// query rows, and where the results go; second derivatives are not asked for where they are null.
+/// query rows, and where the results go; null: second derivatives are not requested.
 struct OwnLossCall {
   std::ptrdiff_t rows, p;
   bool is_double;  // the dtype of the model; numbers come and go as double

@@ -96,6 +96,11 @@ struct Cost {
                           product_cycles(s.d, P, rows) + 2 * N * s.d;
     return std::ceil(double(s.q) / rows) * (a_tile + 3.0 * s.T * s.d / s.H);
   }
+  double words() const {  // for a sample
+    const double N = vectors(s.q),
+                 values = s.is_layer() ? 4 * product_cycles(s.T, vectors(s.p), s.q) : 0;
+    return kept(false, softmax_cycles(N, s.T, bytes, L)) + kWordCycles * s.q * s.T + values;
+  }
   double runs() const {  // for a sample of `lanes` runs
     return product_cycles(s.d, s.q, s.d, true) + 2 * product_cycles(s.q, s.T, s.d, true) +
            softmax_cycles(s.q, s.T, bytes, L) + gradients_samples();
@@ -159,9 +164,17 @@ struct Prediction {
   }
 };
 
+/// Of words there is one plan.
+Prediction predict_words(const Shape& s, const Cost& cost, double units) {
+  Prediction result;
+  result.set(PlanKind::kWords, cost, units, s.H * double(s.n) * cost.words());
+  return result;
+}
+
 Prediction predict_layer(const Shape& s, const Cost& cost) {
   const double n = double(s.n), H = s.H, blocks = cost.vectors(s.n);
   const double parts = std::ceil(double(s.q) / layer_tile(s, cost.bytes, cost.L));
+  if (s.words > 0) return predict_words(s, cost, n * parts);
   Prediction result;
   result.cycles[int(PlanKind::kRuns)] = H * n * cost.layer() / cost.L;
   result.set(PlanKind::kSamples, cost, blocks, H * blocks * cost.layer());
@@ -171,6 +184,7 @@ Prediction predict_layer(const Shape& s, const Cost& cost) {
 
 Prediction predict_classifier(const Shape& s, const Cost& cost) {
   const double n = double(s.n), H = s.H, blocks = cost.vectors(s.n);
+  if (s.words > 0) return predict_words(s, cost, n);
   Prediction result;
   result.cycles[int(PlanKind::kRuns)] = H * n * cost.runs() / cost.L;
   const auto fits = [&](PlanKind kind) {
@@ -231,7 +245,8 @@ void size_classifier(const Shape& s, int bytes, int lanes, Plan& plan) {
 }
 
 void size_layer(const Shape& s, int bytes, int lanes, Plan& plan) {
-  if (plan.kind == PlanKind::kRows) return size_layer_rows(s, bytes, lanes, plan);
+  if (plan.kind == PlanKind::kRows || plan.kind == PlanKind::kWords)
+    return size_layer_rows(s, bytes, lanes, plan);
   size_slabs(s, bytes, lanes, plan);
   plan.keep = true;
   plan.tile = layer_rows(s, bytes, lanes);
@@ -259,11 +274,10 @@ const Prediction& prediction(const Shape& s, const Registers& registers) {
 
     auto key() const {
       return std::tie(shape.n, shape.T, shape.q, shape.d, shape.H, shape.p, shape.shared_query,
-                      registers.bytes, registers.lanes, registers.tiles.accumulators);
+                      shape.words, registers.bytes, registers.lanes, registers.tiles.accumulators);
     }
   };
-  thread_local std::unique_ptr<Kept>
-      last;  // on the heap, as threads have little storage of their own
+  thread_local std::unique_ptr<Kept> last;  // on the heap, as thread-local storage is small
   if (!last) last = std::make_unique<Kept>();
   Kept& kept = *last;
   Kept asked;
@@ -296,6 +310,8 @@ const char* plan_name(PlanKind kind) {
       return "rows";
     case PlanKind::kTiles:
       return "tiles";
+    case PlanKind::kWords:
+      return "words";
     case PlanKind::kRuns:
       break;
   }
@@ -306,8 +322,8 @@ void force_plan(const std::string& name) {
   for (int kind = 0; kind < kPlanKinds; ++kind)
     if (name == plan_name(PlanKind(kind))) return forced.store(kind);
   if (name != "auto")
-    throw std::invalid_argument("plan: expected samples, hybrid, rows, tiles, runs or auto, got '" +
-                                name + "'");
+    throw std::invalid_argument(
+        "plan: expected samples, hybrid, rows, tiles, words, runs or auto, got '" + name + "'");
   forced.store(-1);
 }
 
@@ -317,17 +333,24 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
   };
   const Readout readout = readout_of(s);
   PartialGradient part{};
-  part.weight_row = row(s.d);
-  part.readout_row = row(readout.columns);
-  part.weight_head = (s.shared_query ? s.q : s.d) * part.weight_row;
-  part.readout_head = readout.rows * part.readout_row;
+  if (kind == PlanKind::kWords) {
+    part.weight_row = row(s.shared_query ? s.q : s.words);
+    part.readout_row = row(s.is_layer() ? s.p : s.q);
+    part.weight_head = s.words * part.weight_row;
+    part.readout_head = s.words * part.readout_row;
+  } else {
+    part.weight_row = row(s.d);
+    part.readout_row = row(readout.columns);
+    part.weight_head = (s.shared_query ? s.q : s.d) * part.weight_row;
+    part.readout_head = readout.rows * part.readout_row;
+  }
   part.readout_at = s.H * part.weight_head;
   part.size = part.readout_at + s.H * part.readout_head;
   return part;
 }
 
 bool prefers_runs(const Shape& s, const Registers& registers, std::ptrdiff_t runs) {
-  if (runs < 2) return false;
+  if (runs < 2 || s.words > 0) return false;
   const int choice = forced.load(std::memory_order_relaxed);
   if (choice >= 0) return PlanKind(choice) == PlanKind::kRuns;
   const Prediction& predicted = prediction(s, registers);

@@ -17,6 +17,7 @@ struct Shape {
   int T, q, d, H;             // keys, query rows, features, heads
   int p = 0;                  // outputs of a layer; 0: a classifier
   bool shared_query = false;  // one query side for all samples, a prompt
+  int words = 0;              // of the dictionary that all tokens are taken from; 0: there is none
 
   bool is_layer() const { return p > 0; }
   bool rows_have_outputs() const { return is_layer(); }
@@ -31,9 +32,10 @@ enum class PlanKind {
   kHybrid,   // samples for scores and softmax, features for gradients
   kRows,     // query rows for scores and softmax, features for gradients
   kTiles,    // as kRows, a tile of query rows at a time: long sequences
-  kRuns,     // independent runs, each with its own parameters
+  kWords,  // as kRows, where tokens are words: products of words are computed once, then looked up
+  kRuns,   // independent runs, each with its own parameters
 };
-inline constexpr int kPlanKinds = 5;
+inline constexpr int kPlanKinds = 6;
 
 /// Whether gradients have features along the lanes, in rows of whole vectors.
 inline bool features_are_lanes(PlanKind kind) {
@@ -49,7 +51,7 @@ struct Plan {
   int tile;              // tiles and layers: query rows at a time
   int parts;  // tiles, layers by rows: pieces of a sample's query rows; threads share them
   double cycles[kPlanKinds];  // predicted for one loss and gradient of one run, by kind: with what
-                              // chunks cost, without what a step of training does beside
+                              // chunks cost, without the other work of a training step
 
   bool samples_are_lanes() const { return kind == PlanKind::kSamples || kind == PlanKind::kHybrid; }
   bool runs_are_lanes() const { return kind == PlanKind::kRuns; }
@@ -82,7 +84,9 @@ const char* plan_name(PlanKind kind);
 void force_plan(const std::string& name);
 
 /// Layout of a chunk's partial gradient, in numbers: for all heads the part by W (or, if the query
-/// is shared, D X), then that by U or V.
+/// is shared, D X), then that by U or V. Of words: the sum of D over all pairs of a key word and a
+/// query word (or, if the query is shared, row), then that of A over key words and query rows, or
+/// of a layer A^T G over key words and outputs.
 struct PartialGradient {
   std::ptrdiff_t weight_row, readout_row;  // of d numbers; of d, or of a layer's p
   std::ptrdiff_t weight_head, readout_head, readout_at, size;

@@ -13,7 +13,7 @@ struct Readout {
   int rows, columns;    // of one head's parameter
   double divisor;       // of the sum over heads
   bool targets_packed;  // targets are packed with the tokens
-  double flops;         // of a query row and head beside scores and softmax
+  double flops;         // of a query row and head besides scores and softmax
 };
 
 inline Readout readout_of(const Shape& s) {

@@ -87,9 +87,9 @@ struct Largest {
   Largest(const Data<real>& data, std::ptrdiff_t runs) {
     const Shape& s = data.shape;
     const std::ptrdiff_t d = s.d, Td = s.T * d, qd = s.q * d;
-    const bool has_z = data.z && !data.self && !s.shared_query;
-    if (!data.is_limited()) {
-      x = largest_finite(data.x, all_runs(data.run.x, runs, s.n * Td));
+    const bool has_z = data.has_z();
+    if (!data.is_limited() || data.has_words()) {
+      x = largest_finite(data.x, all_runs(data.run.x, runs, data.x_rows() * d));
       if (has_z) z = largest_finite(data.z, all_runs(data.run.z, runs, s.n * qd));
       return;
     }
@@ -123,7 +123,9 @@ Exponents choose_exponents(const Data<real>& data, const Tensors<const real*>& t
   const Largest<real> of_data(data, runs);
   Exponents out;
   out.x = choose(of_data.x);
-  out.z = s.shared_query ? choose(largest(kPrompt)) : data.self ? out.x : choose(of_data.z);
+  out.z = s.shared_query            ? choose(largest(kPrompt))
+          : data.queries_are_keys() ? out.x
+                                    : choose(of_data.z);
   // What makes large tokens small makes W large, which few of them, next to ordinary ones, must
   // not.
   const int of_Q = exponent_of(largest(kQ));
@@ -136,7 +138,7 @@ Exponents choose_exponents(const Data<real>& data, const Tensors<const real*>& t
   };
   if (out.x < 0 && out.z < 0) {
     out.x = weaken(out.x, excess / 2);
-    out.z = data.self ? out.x : weaken(out.z, excess / 2);
+    out.z = data.queries_are_keys() ? out.x : weaken(out.z, excess / 2);
   } else if (out.x < 0) {
     out.x = weaken(out.x, excess);
   } else if (out.z < 0) {
@@ -160,10 +162,10 @@ class RescaledData {
       return static_cast<const real*>(to.data());
     };
     const std::ptrdiff_t n = s.n, qd = std::ptrdiff_t(s.q) * s.d;
-    data_.x = copy(data.x, all_runs(data.run.x, runs, n * s.T * s.d), exponents.x, x_);
+    data_.x = copy(data.x, all_runs(data.run.x, runs, data.x_rows() * s.d), exponents.x, x_);
     if (data.self)
       data_.z = data_.x;
-    else if (data.z && !s.shared_query)
+    else if (data.has_z())
       data_.z = copy(data.z, all_runs(data.run.z, runs, n * qd), exponents.z, z_);
   }
   RescaledData(const RescaledData&) = delete;

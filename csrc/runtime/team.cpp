@@ -64,7 +64,7 @@ int usable_processors() {
   return quota > 0 ? std::min(processors, quota) : processors;
 }
 
-/// Without a word of the user's to mhfast. What bounds OpenMP in this thread at run time, as
+/// If the user has set no number for mhfast. What bounds OpenMP in this thread at run time, as
 /// threadpoolctl does by omp_set_num_threads, bounds mhfast too.
 int threads_of_openmp() {
   static const int threads = [] {
@@ -129,7 +129,7 @@ void Barrier::wait() {
 }
 
 void TeamOrAlone::report(double seconds) {
-  if (!alone_ && seconds > kLongStepSeconds) return;  // a time slice more or less does not matter
+  if (!alone_ && seconds > kLongStepSeconds) return;  // time slices do not matter
   window_seconds_ += seconds;
   ++window_steps_;
   if (window_seconds_ < kWindowSeconds) return;

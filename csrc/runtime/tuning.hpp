@@ -3,7 +3,7 @@
 //
 // Each is *chosen*, by the reasoning that its comment gives, or *fitted* to timings of one machine
 // with AVX2, which are not kept. `python -m benchmarks.plans` times every plan of some shapes on
-// the machine at hand, beside the cycles that the fitted numbers predict.
+// the machine at hand, next to the cycles that the fitted numbers predict.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ inline constexpr double kKeepBytes = 8 * kMegabyte;
 inline constexpr double kUnitBytes = 2 * kMegabyte;
 // Chosen. A Python function for the loss is called for so many slabs that the weights of all are
 // still in a second-level cache of usual size afterwards, or for so many outputs where there are no
-// weights; and for so much work that some 15 microseconds of a call are little beside it.
+// weights; and for so much work that the 15 microseconds or so of a call are little next to it.
 inline constexpr double kOwnLossBytes = 1 * kMegabyte, kOwnLossCycles = 400000;
 inline constexpr std::ptrdiff_t kOwnLossOutputs = 1 << 15;
 // Chosen. Rows of a slab: beyond, loading and storing the accumulators of a gradient is a small
@@ -48,16 +48,16 @@ inline constexpr double kPartialBytes = 32 * kMegabyte;
 
 // The cost model ------------------------------------------------------------------------------
 
-// Fitted. Cycles of starting a chunk, and bytes a cycle of copying and adding partial gradients.
+// Fitted. Cycles of starting a chunk, and bytes per cycle of copying and adding partial gradients.
 inline constexpr double kBeginCycles = 2000, kCopyBytes = 8;
-// Fitted. Cycles of a step of training beside its gradient, of one run and of runs side by side in
+// Fitted. Cycles of a step of training besides its gradient, of one run and of runs side by side in
 // lanes.
 inline constexpr double kStepCycles = 2500, kLanesStepCycles = 4500;
-// Chosen, a little below the smallest caches in use; fitted: bytes a cycle beyond them.
+// Chosen, a little below the smallest caches in use; fitted: bytes per cycle beyond them.
 inline constexpr double kFirstLevelBytes = 24 * kKilobyte, kSecondLevelBytes = 400 * kKilobyte;
 inline constexpr double kStreamBytes = 12;
 // Fitted. Cycles of a multiply-add of a register, two of which could start in a cycle: operands
-// that all lanes share, and laned ones, which take more loads; of a tile of a product beside its
+// that all lanes share, and laned ones, which take more loads; of a tile of a product besides its
 // multiply-adds; and of loading and storing a register of the result.
 inline constexpr double kSharedProductCycles = 0.53, kLanedProductCycles = 0.63;
 inline constexpr double kTileCycles = 20, kStoreCycles = 0.5;
@@ -65,11 +65,13 @@ inline constexpr double kTileCycles = 20, kStoreCycles = 0.5;
 // beyond the first and the second level of the cache.
 inline constexpr double kSoftmaxCycles32 = 14, kSoftmaxCycles64 = 19;
 inline constexpr double kFirstLevelCycles = 4, kSecondLevelCycles = 12;
+// Counted: to look up the logit of a pair of words, and to add its derivative to that of the pair.
+inline constexpr double kWordCycles = 4;
 
 // Gradients by inputs and Hessian-vector products -----------------------------------------------
 
-// Chosen. A and D of the query rows that go together, with their transposed copies: what a
-// second-level cache leaves beside the tokens.
+// Chosen. A and D of the query rows that go together, with their transposed copies: what the tokens
+// leave of a second-level cache.
 inline constexpr std::size_t kInputTileBytes = 256 * kKilobyte;
 // Chosen. A, D and their tangents of a tile of rows, all heads: they stay in the second-level
 // cache.
@@ -94,7 +96,7 @@ inline constexpr std::size_t kKeptScratch = 32 * kMegabyte;
 // Chosen. The least work of a thread: some ten microseconds, to be worth waking it up and two
 // barriers.
 inline constexpr double kFlopsPerThread = 4e5;
-// Chosen. Flops a second and lane of a thread that is slow but not preempted.
+// Chosen. Flops per second and lane of a thread that is slow but not preempted.
 inline constexpr double kSlowFlops = 5e8;
 // Chosen. Checks of the generation before a waiting thread sleeps: longer spinning gains nothing if
 // cores are idle and costs whole time slices if they are busy.

@@ -10,7 +10,7 @@ SampleOrder::SampleOrder(std::int64_t samples, std::int64_t size, Order order, s
   if (order == Order::kShuffle) permutation_.resize(samples);
 }
 
-/// Number `at` of the stream of a counter; numbers are asked for one after the other.
+/// Number `at` of the stream of a counter; numbers are requested one after the other.
 std::uint64_t SampleOrder::bits(std::int64_t at, std::int64_t counter) {
   if (at % 4 == 0)
     block_ = Philox::block({std::uint64_t(at / 4 + 1), std::uint64_t(counter), 0, 0}, {seed_, 0});
@@ -48,7 +48,7 @@ BatchData<real>::BatchData(const Data<real>& whole, const Batches& batches, std:
   if (all) std::iota(samples_.begin(), samples_.end(), 0u);
   data_.shape.n = batches.size;
   const Shape& s = data_.shape;
-  // Room for `size` numbers of each sample, for each run where runs differ.
+  // Memory for `size` numbers of each sample, for each run where runs differ.
   const auto make = [&](auto& workspace, const auto* from, std::ptrdiff_t& stride,
                         std::ptrdiff_t size) {
     const bool apart = own || stride != 0;
@@ -57,8 +57,18 @@ BatchData<real>::BatchData(const Data<real>& whole, const Batches& batches, std:
     return from ? workspace.data() : nullptr;
   };
   const std::ptrdiff_t qd = std::ptrdiff_t(s.q) * s.d;
-  const bool has_z = !whole.self && whole.z && !s.shared_query;
-  data_.x = make(x_, whole.x, data_.run.x, std::ptrdiff_t(s.T) * s.d);
+  const bool has_z = whole.has_z();
+  if (whole.has_words()) {  // the dictionary stays
+    const bool apart = whole.queries != whole.keys;
+    data_.keys = make(keys_, whole.keys, data_.run.keys, s.T);
+    data_.queries = make(queries_, apart ? whole.queries : nullptr, data_.run.queries, s.q);
+    if (whole.queries && !apart) {
+      data_.queries = data_.keys;
+      data_.run.queries = data_.run.keys;
+    }
+  } else {
+    data_.x = make(x_, whole.x, data_.run.x, std::ptrdiff_t(s.T) * s.d);
+  }
   data_.z = make(z_, has_z ? whole.z : nullptr, data_.run.z, qd);
   data_.y = make(y_, whole.y, data_.run.y, whole.targets);
   data_.weight = make(weight_, whole.weight, data_.run.weight, whole.weighs_rows ? s.q : 1);
@@ -122,7 +132,7 @@ void BatchData<real>::copy_rows(const number* from, std::ptrdiff_t run, std::ptr
                                 const number* to, std::ptrdiff_t to_run, std::ptrdiff_t first,
                                 std::ptrdiff_t last) {
   if (!to) return;
-  number* out = const_cast<number*>(to);  // into a room of ours
+  number* out = const_cast<number*>(to);  // into memory of ours
   for (int r = 0; r < (to_run ? data_.runs : 1); ++r) {
     const std::uint32_t* samples = &samples_[orders_.size() > 1 ? r * data_.shape.n : 0];
     for (std::ptrdiff_t i = first; i < last; ++i)
@@ -143,8 +153,14 @@ void BatchData<real>::copy(const Member& member) {
                         std::ptrdiff_t to_run) {
     copy_rows(from, run, size, to, to_run, begin, end);
   };
-  copy(whole_.x, whole_.run.x, std::ptrdiff_t(s.T) * s.d, data_.x, data_.run.x);
-  if (!whole_.self) copy(whole_.z, whole_.run.z, std::ptrdiff_t(s.q) * s.d, data_.z, data_.run.z);
+  if (whole_.has_words()) {
+    copy(whole_.keys, whole_.run.keys, s.T, data_.keys, data_.run.keys);
+    if (!queries_.empty())
+      copy(whole_.queries, whole_.run.queries, s.q, data_.queries, data_.run.queries);
+  } else {
+    copy(whole_.x, whole_.run.x, std::ptrdiff_t(s.T) * s.d, data_.x, data_.run.x);
+  }
+  if (whole_.has_z()) copy(whole_.z, whole_.run.z, std::ptrdiff_t(s.q) * s.d, data_.z, data_.run.z);
   copy(whole_.y, whole_.run.y, whole_.targets, data_.y, data_.run.y);
   copy(whole_.weight, whole_.run.weight, whole_.weighs_rows ? s.q : 1, data_.weight,
        data_.run.weight);

@@ -5,10 +5,9 @@
 // and j(b, m) the integer `below` m that b gives,
 //
 //   replace   c = k; sample i of the batch of step k is j(b_i, n)
-//   shuffle   an epoch is floor(n / B) steps; c = e, the epoch. From the identity on, entry i of a
-//             permutation changes places with entry i + j(b_i, n - i), i = 0, 1, ... (Fisher and
-//             Yates), and the batches of the epoch are its entries in turn. The last n mod B of
-//             them are left out.
+// shuffle   an epoch is floor(n / B) steps; c = e, the epoch. Starting from the identity, entry i
+// of a permutation changes places with entry i + j(b_i, n - i), i = 0, 1, ... (Fisher and Yates),
+// and the batches of the epoch are its entries in turn. The last n mod B of them are left out.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +54,7 @@ class SampleOrder {
   const Order order_;
   const std::uint64_t seed_;
   std::vector<std::uint32_t> permutation_;
-  std::int64_t epoch_ = -1, drawn_ = 0;  // entries of the permutation that are settled
+  std::int64_t epoch_ = -1, drawn_ = 0;  // entries of the permutation that are final
   Philox::Block block_{};
 };
 
@@ -78,7 +77,7 @@ class BatchData {
   /// What samples are taken of.
   const Data<real>& source() const { return whole_; }
 
-  /// Before a step: takes other samples of the same shape in the place of `whole`.
+  /// Before a step: takes other samples of the same shape in place of `whole`.
   void replace(const Data<real>& whole) { whole_ = whole; }
 
   /// One member's call: chooses the samples of a step.
@@ -108,6 +107,7 @@ class BatchData {
   std::vector<SampleOrder> orders_;  // one, or one for each run; none where all samples are taken
   std::vector<std::uint32_t> samples_;  // (orders or 1, size)
   std::vector<real> x_, z_, y_, weight_;
+  std::vector<std::int32_t> keys_, queries_;
   std::vector<std::int64_t> lengths_;
   std::vector<double> limits_;
 };

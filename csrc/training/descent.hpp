@@ -122,7 +122,7 @@ class Descent {
   void project_nearest(Trained<real>& tensor, int first, int heads, double* scratch) const;
   void fill(Trained<real>& tensor, int lane, double rate);
 
-  /// What of the rule is asked at every step: the norm that the gradient is divided by, if any.
+  /// What every step asks of the rule: the norm that the gradient is divided by, if any.
   struct Norm {
     bool divides = false, dual = false;  // dual: of another power than 2
     double power = 2, eps = 0;

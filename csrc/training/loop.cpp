@@ -310,7 +310,7 @@ void Loop<real>::advance(std::int64_t until, bool interruptible, const Member& m
     advance_step(member, flush);
     member.wait();
     if (!alone_) continue;
-    // The others sleep at the barrier while the first member goes on alone.
+    // The others sleep at the barrier while the first member continues alone.
     if (leader)
       while (goes_on() && goes_alone()) advance_step(Member{0, 1, nullptr}, flush);
     member.wait();

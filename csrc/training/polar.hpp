@@ -7,7 +7,7 @@
 //                 length.
 // Newton-Schulz   Five steps of X <- a X + (b X X' + c (X X')^2) X from M / |M|, with the
 //                 coefficients of Muon: singular values come near 1, within about .3, except those
-//                 that are tiny beside |M|.
+//                 that are tiny relative to |M|.
 //
 // Loops have a fixed order, so that results do not depend on threads.
 #pragma once

@@ -44,7 +44,7 @@ class SampleNumbers {
       take(t, int(below(std::uint64_t(count(t)), block[t % 4])));
     }
   }
-  /// `count` standard normals, into room for `rounded(count)`.
+  /// `count` standard normals, into memory for `rounded(count)`.
   void normals(int part, std::ptrdiff_t count, double* out) const;
   static std::ptrdiff_t rounded(std::ptrdiff_t count) { return (count + 15) / 16 * 16; }
 

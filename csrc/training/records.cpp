@@ -79,8 +79,8 @@ void for_attention(const View<real>& view, const Body& body) {
   }
 }
 
-/// What a query row counts in a mean over attention: the weight that the loss gives it, nothing
-/// where it sees no key.
+/// The weight of a query row in a mean over attention: that in the loss, and 0 where it sees no
+/// key.
 template <class real>
 double row_weight(const View<real>& view, std::ptrdiff_t sample, int row) {
   return view.data.limit(sample, 0, row) == 0 ? 0.0 : view.data.weight_of(0, sample, row);

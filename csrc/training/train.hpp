@@ -1,5 +1,4 @@
-// Training: descent on all samples or on batches of them, with its records, wholly outside of the
-// caller's language.
+// Training: descent on all samples or on batches of them, with its records, entirely in C++.
 //
 //   step k:  loss and gradient at theta_k  ->  decide, record  ->  theta_{k+1}
 //
@@ -140,11 +139,11 @@ struct TrainingTask {
   StopReason* reasons;                               // by run: why it was frozen, kNone: it was not
   std::int64_t hook_every = 0;                       // 0: no hook
   std::function<CallbackResult(std::int64_t)> hook;  // at due steps and at the end
-  std::function<CallbackResult(std::int64_t)> on_progress;  // now and then
+  std::function<CallbackResult(std::int64_t)> on_progress;  // from time to time
   int threads;
 
   /// Steps between the first ones of epochs; new samples have no epochs, but records of all samples
-  /// then cost as much beside their steps.
+  /// then cost as much relative to their steps.
   std::int64_t epoch() const {
     return std::max<std::int64_t>(1, data.shape.n / std::max<std::int64_t>(1, batches.size));
   }

@@ -23,7 +23,7 @@ struct Trained {
   std::vector<PowerSum> dual_norms;  // of the same, in the power that a normalized step divides by
   std::vector<double> log_scales;    // log of the true gradient over the stored one
   std::vector<double> rates;         // the step's factor of the stored gradient
-  std::vector<double> decays;        // the share of theta that the step takes, of each lane
+  std::vector<double> decays;        // the share of theta that the step subtracts, by lane
 };
 
 /// Writes one sum for each of `width` lanes; power 0: only the largest, to see whether all are

@@ -29,6 +29,7 @@ MODULES = {
     "mhfast.interop.jax": "JAX",
     "mhfast.interop.sklearn": "scikit-learn",
     "mhfast.interop.loggers": "Experiment trackers",
+    "mhfast.figures": "Figures",
     "mhfast.reference": "Specification in NumPy",
 }
 
@@ -36,7 +37,7 @@ SECTIONS = {
     "Start": ["install", "tutorial", "from_pytorch"],
     "Guide": [
         "family", "stacks", "rows", "losses", "training", "sweeps", "long_sequences",
-        "reproducibility", "saturation", "interop",
+        "dictionaries", "reproducibility", "saturation", "interop",
     ],
     "Theory": ["theory", "learner", "atlas/index"],
     "Examples": ["gallery/index"],

@@ -13,6 +13,7 @@ from ._arguments import losses as _losses
 from ._arguments.losses import *  # noqa: F403  # every loss with a parameter
 from .config import num_threads, set_num_threads, show_config
 from .dataset.dataset import Dataset, as_dataset
+from .dataset.words import Tokens
 from .gradients import Gradients, backward, dot, hvp, norm, value_and_grad
 from .learner import learn_layer, learn_layer_by_queries
 from .models import Classifier, Layer, LowRank, Stack, explain, stack
@@ -43,6 +44,7 @@ __all__ = [
     "Stream",
     "Sweep",
     "SweepInterrupted",
+    "Tokens",
     "__version__",
     "as_dataset",
     "backward",

@@ -1,17 +1,17 @@
 """The C++ core.
 
 Arrays are C-contiguous, aligned, in native byte order and of one real dtype, float32 or float64,
-which the callers in this package see to.
+which the callers in this package ensure.
 
-`parameters` is W, Q, K, U, V, prompt, None for what a model has not: a classifier has U, a layer V;
-a factored W is Q and K, K None if it is tied. `samples` is X, query, y, weight, lengths. Without a
-query it is self-attention, or the prompt asks if there is one. y is (n,) for a classifier,
-(n, q, p) for a layer and int64 (n, q) for its classes; weight (n,), for a layer also (n, q);
-lengths int64 (n,), and X is zero beyond them.
+`parameters` is W, Q, K, U, V, prompt, None for those that a model does not have: a classifier has
+U, a layer V; a factored W is Q and K, K None if it is tied. `samples` is X, query, y, weight,
+lengths. Without a query it is self-attention, or the prompt is the query if there is one. y is (n,)
+for a classifier, (n, q, p) for a layer and int64 (n, q) for its classes; weight (n,), for a layer
+also (n, q); lengths int64 (n,), and X is zero beyond them.
 
 `runs` is 0 for none, else R: then every array may have a leading R or not. `causal`: row t of the
-query side sees the keys 0 ... t. `row_map` makes weights of logits. `wrt` has
-bits, W 1, Q 2, K 4, U 8, V 16, prompt 32, X 64, query 128. `threads` 0 is the default.
+query side sees the keys 0 ... t. `row_map` maps logits to weights. `wrt` has bits, W 1, Q 2, K 4, U
+8, V 16, prompt 32, X 64, query 128. `threads` 0 is the default.
 """
 
 from collections.abc import Callable, Sequence
@@ -110,7 +110,7 @@ class Lists(TypedDict):
     losses: dict[str, str]  # name: kind of targets
     loss_parameters: dict[str, tuple[str, float] | None]  # name: its parameter and the default
     row_maps: dict[str, bool | None]  # name: divides by the tokens; None: no choice
-    quantities: dict[str, str]  # name: what it is of
+    quantities: dict[str, str]  # name: what it describes
     optimizers: dict[str, int]  # name: arrays kept of each parameter
     thresholds: tuple[str, ...]
     kernels: tuple[str, ...]
@@ -125,7 +125,7 @@ def active_isa() -> str: ...
 def set_num_threads(k: int) -> None: ...
 def get_num_threads() -> int: ...
 def explain(
-    *, n: int, T: int, q: int, d: int, H: int, p: int, runs: int, dtype_name: str
+    *, n: int, T: int, q: int, d: int, H: int, p: int, words: int, runs: int, dtype_name: str
 ) -> dict[str, object]: ...
 def outputs(
     samples: CoreData,
@@ -152,7 +152,6 @@ def attention(
 def value_and_grad(
     samples: CoreData,
     parameters: CoreParameters,
-    *,
     runs: int,
     scale: float,
     causal: bool,
@@ -162,7 +161,7 @@ def value_and_grad(
     threads: int,
 ) -> tuple[float | npt.NDArray[np.float64], CoreGradients]: ...
 
-# tangent: as parameters, None for what does not move.
+# tangent: as parameters, None for those that are zero.
 def hvp(
     samples: CoreData,
     parameters: CoreParameters,
@@ -177,7 +176,7 @@ def hvp(
     threads: int,
 ) -> CoreGradients: ...
 
-# There is a class of the name of each optimizer; its fields are given by name. What differs by
+# Each optimizer has a class of its name, whose fields are given by name. What differs by
 # parameter is given for each of them, in their order; arrays only for those that are trained.
 class Optimizer:
     @property
@@ -226,7 +225,7 @@ class TrainingResult:
 
 # What wrt names is overwritten in place, and has the run axis; so have state and buffers. stopped
 # and reasons (max(R, 1),) say where and why runs were frozen, and are kept up to date.
-# The token that is the query, -1 where none is; for one run or each a name and settings.
+# The query token, -1 for none; then a name and settings, for one run or for each.
 CorePopulations: TypeAlias = tuple[int, Sequence[tuple[Any, ...]]]
 
 def train(
@@ -300,5 +299,6 @@ def fact_moment(
     threads: int,
 ) -> Float64: ...
 def layer_equations(X: Float64, Y: Float64, W: Float64, V: Float64, threads: int) -> Float64: ...
+def xla_handler(function: Callable[[str, tuple[Any, ...], tuple[Any, ...]], None]) -> object: ...
 def exp(x: Array) -> Array: ...
 def peak_flops(*, dtype_name: str, threads: int, seconds: float) -> float: ...

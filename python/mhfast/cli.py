@@ -1,4 +1,4 @@
-"""The console script `mhfast`: demo, reproduce, bench, info."""
+"""The console script `mhfast`: demo, reproduce, bench, info, completion."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ from . import config
 
 DESCRIPTION = """\
 Multi-head attention models of attention theory on CPUs: outputs, gradients and training, exact and
-fast. The work is done from Python (import mhfast as mh); the commands show what there is."""
+fast. It is a Python library (import mhfast as mh); the commands demonstrate and measure it."""
 
 EPILOG = """\
 examples:
-  mhfast demo                           train on two data sets, look at mhfast_demo.png
-  mhfast demo --output /tmp/demo.png    put the figure elsewhere
+  mhfast demo                           train on two data sets and write mhfast_demo.png
+  mhfast demo --output /tmp/demo.png    write the figure to another file
   mhfast reproduce                      list the results of attention theory that can be checked
   mhfast bench --quick                  a first look at the speed on this machine
-  mhfast info --json                    what a bug report should contain, for programs
+  mhfast info --json                    what a bug report should contain, as JSON
+  mhfast completion bash                a script that completes commands and options in a shell
 
 mhfast COMMAND --help describes a command. Without the script: python -m mhfast COMMAND.
 
-exit status: 0 if all went well; 1 if a package is missing, if results disagree (bench) or a claim
+exit status: 0 on success; 1 if a package is missing, if results disagree (bench) or a claim
 does not hold (reproduce); 2 if the arguments are wrong; 130 after Ctrl-C. Results go to standard
-output, all else to standard error."""
+output, everything else to standard error."""
+
+
+COMMANDS = "demo, reproduce, bench, info or completion"
+SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,14 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv : sequence of str, optional
-        The arguments behind the program's name, by default those of the process.
+        The arguments after the name of the program, by default those of the process.
 
     Returns
     -------
     int
         The exit status: 0; 1 when a package is missing, or a claim of a result that is reproduced
         does not hold; 2 without a command; 130 after Ctrl-C.
-        Wrong arguments leave by SystemExit with the status 2.
+
+    Raises
+    ------
+    SystemExit
+        With the status 2 for invalid arguments, and 0 for ``--help`` and ``--version``.
 
     Examples
     --------
@@ -59,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command is None:
             parser.print_help(sys.stderr)
-            print("\nmhfast: expected a command: demo, reproduce, bench or info", file=sys.stderr)
+            print(f"\nmhfast: expected a command: {COMMANDS}", file=sys.stderr)
             return 2
         if arguments.command == "demo":
             return _demo(arguments.output, arguments.json, parser)
@@ -67,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _bench(rest)
         if arguments.command == "reproduce":
             return _reproduce(rest)
+        if arguments.command == "completion":
+            return _completion(arguments.shell, parser)
         return _info(arguments.json)
     except ImportError as error:
         print(f"mhfast {arguments.command}: {error}", file=sys.stderr)
@@ -104,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser(
         "reproduce",
-        help="check a result of attention theory: table, figure, what holds of its claim",
+        help="check a claim of attention theory: print a table, write a figure",
         add_help=False,
     )
     info = commands.add_parser(
@@ -114,6 +125,14 @@ def _parser() -> argparse.ArgumentParser:
         "threads that mhfast uses.",
     )
     info.add_argument("--json", action="store_true", help="print the same as JSON")
+    completion = commands.add_parser(
+        "completion",
+        help="print a script that makes a shell complete commands and options",
+        description="Print a script that makes a shell complete commands, options and names of "
+        'experiments, for a start-up file, for instance eval "$(mhfast completion bash)". '
+        "shtab is needed to print the script, not to use it.",
+    )
+    completion.add_argument("shell", choices=SHELLS)
     return parser
 
 
@@ -131,6 +150,30 @@ def _demo(path: Path, as_json: bool, parser: argparse.ArgumentParser) -> int:
     if not path.parent.is_dir():
         parser.error(f"--output: expected a file in an existing directory, got {path}")
     run_demo(path, as_json=as_json)
+    return 0
+
+
+def _completion(shell: str, parser: argparse.ArgumentParser) -> int:
+    """Print the script that shtab generates for the parsers, those of commands included."""
+    try:
+        import shtab
+    except ImportError:
+        raise ImportError("completion needs shtab: pip install shtab") from None
+    from ._atlas import catalogue
+    from ._atlas import command as reproduce
+    from ._bench import command as bench
+
+    (commands,) = (a.choices for a in parser._actions if isinstance(a.choices, dict))
+    commands["bench"] = bench.command_line()
+    commands["reproduce"] = reproduce.command_line()
+    for each in commands.values():
+        for action in each._actions:
+            if action.dest == "names":
+                action.choices = [*catalogue.NAMES, "all"]
+            elif action.type is Path:
+                kind = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE
+                setattr(action, "complete", kind)  # noqa: B010  (argparse does not know it)
+    print(shtab.complete(parser, shell=shell))
     return 0
 
 

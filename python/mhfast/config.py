@@ -15,7 +15,7 @@ import numpy as np
 from . import _core
 from ._arguments import checks
 
-_MAX_THREADS = 2**31 - 1  # what a C int holds; work is never split among as many
+_MAX_THREADS = 2**31 - 1  # the largest C int; work is never split among that many
 
 _wanted = os.environ.get("MHFAST_NUM_THREADS", "").strip()
 if _wanted and not (_wanted.isdecimal() and int(_wanted) >= 1):
@@ -31,8 +31,8 @@ def set_num_threads(k: int) -> None:
 
     Without this call the number is, in this order: the environment variable MHFAST_NUM_THREADS,
     OMP_NUM_THREADS, the processors that the container and the affinity mask allow. The last two are
-    bounded by `threadpoolctl.threadpool_limits`, and whatever else sets the number of threads of
-    OpenMP; a number that was given to mhfast itself is not.
+    bounded by `threadpoolctl.threadpool_limits` and by whatever else limits the threads of OpenMP;
+    a number that was given to mhfast itself is not.
 
     Parameters
     ----------
@@ -92,6 +92,8 @@ def threads(num_threads: int | None) -> int:
     """Return the thread count for the core: the argument, else the context, else 0 (default)."""
     if num_threads is None:
         return _threads.get()
+    if type(num_threads) is int and 1 <= num_threads <= _MAX_THREADS:
+        return num_threads  # what _count would return, at once
     return _count(num_threads, "num_threads")
 
 

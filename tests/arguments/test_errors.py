@@ -206,7 +206,7 @@ LAYER = [
     (
         lambda: mh.Layer(W, W, 0, Z[0]),
         ValueError,
-        "query: expected None beside a prompt, got both",
+        "query: expected None with a prompt, got both",
     ),
     (
         lambda: mh.Layer(W, W, prompt=Z[..., :3]),
@@ -227,8 +227,7 @@ LAYER = [
     (
         lambda: mh.Layer(W, W, prompt=Z[0], causal=True),
         ValueError,
-        "causal: expected False beside a prompt, whose rows have no place among the tokens, "
-        "got True",
+        "causal: expected False with a prompt, whose rows have no place among the tokens, got True",
     ),
     (
         lambda: mh.Layer(W, W, causal=1),
@@ -283,7 +282,7 @@ LAYER = [
     (
         lambda: prompted(X, query=Z),
         ValueError,
-        "query: expected None beside a model with a prompt, got an array",
+        "query: expected None for a model with a prompt, got an array",
     ),
 ]
 
@@ -356,7 +355,7 @@ CALL = [
     (
         lambda: model(data, query=X),
         TypeError,
-        "query: expected None beside a Dataset, which holds its own",
+        "query: expected None with a Dataset, which holds its own",
     ),
     (
         lambda: model(X, num_threads=0),
@@ -384,7 +383,7 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(y=None),
         TypeError,
-        "y: expected labels beside the array X, got None",
+        "y: expected labels with the array X, got None",
     ),
     (
         lambda: value_and_grad(y=np.ones(3)),
@@ -394,7 +393,7 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(y=np.ones((n, 1))),
         ValueError,
-        "y: expected shape (n,) = (2,), got (2, 1); y[..., 0] has them",
+        "y: expected shape (n,) = (2,), got (2, 1); y[..., 0] has this shape",
     ),
     (
         lambda: value_and_grad(y=np.array([1.0, 0.5])),
@@ -564,12 +563,12 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(X=data),
         TypeError,
-        "y: expected None beside a Dataset, which holds its own",
+        "y: expected None with a Dataset, which holds its own",
     ),
     (
         lambda: value_and_grad(X=data, y=None, weight=y),
         TypeError,
-        "weight: expected None beside a Dataset, which holds its own",
+        "weight: expected None with a Dataset, which holds its own",
     ),
 ]
 

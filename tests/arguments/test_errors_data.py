@@ -147,11 +147,11 @@ DATASET = [
         ValueError,
         "X: expected at least one sample, token and feature, got shape (0, 3, 5)",
     ),
-    (lambda: mh.as_dataset(X), TypeError, "y: expected labels beside the array X, got None"),
+    (lambda: mh.as_dataset(X), TypeError, "y: expected labels with the array X, got None"),
     (
         lambda: mh.as_dataset(data, y),
         TypeError,
-        "y: expected None beside a Dataset, which holds its own",
+        "y: expected None with a Dataset, which holds its own",
     ),
 ]
 
@@ -159,7 +159,7 @@ GRADIENTS = [
     (
         lambda: Gradients(W=W) + Gradients(U=U),
         ValueError,
-        "W: expected in both or in neither, got it in one only",
+        "W: expected in both or in neither, got it in the first only",
     ),
     (
         lambda: mh.dot(Gradients(W=W), Gradients(W=W[:1])),
@@ -204,12 +204,12 @@ GRADIENTS = [
     (
         lambda: model + Gradients(V=W),
         ValueError,
-        "V: expected gradients by W, U to move the model by",
+        "V: expected gradients by parameters of the model, W, U",
     ),
     (
         lambda: layer - Gradients(X=X),
         ValueError,
-        "X: expected gradients by W, V to move the model by",
+        "X: expected gradients by parameters of the model, W, V",
     ),
     (lambda: mh.norm(W), TypeError, "expected Gradients or a model, got ndarray"),
 ]

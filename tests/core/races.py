@@ -128,6 +128,24 @@ def new_samples():
         )  # fmt: skip
 
 
+def words():
+    """Tokens of a dictionary, whose tables and gradients members make by head."""
+    rng = np.random.default_rng(0)
+    for kind, parameter in product(MODELS, ("dense", "low rank", "prompt", "token")):
+        for rule in RULES[place(kind, parameter) % 3 :: 3]:
+            projection, record, stop, (dtype, size, calls), batch, _ = next(REST)
+            model, data = draw(kind, parameter, dtype, 4 * n, T, d, H, size=size)
+            tokens = mh.Tokens(rng.integers(5, size=(4 * n, T)), data.X.reshape(-1, d)[:5])
+            assert mh.explain(model, tokens)["plan"] == "words"
+            looked_up = mh.Dataset(
+                tokens, data.y, token_groups=tokens.ids % 2, sample_groups=tokens.ids[:, 0]
+            )
+            model(looked_up)
+            model.attention(looked_up)
+            mh.value_and_grad(model, looked_up, loss="squared")
+            train(model, looked_up, rule, projection, record, stop, calls, batch, fresh=False)
+
+
 def learner() -> None:
     data = mh.data.boolean_layer(4000, 3, 8, 2, seed=1)
     mh.learn_layer(data.X, data.y, 2)
@@ -143,6 +161,7 @@ def main() -> None:
         print(plan, "done", flush=True)
     side_by_side()
     new_samples()
+    words()
     learner()
 
 

@@ -72,25 +72,6 @@ def test_a_small_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert f"test accuracy {mean:.1f} % on average" in out
 
 
-def test_names_of_lines_stand_apart_and_in_order() -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    from mhfast._demo.figure import name_lines
-
-    ax = Figure().subplots()
-    ax.set(xlim=(0, 3), ylim=(1e-4, 1), yscale="log")
-    lines = [(1e-2, "b"), (1e-3, "a"), (1.1e-2, "c"), (np.nan, "none"), (1.2e-2, "d")]
-    name_lines(ax, [(y, name, "black") for y, name in lines], apart=0.1)
-    heights = {text.get_text(): text.get_position()[1] for text in ax.texts}
-    assert list(heights) == ["a", "b", "c", "d"]
-    # The three that meet near 1e-2, half of the height, are moved apart around it (to 1e-3,
-    # as a hundred passes do); 1e-3 stays.
-    assert np.diff(list(heights.values())).min() > 0.1 - 1e-3
-    assert heights["a"] == pytest.approx(0.25)
-    assert heights["c"] == pytest.approx(np.log10(1e4 * 1.1e-2) / 4, abs=0.01)
-
-
 def test_digits_are_learnt() -> None:
     pytest.importorskip("sklearn")
     done: list[int] = []
@@ -175,15 +156,64 @@ def test_help_can_be_followed(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
     assert left.value.code == 0
     text = capsys.readouterr().out
-    for command in ("demo", "reproduce", "bench", "info"):
+    for command in ("demo", "reproduce", "bench", "info", "completion"):
         assert re.search(rf"^    {command}\s+\w", text, re.M)  # a line of the list of commands
     assert "exit status: 0" in text
     for line in re.findall(r"^  (mhfast .*?)  ", text, re.M):  # the examples are calls that exist
         parsed, rest = cli._parser().parse_known_args(line.split()[1:])
-        assert parsed.command in ("demo", "reproduce", "bench", "info")
+        assert parsed.command in ("demo", "reproduce", "bench", "info", "completion")
         assert not rest or parsed.command in ("reproduce", "bench")
     assert cli.main([]) == 2
-    assert "expected a command: demo, reproduce, bench or info" in capsys.readouterr().err
+    assert (
+        "expected a command: demo, reproduce, bench, info or completion" in capsys.readouterr().err
+    )
+
+
+def completions(script: Path, words: list[str]) -> set[str]:
+    """What bash offers for the last of the words."""
+    typed = " ".join(f"'{word}'" for word in words)
+    lines = [
+        f"source {script}",
+        f"COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _shtab_mhfast",
+        'printf "%s\\n" "${COMPREPLY[@]}"',
+    ]
+    command = ["bash", "--norc", "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stdout.split())
+
+
+def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab", reason="pip install shtab")
+    assert cli.main(["completion", "bash"]) == 0
+    script = tmp_path / "mhfast.bash"
+    script.write_text(capsys.readouterr().out, "utf-8")
+    everything = {"demo", "reproduce", "bench", "info", "completion"}
+    assert completions(script, ["mhfast", ""]) >= everything
+    assert completions(script, ["mhfast", "re"]) == {"reproduce"}
+    assert completions(script, ["mhfast", "reproduce", "rank"]) == {"rank_growth"}
+    assert completions(script, ["mhfast", "bench", "--iso"]) == {"--isolate"}
+    assert completions(script, ["mhfast", "info", "--"]) >= {"--json", "--help"}
+
+
+@pytest.mark.parametrize("shell", cli.SHELLS)
+def test_every_shell_has_a_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab", reason="pip install shtab")
+    assert cli.main(["completion", shell]) == 0
+    assert "softmax_regression_in_context" in capsys.readouterr().out
+
+
+def test_completion_names_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert cli.main(["completion", "bash"]) == 1
+    message = "mhfast completion: completion needs shtab: pip install shtab\n"
+    assert capsys.readouterr().err == message
+
+
+def test_no_command_waits_for_shtab() -> None:
+    code = "import sys, mhfast.cli as c; c.main(['info']); assert 'shtab' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
 
 
 def test_ctrl_c_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:

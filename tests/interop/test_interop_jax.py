@@ -15,7 +15,10 @@ jax = pytest.importorskip("jax")
 pytestmark = pytest.mark.peers
 jnp = jax.numpy
 
-from mhfast.interop import jax as interop  # noqa: E402  (needs jax)
+from jax_formula import arrays_and_options, of_jax, textbook  # noqa: E402  (needs jax)
+
+from mhfast.interop import jax as interop  # noqa: E402
+from mhfast.interop.jax import calls  # noqa: E402
 
 KINDS = [mh.Classifier, mh.Layer]
 CASES = [
@@ -36,51 +39,6 @@ def _float64():
     jax.config.update("jax_enable_x64", True)  # in the threads of XLA too, unlike the context
     yield
     jax.config.update("jax_enable_x64", before)
-
-
-def of_jax(kind):
-    return interop.classifier if kind is mh.Classifier else interop.layer
-
-
-def arrays_and_options(the):
-    """What the functions are called with: the arrays to differentiate by, and the rest."""
-    arrays = {"X": the.X, **the.model.parameters}
-    options = {"scale": the.model.scale, "causal": the.model.causal}
-    if "query" in the.options:
-        arrays["query"] = the.options["query"]
-    else:
-        options["query"] = the.model.query
-    return arrays, {**options, "lengths": the.options.get("lengths")}
-
-
-def textbook(arrays, *, scale, causal, lengths, query=None):
-    """The outputs as a user of JAX writes them."""
-    X, W = arrays["X"], arrays["W"]
-    n, tokens, _ = X.shape
-    ends = jnp.full(n, tokens) if lengths is None else jnp.asarray(lengths)
-    rows = jnp.broadcast_to(jnp.arange(tokens), (n, tokens))
-    asked = rows < ends[:, None]
-    if "prompt" in arrays:
-        Z = jnp.broadcast_to(arrays["prompt"], (n, *arrays["prompt"].shape))
-    elif "query" in arrays:
-        Z = arrays["query"]
-    elif query is not None:
-        rows = (ends + query if query < 0 else jnp.full(n, query))[:, None]
-        inside = (rows >= 0) & (rows < ends[:, None])
-        Z = jnp.where(inside[..., None], jnp.take_along_axis(X, rows[..., None] % tokens, 1), 0)
-    else:
-        Z = X
-    seen = jnp.arange(tokens) < ends[:, None, None]
-    if causal:
-        seen &= jnp.arange(tokens) <= rows[:, : Z.shape[1], None]
-    if Z is X:
-        seen &= asked[..., None]
-    E = jnp.exp(scale * jnp.einsum("nqd,hde,nte->nhqt", Z, W, X)) * seen[:, None]
-    total = E.sum(-1, keepdims=True)
-    A = E / jnp.where(total > 0, total, 1)
-    if "U" in arrays:
-        return jnp.einsum("nhqt,ntd,hqd->n", A, X, arrays["U"]) / np.sqrt(len(W))
-    return jnp.einsum("nhqt,ntd,hdp->nqp", A, X, arrays["V"])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +74,7 @@ def test_only_what_is_differentiated_by_is_computed(monkeypatch):
         asked.append(wrt)
         return mh.backward(*args, wrt=wrt, **options)
 
-    monkeypatch.setattr(interop, "backward", spy)
+    monkeypatch.setattr(calls, "backward", spy)
     arrays, rest = arrays_and_options(case(query="given", lengths=True))
     lengths = jnp.asarray(rest.pop("lengths"))
 
@@ -152,13 +110,13 @@ def test_lengths_may_be_traced_and_are_not_differentiated(kind):
 
 @pytest.mark.parametrize("mapped", [("W",), ("X", "U"), ("lengths",), ("query", "W")])
 def test_vmap_equals_a_loop_and_is_one_call(mapped, monkeypatch):
-    calls = []
+    seen = []
 
     def spy(*args, **options):
-        calls.append(options)
+        seen.append(options)
         return mh.backward(*args, **options)
 
-    monkeypatch.setattr(interop, "backward", spy)
+    monkeypatch.setattr(calls, "backward", spy)
     query = "given" if "query" in mapped else None
     the = case(query=query, lengths="lengths" in mapped, runs=mapped)
     arrays, rest = arrays_and_options(the)
@@ -172,7 +130,7 @@ def test_vmap_equals_a_loop_and_is_one_call(mapped, monkeypatch):
     values, gradients = jax.vmap(derivative, in_axes=axes)(arrays)
     total = jax.jit(jax.grad(lambda a: jax.vmap(value, axes)(a).sum(), allow_int=True))(arrays)
     jax.block_until_ready((gradients, total))
-    assert len(calls) == 2
+    assert len(seen) == 2
     del gradients["lengths"]
     for r in range(RUNS):
         alone = {name: a[r] if name in mapped else a for name, a in arrays.items()}
@@ -284,7 +242,7 @@ X, W, U = np.zeros((SAMPLES, TOKENS, DIM)), np.zeros((HEADS, DIM, DIM)), np.zero
         ),
         (
             {"query": X, "prompt": X[0]}, ValueError,
-            "query: expected None beside a prompt, got both",
+            "query: expected None with a prompt, got both",
         ),
         ({"lengths": [1, 2]}, ValueError, "lengths: expected shape (n,) = (6,), got (2,)"),
         ({"lengths": X[:, 0, 0]}, TypeError, "lengths: expected integers, got dtype float64"),
@@ -329,12 +287,13 @@ def test_lengths_out_of_range_are_an_error_of_the_computation():
         jax.block_until_ready(interop.classifier(X, W, U, lengths=np.full(SAMPLES, 4)))
 
 
-def test_forward_mode_and_second_derivatives_are_refused():
-    value = lambda W: interop.classifier(X, W, U).sum()  # noqa: E731
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(value, (W,), (W,))
-    with pytest.raises(ValueError, match="do not support JVP"):
-        jax.grad(lambda W: jax.grad(value)(W).sum())(W)
+def test_with_an_old_jax_the_import_tells_what_to_install(monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (0, 4, 38))
+    monkeypatch.setattr(jax, "__version__", "0.4.38")
+    monkeypatch.delitem(sys.modules, "mhfast.interop.jax")
+    message = r"^mhfast\.interop\.jax needs jax 0\.6\.2 or later, got 0\.4\.38$"
+    with pytest.raises(ImportError, match=message):
+        importlib.import_module("mhfast.interop.jax")
 
 
 def test_without_jax_the_import_tells_what_to_install(monkeypatch):

@@ -535,7 +535,7 @@ ERRORS = [
     (
         lambda: fit(ROWS),
         ValueError,
-        "tokens: expected T beside X of shape (n, T d) = (70, 60), got None",
+        "tokens: expected T for X of shape (n, T d) = (70, 60), got None",
     ),
     (
         lambda: fit(ROWS, tokens=7),

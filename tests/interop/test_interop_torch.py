@@ -406,8 +406,8 @@ def test_wrong_arguments_of_modules_are_named():
     of = mht.MultiHeadClassifier.from_model
     Z = np.ones((SAMPLES, ROWS, DIM))
     external = (
-        "query: expected None or an integer, got an external query, which comes with the calls of "
-        "a module"
+        "query: expected None or an integer, got an external query, which is passed to each call "
+        "of a module"
     )
     for call, kind, message in (
         (

@@ -9,6 +9,7 @@ from scipy.optimize import nnls
 
 import mhfast as mh
 from mhfast import _core
+from mhfast.learner import learning
 
 EPS = np.finfo(np.float64).eps
 ISAS = _core.available_isas()
@@ -588,3 +589,14 @@ def test_support_must_be_positive(name, support):
 def test_facts_are_of_listed_rows():
     with pytest.raises(TypeError):
         _core.fact_moment(*{**FACTS, "rows": None}.values(), 1)
+
+
+def test_a_fit_counts_the_parameters_of_all_heads(monkeypatch):
+    """They divide what the residual may be; of each head d × d of W and d × p of V."""
+    fits = []
+    made = learning.Fit
+    monkeypatch.setattr(learning, "Fit", lambda **rest: fits.append(rest) or made(**rest))
+    examples = mh.data.boolean_layer(3000, 2, 6, 2, seed=1)
+    found = mh.learn_layer(examples.X, examples.y, 2)
+    assert found.learnt
+    assert fits[-1]["parameters"] == 2 * 6 * (6 + found.layer.V.shape[-1])

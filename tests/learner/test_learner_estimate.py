@@ -166,6 +166,7 @@ def test_intervals():
     # 1.6449 is the normal quantile of .95.
     np.testing.assert_allclose(upper.W - lower.W, 2 * 1.6448536 * covariance.W_error, rtol=1e-7)
     np.testing.assert_allclose(0.5 * (upper.V + lower.V), covariance.layer.V, rtol=1e-12)
+    assert covariance.interval() == covariance.interval(0.95)
     for level in (0.0, 1.0, -1.0):
         with pytest.raises(ValueError, match="level: expected a probability between 0 and 1"):
             covariance.interval(level)

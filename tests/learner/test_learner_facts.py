@@ -7,6 +7,7 @@ from learner_instances import data, distance, examples_of, stretches, true_sum
 import mhfast as mh
 from mhfast.learner import as_examples, certify, crude_sum, one_hot_sum, refine_sum, solve_values
 from mhfast.learner import examples as examples_module
+from mhfast.learner import facts as facts_module
 from mhfast.learner.certificates import judge
 
 
@@ -247,3 +248,20 @@ def test_rows_explained_to_rounding_are_ordered_by_their_weights_alone():
     np.testing.assert_allclose(facts.tolerance[0], 1e-12 * sizes.min(), rtol=1e-9)
     assert (np.diff(facts.tolerance) >= 0.0).all()
     assert facts.tolerance[-1] < 1e-12 * np.median(sizes[np.isfinite(sizes)])
+
+
+def test_equal_facts_leave_room_for_others():
+    """Of two facts that come again and again there is room for a third, however uncertain it is."""
+    kept = facts_module._SmallestTolerances(3, 3)
+    rng = np.random.default_rng(0)
+    one, other = rng.standard_normal((2, 1, 2, 3))
+    weights = np.tile([0.75, 0.25], (2, 1))
+    for k in range(7):
+        kept.take(one, weights, np.full(2, 1e-6), 2 * k)
+    kept.take(other, weights, np.full(2, 1e-2), 100)
+    rows, first, second, value, tolerance = kept.sorted()
+    assert (np.unique(rows // 100)).tolist() == [0, 1]
+    np.testing.assert_array_equal(first, 0)
+    np.testing.assert_array_equal(second, 1)
+    np.testing.assert_allclose(value, np.log(3.0))
+    assert (np.diff(tolerance) >= 0).all()

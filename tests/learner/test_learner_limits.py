@@ -93,7 +93,7 @@ def test_of_equal_tokens_only_the_sum_of_values_exists(tokens, heads):
     result = mh.learn_layer(X, layer(X), heads)
     assert result.learnt, result.verdict
     assert "only the sum of all V_h" in result.verdict
-    assert ("fewer than the 2 asked" in result.verdict) == (heads == 2)
+    assert ("fewer than the 2 requested" in result.verdict) == (heads == 2)
     assert not result.layer.W.any()
     assert np.allclose(result.layer.V, [layer.V.sum(axis=0)], rtol=0.0, atol=1e-12)
 

@@ -114,7 +114,7 @@ def test_degenerate_layers_are_told(change, name, phases):
     assert name in found.verdict
     assert "fails" in found.verdict
     kept = [phase for phase in PHASES if phase not in phases]
-    assert found.verdict.startswith(f"what they count on is given for: {', '.join(kept)}")
+    assert found.verdict.startswith(f"conditions met for: {', '.join(kept)}")
 
 
 def test_more_heads_than_a_hull_has_dimensions():

@@ -1,5 +1,7 @@
 """Layers learnt by queries: exactly, by the queries counted, or not at all and with the reason."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy.optimize import check_grad
@@ -203,7 +205,7 @@ def cases():
         ("V opposite", changed(truth, V={2: -V[0]}), 2, "their V add up to 0"),
         ("one W of zero", changed(truth, W={0: 0.0}), 2, "heads of W = 0 besides"),
         ("all W of zero", mh.Layer(0.0 * W, V), 2, "attention has no effect"),
-        ("one token", truth, 1, "with T = 1 attention is idle"),
+        ("one token", truth, 1, "with T = 1 attention has no effect"),
     ]
 
 
@@ -469,3 +471,53 @@ def test_heads_of_a_module_of_torch(biased, dtype):
 
 def test_the_least_numbers_are_those_of_the_documentation():
     assert (learning.EXACT, learning.SINGLE, search.IDENTIFIED) == (1e-8, 3.6e-6, 1e-11)
+
+
+class Asked(SimpleNamespace):
+    """An oracle of a layer, with the attributes that are given."""
+
+    def __call__(self, X):
+        return self.layer(X)
+
+
+def test_the_share_of_the_outputs_beyond_noise():
+    layer = mh.Layer(np.zeros((1, 3, 3)), np.array([[[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]]]))
+    oracle = Asked(layer=layer, dim=3, tokens=1, rounding=0.0)
+    rng, noise = np.random.default_rng(0), 1.5
+    asked = SimpleNamespace(oracle=oracle, rng=rng, size=20.0, bias=False, noise=noise)
+    residual, _, beyond = learning._Learner.judge(asked, layer)
+    assert residual == 0.0
+    # Of one token the outputs are those of V: entries of X have the variance 400 / 3, outputs the
+    # mean square 25 / 2 of that, to a quarter with 24 inputs, of which noise is a thousandth.
+    share = noise**2 / (25 / 2 * 400 / 3)
+    assert 1 - 2 * share < beyond < 1 - share / 4
+
+
+@pytest.mark.parametrize(
+    ("heads", "d", "p", "points"),
+    [
+        (2, 3, 2, [3, 4, 6, 8, "hessians", "hessians", 3, 3]),
+        (3, 3, 2, ["hessians", "hessians", 4, 4]),
+        (3, 2, 3, [4, 4]),
+        (4, 3, 2, []),
+        (1, 3, 1, [3, 4, 6, 8, "hessians", "hessians"]),
+    ],
+)
+def test_which_starts_are_tried(monkeypatch, heads, d, p, points):
+    """Before random ones: by gradients at so many points, by Hessians."""
+    tried = []
+
+    def by_gradients(pairs, delta, heads, points, rng):  # noqa: ARG001
+        tried.append(points)
+        return iter(())
+
+    def by_hessians(pairs, delta, heads, rng):  # noqa: ARG001
+        tried.append("hessians")
+        return iter(())
+
+    monkeypatch.setattr(starts, "_by_gradients", by_gradients)
+    monkeypatch.setattr(starts, "_by_hessians", by_hessians)
+    pairs = SimpleNamespace(values=np.zeros((d, p)), bias=False, size=1.0)
+    method, A = next(starts.starts(pairs, np.zeros(d), heads, np.random.default_rng(0)))
+    assert (method, A.shape) == ("random", (heads, d))
+    assert tried == points

@@ -320,10 +320,10 @@ def test_residuals_are_those_of_each_sample():
     def shifted(_, num_threads):  # noqa: ARG001 - as a layer is called
         return Y + off
 
-    found = judge(as_examples(X, Y, noise=2.0), shifted)
+    found = judge(as_examples(X, Y, noise=3.0), shifted)
     assert found.residual == pytest.approx(np.sqrt((1 + 16 + 4) / 125))
     assert found.worst == pytest.approx(0.4)  # 4 of 10; the zeros count as the median, 7.5
-    assert found.worst_noise == pytest.approx(16 / (4 * 4.0))
+    assert found.worst_noise == pytest.approx(16 / (4 * 9.0))
     assert judge(as_examples(X, Y), shifted).worst_noise == 0.0
 
 

@@ -291,7 +291,7 @@ def test_wrong_arguments():
         mh.Classifier(W, U, attention="cosine")
     with pytest.raises(TypeError, match=r"attention: expected one of softmax, .* got int"):
         mh.Classifier(W, U, attention=3)
-    with pytest.raises(ValueError, match="normalize: expected None beside attention 'softmax1'"):
+    with pytest.raises(ValueError, match="normalize: expected None with attention 'softmax1'"):
         mh.Classifier(W, U, attention="softmax1", normalize=True)
     with pytest.raises(TypeError, match="normalize: expected None, True or False, got int"):
         mh.Classifier(W, U, attention="linear", normalize=1)

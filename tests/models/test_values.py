@@ -60,7 +60,7 @@ def test_wrong_arguments():
     for call in (CLASSIFIER.loss, CLASSIFIER.accuracy):
         with pytest.raises(ValueError, match=r"loss: expected one of .*, got 'absolute'"):
             call(X, SIGNS, loss="absolute")
-        with pytest.raises(TypeError, match="y: expected labels beside the array X, got None"):
+        with pytest.raises(TypeError, match="y: expected labels with the array X, got None"):
             call(X)
 
 

@@ -38,13 +38,29 @@ RECORDS = (
     "tests/training/test_recording.py tests/training/test_training_layer.py "
     "tests/training/test_training_runs.py"
 )
-TESTS = {
+STEPS = (
+    f"{OPTIMIZERS} tests/optimizers/test_optimizers.py tests/training/test_training.py "
+    "tests/training/test_training_runs.py tests/training/test_run.py"
+)
+CONCERNED = {
+    "csrc/losses/*.hpp": (
+        "tests/gradients/test_losses.py tests/gradients/test_loss_forms.py "
+        "tests/gradients/test_hvp.py tests/gradients/test_saturation.py "
+        "tests/training/test_training_layer.py tests/training/test_own_losses.py"
+    ),
+    "csrc/optimizers/*.hpp": STEPS,
+    "csrc/row_maps/*.hpp": "tests/models/test_row_maps.py",
+    "csrc/training/batches.cpp": "tests/training/test_batches.py tests/training/test_streams.py",
+    "csrc/training/balls.cpp": STEPS,
     "csrc/training/descent.cpp": TRAINING,
+    "csrc/training/directions.cpp": STEPS,
     "csrc/training/loop.cpp": f"{TRAINING} tests/gradients/test_losses.py",
+    "csrc/training/norms.hpp": TRAINING,
+    "csrc/training/polar.cpp": STEPS,
+    "csrc/training/population.cpp": "tests/training/test_streams.py",
     "csrc/training/records.cpp": RECORDS,
     "csrc/kernels/step.hpp": TRAINING,
     "csrc/problem/loss.hpp": f"{GRADIENTS} tests/training/test_training_layer.py",
-    "csrc/training/norms.hpp": TRAINING,
     "csrc/problem/clean.hpp": "tests/core/test_no_influence.py",
     "csrc/problem/rescale.hpp": "tests/core/test_scales.py tests/core/test_no_influence.py",
     "csrc/passes/inputs.cpp": (
@@ -55,6 +71,11 @@ TESTS = {
         "tests/models/test_layer.py tests/training/test_training_layer.py "
         "tests/core/test_no_influence.py tests/core/test_kernels_family.py"
     ),
+}
+TESTS = {
+    str(path.relative_to(ROOT)): tests
+    for pattern, tests in CONCERNED.items()
+    for path in sorted(ROOT.glob(pattern))
 }
 
 SWAPS = {

@@ -1,17 +1,20 @@
-"""Mutants of the Python package, a seeded sample by area, and the tests that concern them.
+"""Mutants of the Python package, a seeded sample by area, and the tests that execute what changed.
 
-    pip install mutmut==3.8.1
+    pip install mutmut==3.8.1 coverage
     python tests/mutation/package.py [--count 300] [--seed 0] [--processes 2] [AREA ...]
     python tests/mutation/package.py --only theory/kernel.py#57
 
-mutmut makes the mutants.  Each is written into a copy of the tree, where a forked process runs the
-tests up to the first that fails.  Left out: strings, annotations, what is raised or asserted, and
-what draws.  Prints every mutant that no test notices, with its change.
+mutmut makes the mutants.  The tests of all areas run first, without a change: they must pass, and
+coverage tells which of them execute which lines.  Then each mutant is written into a copy of the
+tree, where a forked process runs the tests that execute its lines, quick ones first, up to the
+first that fails.  Left out: strings, types, what is raised or asserted, and what draws.
+Prints every mutant that no test notices, with its change.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import compileall
 import difflib
 import functools
@@ -19,15 +22,18 @@ import importlib.util
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 300  # seconds of the processor for one mutant: an endless loop counts as noticed
@@ -38,59 +44,19 @@ AREAS = {"theory": 34, "learner": 33, "optimizers": 13, "training": 20}
 # Drawing and progress on a terminal are neither formulas nor verdicts.
 LEFT_OUT = ("figure.py", "figures.py", "display.py", "progress.py", "__init__.py")
 
-# The files of tests that are asked, the likely ones first; the folder of the area comes last.
-FIRST = {
-    "theory/bounds.py": "theory/test_theory_bounds.py",
-    "theory/conditions.py": "theory/test_theory_bounds.py",
-    "theory/hessian.py": "theory/test_theory_bounds.py theory/test_theory_verdicts.py",
-    "theory/certificate.py": "theory/test_theory_guarantees.py",
-    "theory/guarantees.py": "theory/test_theory_guarantees.py",
-    "theory/stability.py": "theory/test_theory_guarantees.py",
-    "theory/mixture.py": "theory/test_theory_mixture.py",
-    "theory/needed_heads.py": "theory/test_needed_heads.py",
-    "theory/per_head.py": "theory/test_per_head.py",
-    "theory/programs.py": "theory/test_theory_programs.py",
-    "theory/projected.py": "theory/test_theory_programs.py",
-    "theory/regularization.py": "theory/test_theory_programs.py",
-    "theory/norms.py": "theory/test_theory_programs.py",
-    "theory/separation.py": "theory/test_theory_separation.py",
-    "theory/next_token.py": "theory/test_theory_separation.py",
-    "theory/joint.py": "theory/test_theory_separation.py",
-    "theory/token_optimality.py": "theory/test_theory_separation.py",
-    "theory/alignment.py": "theory/test_theory_separation.py",
-    "theory/": "theory/test_theory_margin.py",
-    "learner/queries/": "learner/test_learner_queries.py",
-    "learner/facts.py": "learner/test_learner_facts.py",
-    "learner/refinement.py": "learner/test_learner_refinement.py",
-    "learner/alignment.py": "learner/test_learner_alignment.py",
-    "learner/": "learner/test_learner_core.py learner/test_learner_phases.py",
-    "optimizers/": "optimizers",
-    "training/subspace.py": "training/test_subspace.py",
-    "training/segments.py": "training/test_segments.py",
-    "training/evaluate.py": "training/test_evaluate.py",
-    "training/minimize.py": "training/test_minimize.py",
-    "training/flow.py": "training/test_flow.py",
-    "training/iterates.py": "training/test_minimize.py training/test_flow.py",
-    "training/objective.py": "training/test_minimize.py training/test_flow.py",
-    "training/": "training/test_recording.py training/test_run.py",
-}
-THEN = {
-    "theory": "theory",
-    "learner": "learner",
-    "optimizers": (
-        "optimizers training/test_training.py training/test_run.py arguments/test_errors.py"
-    ),
-    "training": "training arguments/test_errors.py arguments/test_run_axis.py",
-}
-
-
-def tests(file: str) -> list[str]:
-    """What is asked of a mutant of a file under python/mhfast."""
-    first = max((start for start in FIRST if file.startswith(start)), key=len)
-    every = f"{FIRST[first]} {THEN[file.split('/')[0]]}".split()
-    if file.startswith("learner/queries/"):
-        every = FIRST[first].split()
-    return [f"tests/{name}" for name in every]
+# What may notice, in so many processes of about the same length.
+TESTS = (
+    ("tests/learner", "tests/optimizers"),
+    ("tests/theory", "tests/training", "tests/arguments", "tests/gradients/test_hvp.py"),
+)
+SETTINGS = ("-q", "-p", "no:cacheprovider", "-m", "not slow and not peers")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+COVERAGE = """\
+[run]
+dynamic_context = test_function
+source = {source}
+data_file = {data}
+"""
 
 
 @dataclass(frozen=True)
@@ -112,10 +78,45 @@ class Mutant:
         change = changes[self.number]
         return deep_replace(module, change.original_node, change.mutated_node).code  # type: ignore[union-attr]
 
-    def difference(self) -> str:
+    def difference(self) -> list[str]:
         before = (ROOT / "python" / "mhfast" / self.file).read_text().splitlines()
-        lines = difflib.unified_diff(before, self.source().splitlines(), n=0, lineterm="")
-        return "\n".join(f"  {line}" for line in list(lines)[2:])
+        return list(difflib.unified_diff(before, self.source().splitlines(), n=0, lineterm=""))[2:]
+
+    def statements(self) -> list[ast.stmt]:
+        """The innermost statements that are changed."""
+        changed = set()
+        for line in self.difference():
+            if found := re.match(r"@@ -(\d+)(?:,(\d+))? ", line):
+                first, count = int(found[1]), int(found[2] or 1)
+                changed |= set(range(first, first + max(count, 1)))
+        tree = ast.parse((ROOT / "python" / "mhfast" / self.file).read_text())
+        inner = []
+        for number in changed:
+            around = [
+                node
+                for node in ast.walk(tree)
+                if isinstance(node, ast.stmt) and node.lineno <= number <= (node.end_lineno or 0)
+            ]
+            if around:
+                inner.append(min(around, key=lambda node: (node.end_lineno or 0) - node.lineno))
+        return inner
+
+    def lines(self) -> set[int]:
+        """The lines of these statements, of compound ones those before the body."""
+        lines = set()
+        for statement in self.statements():
+            body = getattr(statement, "body", None)
+            last = body[0].lineno - 1 if body else statement.end_lineno or statement.lineno
+            lines |= set(range(statement.lineno, max(last, statement.lineno) + 1))
+        return lines
+
+    def is_of_types(self) -> bool:
+        """Whether the change is in the definition of a type alias or of a type variable."""
+        return any(
+            re.search(r"\bTypeAlias\b|= TypeVar\(", ast.unparse(statement))
+            for statement in self.statements()
+            if isinstance(statement, ast.Assign | ast.AnnAssign)
+        )
 
 
 @functools.cache
@@ -163,7 +164,14 @@ def sample(areas: Iterable[str], count: int, seed: int) -> list[Mutant]:
             if path.name not in LEFT_OUT
         )
         every = [Mutant(file, k) for file in files for k in range(len(mutations(file)[1]))]
-        drawn += rng.sample(every, min(len(every), round(count * AREAS[area] / shares)))
+        some = rng.sample(every, min(len(every), round(count * AREAS[area] / shares)))
+        # In the place of types, which the interpreter ignores, others are drawn.
+        others = random.Random(f"{seed} {area}")
+        for k, mutant in enumerate(some):
+            while some[k].is_of_types():
+                another = others.choice(every)
+                some[k] = mutant if another in some else another
+        drawn += some
     rng.shuffle(drawn)
     return drawn
 
@@ -179,22 +187,20 @@ class Tree:
             shutil.copy2(ROOT / name, path / name)
         compileall.compile_dir(path / "python", quiet=2)
 
-    def notices(self, mutant: Mutant | None, asked: list[str]) -> bool:
+    def notices(self, mutant: Mutant, tests: list[str]) -> bool:
         """Whether a test fails, in a process of its own that takes at most LIMIT."""
-        if mutant is not None:
-            changed = self.path / "python" / "mhfast" / mutant.file
-            changed.write_text(mutant.source())
-            # Times of files are compared in seconds: another mutant's would do.
-            Path(importlib.util.cache_from_source(str(changed))).unlink(missing_ok=True)
+        changed = self.path / "python" / "mhfast" / mutant.file
+        changed.write_text(mutant.source())
+        # Times of files are compared in seconds: another mutant's would do.
+        Path(importlib.util.cache_from_source(str(changed))).unlink(missing_ok=True)
         child = os.fork()
         if child == 0:
-            os._exit(self._run(asked))
+            os._exit(self._run(tests))
         _, status = os.waitpid(child, 0)
-        if mutant is not None:
-            shutil.copy2(ROOT / "python" / "mhfast" / mutant.file, changed)
+        shutil.copy2(ROOT / "python" / "mhfast" / mutant.file, changed)
         return status != 0
 
-    def _run(self, asked: list[str]) -> int:
+    def _run(self, tests: list[str]) -> int:
         import pytest
 
         silence = os.open(os.devnull, os.O_WRONLY)
@@ -205,21 +211,68 @@ class Tree:
         os.chdir(self.path)
         os.environ["PYTHONPATH"] = str(self.path / "python")
         sys.path.insert(0, str(self.path / "python"))
-        for peer in ("torch", "jax"):  # slow to import, and never the only ones that notice
-            sys.modules[peer] = None  # type: ignore[assignment]
-        settings = ["-x", "-q", "-p", "no:cacheprovider"]
-        first, rest = asked[0], [name for name in asked[1:] if name != asked[0]]
-        try:  # the likely file alone first: to collect the others takes longer than it does
-            failed = pytest.main([*settings, first])
-            if rest and not failed:
-                failed = pytest.main([*settings, f"--ignore={first}", *rest])
-            return int(failed)
+        try:
+            return int(pytest.main(["-x", *SETTINGS, *tests]))
         except BaseException:
             return 1
 
 
-def work(mutants: list[Mutant], lists: list[list[str]], results) -> None:  # type: ignore[no-untyped-def]
-    """Ask of each mutant whether its tests pass, at the end whether they do without a change."""
+class Executed:
+    """Which tests execute which lines, and how long they take; ends the program if one fails."""
+
+    def __init__(self) -> None:
+        import coverage
+
+        self.tests: dict[tuple[str, int], set[str]] = {}
+        self.seconds: dict[str, float] = {}
+        with tempfile.TemporaryDirectory() as folder:
+            tree = Tree(Path(folder) / "tree")
+            source = tree.path / "python" / "mhfast"
+            begun = []
+            for k, folders in enumerate(TESTS):
+                data, settings = Path(folder) / f"data{k}", Path(folder) / f"settings{k}"
+                settings.write_text(COVERAGE.format(source=source, data=data))
+                report = Path(folder) / f"report{k}.xml"
+                command = [
+                    sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest",
+                    *SETTINGS, f"--junitxml={report}", "-o", "junit_family=xunit1", *folders,
+                ]  # fmt: skip
+                paths = {"PYTHONPATH": str(tree.path / "python")}
+                begun.append((subprocess.Popen(command, cwd=tree.path, env={**os.environ, **paths}),
+                              data, report))  # fmt: skip
+            failed = [process.wait() for process, _, _ in begun]
+            if any(failed):
+                sys.exit("tests fail without a change")
+            for _, data, report in begun:
+                self._read(coverage.CoverageData(str(data)), source, report)
+
+    def _read(self, data, source: Path, report: Path) -> None:  # type: ignore[no-untyped-def]
+        files = {}  # of each test function, by the name of its context
+        for case in ElementTree.parse(report).iter("testcase"):
+            name = re.sub(r"\[.*", "", case.attrib["name"], flags=re.DOTALL)
+            module = Path(case.attrib["file"]).stem
+            files[f"{module}.{name}"] = f"{case.attrib['file']}::{name}"
+            test = files[f"{module}.{name}"]
+            self.seconds[test] = self.seconds.get(test, 0.0) + float(case.attrib["time"])
+        data.read()
+        for file in data.measured_files():
+            name = str(Path(file).relative_to(source))
+            for line, contexts in data.contexts_by_lineno(file).items():
+                asked = {files.get(".".join(context.split(".")[-2:])) for context in contexts}
+                self.tests.setdefault((name, line), set()).update(asked - {None})  # type: ignore[arg-type]
+
+    def of(self, mutant: Mutant) -> list[str]:
+        """The tests of a mutant, quick ones first; of what runs at import all of its file."""
+        found = set[str]().union(
+            *(self.tests.get((mutant.file, line), set()) for line in mutant.lines())
+        )
+        if not found:
+            found = set[str]().union(*(t for (f, _), t in self.tests.items() if f == mutant.file))
+        return sorted(found or self.seconds, key=lambda test: self.seconds.get(test, 0.0))
+
+
+def work(mutants: list[Mutant], executed: Executed, results) -> None:  # type: ignore[no-untyped-def]
+    """Ask of each mutant whether its tests pass."""
     import numpy  # noqa: F401 - what every forked process needs is imported once
     import pytest  # noqa: F401
     import scipy.linalg
@@ -227,25 +280,21 @@ def work(mutants: list[Mutant], lists: list[list[str]], results) -> None:  # typ
     import scipy.sparse.linalg  # noqa: F401
 
     with tempfile.TemporaryDirectory() as path:
-        tree = Tree(Path(path))
+        tree = Tree(Path(path) / "tree")
         for mutant in mutants:
             begin = time.monotonic()
-            noticed = tree.notices(mutant, tests(mutant.file))
+            noticed = tree.notices(mutant, executed.of(mutant))
             results.put((mutant, noticed, time.monotonic() - begin))
-        for asked in lists:
-            results.put((" ".join(asked), tree.notices(None, asked), 0.0))
     results.put(None)
 
 
-def judged(mutants: list[Mutant], processes: int) -> Iterator[tuple[Mutant | str, bool, float]]:
-    """Yield mutants or lists of tests, whether a test failed, and the seconds that it took."""
-    areas = sorted({mutant.file.split("/")[0] for mutant in mutants})
-    lists = [[f"tests/{name}" for name in THEN[area].split()] for area in areas]
+def judged(mutants: list[Mutant], processes: int) -> Iterator[tuple[Mutant, bool, float]]:
+    """Yield mutants, whether a test failed, and the seconds that it took."""
+    executed = Executed()
     results = multiprocessing.SimpleQueue()  # type: ignore[var-annotated]
     workers = [
         multiprocessing.get_context("fork").Process(
-            target=work,
-            args=(mutants[k::processes], lists[k::processes], results),
+            target=work, args=(mutants[k::processes], executed, results)
         )
         for k in range(processes)
     ]
@@ -271,25 +320,20 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", metavar="NAME", help="these mutants")
     chosen = parser.parse_args()
     os.chdir(ROOT)  # mutmut reads its settings from pyproject.toml
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = "1"
+    os.environ.update(ENVIRONMENT)
     if chosen.only:
         mutants = [Mutant(file, int(k)) for file, k in (n.split("#") for n in chosen.only)]
     else:
         mutants = sample(chosen.areas or AREAS, chosen.count, chosen.seed)
     tried, alive = dict.fromkeys(AREAS, 0), dict.fromkeys(AREAS, 0)
-    for found, noticed, seconds in judged(mutants, chosen.processes):
-        if isinstance(found, str):
-            if noticed:
-                print(f"these tests fail without a change: {found}", flush=True)
-            continue
-        area = found.file.split("/")[0]
+    for mutant, noticed, seconds in judged(mutants, chosen.processes):
+        area = mutant.file.split("/")[0]
         tried[area] += 1
         alive[area] += not noticed
-        verdict = f"noticed:  {found.name}" if noticed else f"survived: {found.name}"
-        print(f"{seconds:5.0f} s {verdict}", flush=True)
+        verdict = "noticed: " if noticed else "survived:"
+        print(f"{seconds:5.0f} s {verdict} {mutant.name}", flush=True)
         if not noticed:
-            print(found.difference(), flush=True)
+            print("\n".join(f"  {line}" for line in mutant.difference()), flush=True)
     for area in AREAS:
         print(f"{area}: {alive[area]} of {tried[area]} mutants survived")
     print(f"all: {sum(alive.values())} of {sum(tried.values())} mutants survived")

@@ -202,6 +202,7 @@ def test_wrong_step_sizes(kind, lr, error, message):
         (mh.PolyakStep, {"factor": np.inf}, ValueError, "factor: .*finite"),
         (mh.Momentum, {"beta": 1.0}, ValueError, r"beta: .*\[0, 1\), got 1\.0"),
         (mh.Momentum, {"nesterov": 1}, TypeError, "nesterov: expected a bool, got 1"),
+        (mh.SteepestDescent, {"nesterov": 1}, TypeError, "nesterov: expected a bool, got 1"),
         (mh.Adam, {"beta1": -0.1}, ValueError, r"beta1: .*-0\.1"),
         (mh.Adam, {"beta2": 1.0}, ValueError, "beta2: "),
         (mh.Adam, {"eps": np.nan}, ValueError, "eps: .*nan"),

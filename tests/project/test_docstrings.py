@@ -18,6 +18,7 @@ import mhfast as mh
 
 MODULES = ["mhfast", "mhfast.data", "mhfast.theory", "mhfast.learner", "mhfast.interop.jax"]
 MODULES += ["mhfast.interop.torch", "mhfast.interop.sklearn", "mhfast.interop.loggers"]
+MODULES += ["mhfast.figures"]
 SECTIONS = ("Parameters", "Attributes", "Returns", "Yields", "Raises")
 
 
@@ -65,7 +66,7 @@ def public() -> dict[str, Any]:
     for module_name in MODULES:
         try:
             module = importlib.import_module(module_name)
-        except ImportError:  # PyTorch, JAX and scikit-learn are optional
+        except ImportError:  # PyTorch, JAX, scikit-learn and matplotlib are optional
             continue
         for name in public_names(module):
             member = getattr(module, name)

@@ -39,8 +39,8 @@ SMALL = {
     ),
     "theory_needed_heads.py": "--n 6",
     "theory_rates.py": (
-        "--samples 10 20 --test 30 --left-out 5 --data-sets 2 --heads 2 --trials 2 --steps 20 "
-        "--output figure.png"
+        "--samples 10 20 --test 30 --left-out 10 --data-sets 2 --heads 2 --trials 2 --steps 20 "
+        "--long-heads 2 --long-samples 10 --long-sets 2 --output figure.png"
     ),
     "theory_stability.py": (
         "--heads 4 --steps 3 --longest 4 --samples 4 6 --left-out 4 --most 4 --output figure.png"

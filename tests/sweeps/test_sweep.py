@@ -321,7 +321,7 @@ def test_wrong_arguments(keywords, error, message):
 
 
 def test_a_grid_with_its_own_seed_takes_no_root():
-    with pytest.raises(ValueError, match="seed: expected None beside a grid with its own seed"):
+    with pytest.raises(ValueError, match="seed: expected None for a grid with its own seed"):
         mh.sweep(functions.seeded, {"a": [1], "seed": [2]}, seed=0)
 
 

@@ -13,6 +13,7 @@ import theory_instances as instances
 
 import mhfast as mh
 from mhfast import theory
+from mhfast.theory.inputs import spread
 
 ROUNDING = 1 + 1e-9  # of eigenvalues found to 1e-10
 LOSSES = ("squared", "logistic", "cross_entropy")
@@ -208,3 +209,15 @@ def test_wrong_use() -> None:
         theory.layer_bounds(prompted, X)
     with pytest.raises(ValueError, match="wrt: expected names from W, V, got 'U'"):
         theory.ntk(layer, X, wrt="U")
+
+
+def test_the_spread_of_padded_samples_leaves_the_padding_out() -> None:
+    rng = np.random.default_rng(0)
+    X = 100.0 + rng.standard_normal((3, 5, 4))
+    lengths = np.array([5, 2, 3])
+    data = mh.Dataset(X, np.ones(3), lengths=lengths)
+    distances = [
+        np.linalg.norm(x[:k, None] - x[None, :k], axis=-1).max()
+        for x, k in zip(X, lengths, strict=True)
+    ]
+    assert spread(data) == pytest.approx(max(distances), rel=1e-13)

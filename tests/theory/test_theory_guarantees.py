@@ -140,7 +140,7 @@ def test_recalled_constants_are_named() -> None:
     training = theory.training_bound(start, data, **arguments)
     assert training.bound == pytest.approx(2 * loss + 5 / 4 * D0**2 / (lr * 60), rel=1e-9)
     assert training.radius == pytest.approx(4 * D0, rel=1e-9)
-    assert "from memory" in str(training)
+    assert "recalled, not derived or quoted" in str(training)
     gap = theory.generalization_bound(start, data, **arguments)
     expected = 4 / 12 * (2 * 60 * loss + 9 * D0**2 / (4 * lr))
     assert gap.bound == pytest.approx(expected, rel=1e-9)
@@ -369,7 +369,7 @@ def test_a_continued_run_is_covered_up_to_other_settings() -> None:
     assert all(i.steps[-1] == 300 for i in certificate.inequalities[1:])
     (note,) = certificate.notes
     assert note.startswith("no guarantee covers steps 301 to 301: they do not start at θ0, but")
-    assert note.endswith("go on with other optimizer")
+    assert note.endswith("continue with other optimizer")
     same = mh.train(slow, data, steps=2)
     assert theory.certify(same, data, hessian=False).notes == ()
     assert theory.certify(same, data, hessian=False).inequalities[1].steps[-1] == 302
@@ -385,7 +385,7 @@ def test_a_run_on_other_data_is_not_certified_as_one_on_these() -> None:
     )
     moved = mh.train(run, shuffled, steps=3)
     assert theory.certify(moved, data, hessian=False).notes == (
-        "no guarantee covers steps 3 to 5: they do not start at θ0, but go on with other data",
+        "no guarantee covers steps 3 to 5: they do not start at θ0, but continue with other data",
     )
     assert theory.certify(moved, data, hessian=False).guarantee is not None
     squared = mh.train(start, data, steps=1, optimizer=mh.GradientDescent(1.0), loss="squared")

@@ -12,6 +12,9 @@ from scipy.optimize import minimize
 
 import mhfast as mh
 from mhfast import theory
+from mhfast.theory import regularization
+from mhfast.theory.norms import dual_size, longest_product
+from mhfast.theory.programs import _dense, _in_spans
 from mhfast.theory.projected import nearest_in_ball
 
 NORMS = ["fro", "nuclear", 1.5, 3.0]
@@ -356,3 +359,102 @@ def test_what_a_path_refuses() -> None:
         theory.regularization_path(data, [1.0], wrt="U")
     with pytest.raises(ValueError, match="start: expected a model for data without a readout"):
         theory.regularization_path(mh.Dataset(data.X, data.y), [1.0])
+
+
+@pytest.mark.parametrize("norm", ["fro", "nuclear", 1.5, 3.0])
+def test_the_longest_product_is_that_of_the_matrices_themselves(norm: Any) -> None:
+    rng = np.random.default_rng(0)
+    left, right = rng.standard_normal((6, 3)), rng.standard_normal((6, 4))
+    products = [dual_size(np.outer(a, b), norm) for a, b in zip(left, right, strict=True)]
+    assert longest_product(left, right, norm) == pytest.approx(max(products), rel=1e-12)
+
+
+def test_ties_outside_of_the_span_of_the_constraints_in_the_nuclear_norm() -> None:
+    """The least W lies in the span of constraints and ties together, not in that of the former."""
+    needs_cvxpy("nuclear")
+    rng = np.random.default_rng(3)
+    d = 6
+    left, right = rng.standard_normal((2, d)), rng.standard_normal((2, d))
+    ties = rng.standard_normal((2, d)), np.concatenate([right[:1], rng.standard_normal((1, d))])
+    strict = np.ones(2, bool)
+    inside = _in_spans(left, right, 1e-14, strict, ties)
+    whole = _dense((left, right), "nuclear", 1e-14, strict, ties)
+    assert inside.margin == pytest.approx(whole.margin, rel=1e-6)
+    np.testing.assert_allclose(
+        np.einsum("na,ab,nb->n", ties[0], inside.direction, ties[1]), 0.0, atol=1e-6
+    )
+
+
+def test_alignment_along_a_factored_run() -> None:
+    data, best, _ = instance(9)
+    svm = theory.token_svm(data, best)
+    rng = np.random.default_rng(0)
+    factors = (rng.standard_normal((2, 5, 3)) for _ in range(2))
+    start = mh.Classifier(mh.LowRank(*factors), rng.standard_normal((2, 1, 5)))
+    settings = {"steps": 4, "optimizer": mh.GradientDescent(0.1)}
+    run = mh.train(start, data, record={"Q": 2, "K": 2}, **settings)
+    by_step = theory.alignment(run, svm)
+    assert by_step.shape == (3, 2)
+    for place, steps in enumerate((0, 2, 4)):
+        model = mh.train(start, data, **settings | {"steps": steps}).model
+        np.testing.assert_allclose(by_step[place], theory.alignment(model, svm), rtol=1e-10)
+
+
+def test_tokens_that_are_all_zero_separate_nothing() -> None:
+    found = _dense((np.zeros((2, 3)), np.zeros((2, 4))), "fro", 1e-14, np.ones(2, bool), None)
+    assert (found.margin, found.dual, found.hidden) == (0.0, 0.0, 0.0)
+    np.testing.assert_array_equal(found.weights, [0.5, 0.5])
+    np.testing.assert_array_equal(found.direction, np.zeros((3, 4)))
+
+
+def test_scores_of_a_prompt_are_of_one_row() -> None:
+    data, readout = instance(4)[0], np.arange(5.0)
+    scores = theory.token_scores(data, readout, wrt="prompt")
+    assert scores.shape == (data.n, 1, data.tokens)
+    np.testing.assert_allclose(scores[:, 0], data.y[:, None] * (data.X @ readout), rtol=1e-12)
+
+
+def test_every_branch_of_a_path_begins_in_the_norm_of_the_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    begun = regularization._begun
+
+    def recorded(model: Any, wrt: str, norm: str, *rest: Any) -> Any:
+        asked.append((wrt, norm))
+        return begun(model, wrt, norm, *rest)
+
+    monkeypatch.setattr(regularization, "_begun", recorded)
+    data = mh.data.sphere_tokens(3, 4, 5, seed=0)
+    theory.regularization_path(data, [1.0], norm="nuclear", starts=2, steps=3)
+    assert asked == [("W", "nuclear")] * 2
+
+
+def test_optimality_of_runs_is_in_the_norm_that_is_asked_for() -> None:
+    needs_cvxpy("nuclear")
+    first, second = instance(11), instance(12)
+    both = mh.Dataset(
+        *(np.stack([getattr(data, name) for data, *_ in (first, second)]) for name in ("X", "y")),
+        query=np.stack([data.query for data, *_ in (first, second)]),
+    )
+    best, u = np.stack([first[1], second[1]]), np.arange(5.0)
+    together = theory.token_optimality(both, best, u, norm="nuclear")
+    for r, (data, tokens, _) in enumerate((first, second)):
+        alone = theory.token_optimality(data, tokens, u, norm="nuclear")
+        np.testing.assert_allclose(together.slack[r], alone.slack, atol=1e-7)
+    in_fro = theory.token_optimality(both, best, u)
+    assert np.nanmax(np.abs(in_fro.slack - together.slack)) > 1e-3
+
+
+def test_readout_and_attention_of_runs() -> None:
+    first, second = instance(21), instance(22)
+    both = mh.Dataset(
+        *(np.stack([getattr(data, name) for data, *_ in (first, second)]) for name in ("X", "y")),
+        query=np.stack([data.query for data, *_ in (first, second)]),
+    )
+    together = theory.joint_svm(both, np.stack([first[1], second[1]]))
+    for r, (data, tokens, _) in enumerate((first, second)):
+        alone = theory.joint_svm(data, tokens)
+        np.testing.assert_allclose(together.readout[r], alone.readout, atol=1e-12)
+        W = together.attention.direction.W
+        np.testing.assert_allclose(W[r], alone.attention.direction.W, atol=1e-9)

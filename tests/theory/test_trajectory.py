@@ -49,6 +49,8 @@ def test_two_hundred_instances_obey_the_bound(part: int) -> None:
         steps = 1 + seed % 30
         found = along_gradient(start, data, steps)
         assert found.applies
+        assert found.guarantee.radius == found.training.guarantee.radius
+        assert found.guarantee.distance == found.training.distance
         lr = found.training.lr
         measured = theory.leave_one_out(start, data, steps=steps, lr=lr, every=steps, divisor="n")
         # Rounding of losses of order one.
@@ -74,7 +76,8 @@ def test_two_hundred_instances_obey_the_bound(part: int) -> None:
 
 def test_gradients_are_those_of_single_samples() -> None:
     start, data = instance(5)
-    loss, norms = trajectory._losses_and_slopes(start, data)
+    losses, gradients, slopes = trajectory.losses_and_gradients(start, data)
+    loss, norms = losses.mean(), slopes * gradients
     assert loss == pytest.approx(mh.value_and_grad(start, data)[0], rel=1e-13)
     want = [mh.norm(mh.value_and_grad(start, data.subset([i]))[1]) for i in range(data.n)]
     assert norms == pytest.approx(want, rel=1e-12)
@@ -83,18 +86,18 @@ def test_gradients_are_those_of_single_samples() -> None:
     X = rng.standard_normal((3, 4, 5))
     model = instances.classifier(rng, 3, 5, 2, 1.0, scale=-0.7)
     asked = mh.Dataset(X, [1.0, -1.0, 1.0], query=Z)
-    norms = trajectory._losses_and_slopes(model, asked)[1]
+    _, gradients, slopes = trajectory.losses_and_gradients(model, asked)
+    norms = slopes * gradients
     want = [mh.norm(mh.value_and_grad(model, asked.subset([i]))[1]) for i in range(3)]
     assert norms == pytest.approx(want, rel=1e-12)
 
 
 def test_blocks_of_samples_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     start, data = instance(3)
-    loss, norms = trajectory._losses_and_slopes(start, data)
+    whole = trajectory.losses_and_gradients(start, data)
     monkeypatch.setattr(trajectory, "BLOCK", 1)
-    again, others = trajectory._losses_and_slopes(start, data)
-    assert again == pytest.approx(loss, rel=1e-13)
-    assert others == pytest.approx(norms, rel=1e-13)
+    for one, all_of_it in zip(trajectory.losses_and_gradients(start, data), whole, strict=True):
+        assert one == pytest.approx(all_of_it, rel=1e-13)
 
 
 def test_bound_by_hand() -> None:

@@ -293,7 +293,7 @@ def test_nothing_is_recorded_on_request():
 @pytest.mark.parametrize(
     ("record", "error", "message"),
     [
-        ("los", ValueError, r"record: expected one of loss, .*behind 'new_' also .*got 'los'"),
+        ("los", ValueError, r"record: expected one of loss, .*after 'new_' also .*got 'los'"),
         ("test_loss", ValueError, r"got 'test_loss'"),
         ("new_W", ValueError, r"got 'new_W'"),
         (("loss", "loss"), ValueError, r"record: .*'loss' twice"),
@@ -318,7 +318,7 @@ def test_missing_ingredients():
         mh.train(model, X, y, record="cosine", **options)
     with pytest.raises(ValueError, match=r"'attention_groups': expected a Dataset with token"):
         mh.train(model, X, y, record="attention_groups", **options)
-    with pytest.raises(ValueError, match=r"record: expected test= beside 'test_loss', got no test"):
+    with pytest.raises(ValueError, match=r"record: expected test= with 'test_loss', got no test"):
         mh.train(model, X, y, record="test_loss", **options)
 
 

@@ -359,8 +359,10 @@ def test_refusals(stream, message):
     options = {"steps": 3, "optimizer": mh.GradientDescent(0.1), "batch": B}
     with pytest.raises((TypeError, ValueError), match=message):
         mh.train(start(), samples(30, 0), stream=stream, **options)
-    with pytest.raises(ValueError, match="order: expected none beside stream="):
+    with pytest.raises(ValueError, match="order: expected None with stream="):
         mh.train(start(), samples(30, 0), stream=samples, order="shuffle", **options)
+    with pytest.raises(ValueError, match="batch: expected an integer of at least 1"):
+        mh.train(start(), samples(30, 0), stream=samples, **options | {"batch": 0})
     with pytest.raises(ValueError, match="every: expected an integer of at least 1"):
         mh.Stream(samples, every=0)
 
@@ -369,3 +371,12 @@ def test_seeds_of_samples_are_those_of_philox():
     philox = np.random.Philox(key=np.array([6, 1], np.uint64), counter=np.array([0, 8, 0, 0]))
     assert sample_seed(6, 8) == int(philox.random_raw(1)[0]) // 2
     assert len({sample_seed(s, j) for s in range(20) for j in range(20)}) == 400
+
+
+def test_the_core_draws_the_samples_of_a_data_set_by_its_method_too(monkeypatch):
+    data = mh.data.sphere_tokens(8, 3, 5, seed=0)
+    monkeypatch.setattr("mhfast.training.streams.Draws.__call__", None)  # what Python would draw
+    settings = {"steps": 3, "optimizer": mh.GradientDescent(0.1)}
+    model = mh.Classifier.zeros(heads=2, tokens=1, dim=5)
+    runs = [mh.train(model, data, stream=stream, **settings) for stream in (data, data.sample)]
+    assert np.array_equal(runs[0].model.W, runs[1].model.W)

@@ -373,3 +373,16 @@ def test_large_dimensions_enter(wrt):
         )
     close(run.model.W, expected.W, 1e-12)
     close(run.model.U, expected.U, 1e-12)
+
+
+def test_which_models_the_span_holds():
+    run = mh.train(mh.Classifier.zeros(3, 2, 400), *far(), steps=1, optimizer=mh.GradientDescent(1))
+    inside = run.subspace
+    assert inside.holds(mh.Classifier.zeros(3, 2, 400))
+    assert not inside.holds(mh.Classifier.gaussian(3, 2, 400, std=0.1, seed=0))
+
+
+def far():
+    """Three distinct tokens in 400 dimensions, and labels."""
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((3, 400))[rng.integers(3, size=(9, 2))], np.ones(9)

@@ -12,7 +12,7 @@ import math
 import numbers
 import operator
 from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,7 @@ def real(
 
 
 def exactly(array: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> Array:
-    """Return integers or floats in `dtype`, which must hold every one of them as it is.
+    """Return integers or floats in `dtype`, which must represent each of them exactly.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def exactly(array: npt.NDArray[Any], name: str, dtype: np.dtype[Any]) -> Array:
         return array
     with np.errstate(over="ignore", invalid="ignore"):
         result = array.astype(dtype)
-        # Back, since a comparison of an integer with a float rounds the integer first.
+        # Convert back: comparing an integer with a float would round the integer first.
         same = result.astype(array.dtype) == array
     if array.dtype.kind == "f":
         same |= np.isnan(array)
@@ -122,7 +122,7 @@ def as_array(value: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
     Raises
     ------
     TypeError
-        If `value` is masked, lives on another device, tracks gradients, or is no array at all.
+        If `value` is masked, lives on another device, tracks gradients, or is not an array.
     ValueError
         If `value` is a ragged nested sequence.
     """
@@ -150,8 +150,17 @@ def ready(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
 
 
+class HasShape(Protocol):
+    """An array, or what stands for one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The length of each axis."""
+        ...
+
+
 def shape(
-    array: npt.NDArray[Any],
+    array: HasShape,
     name: str,
     letters: str,
     expected: tuple[int | None, ...],
@@ -227,7 +236,7 @@ def generator(seed: object, name: str = "seed") -> np.random.Generator:
     """Return the random generator of an integer seed >= 0, or `seed` if it is a generator."""
     if isinstance(seed, np.random.Generator):
         return seed
-    return np.random.default_rng(_settled(seed, name))
+    return np.random.default_rng(_nonnegative(seed, name))
 
 
 def generators(seed: object, runs: int | None, name: str = "seed") -> list[np.random.Generator]:
@@ -248,12 +257,12 @@ def generators(seed: object, runs: int | None, name: str = "seed") -> list[np.ra
         return [generator(one, name) for one in seeds]
     if isinstance(seed, np.random.Generator):
         seed = int.from_bytes(seed.bytes(16), "little")
-    root = np.random.SeedSequence(_settled(seed, name))
+    root = np.random.SeedSequence(_nonnegative(seed, name))
     return [np.random.default_rng(child) for child in root.spawn(runs or 1)]
 
 
 def is_sequence(seed: object) -> bool:
-    """Tell whether `seed` is a sequence of seeds, one per run."""
+    """Return whether `seed` is a sequence of seeds, one per run."""
     return isinstance(seed, list | tuple | range) or (
         isinstance(seed, np.ndarray) and seed.ndim > 0
     )
@@ -277,7 +286,7 @@ def run_index(index: object, runs: int) -> int | slice | npt.NDArray[Any]:
     return int(selected) if selected.ndim == 0 else cast("slice | npt.NDArray[Any]", chosen)
 
 
-def _settled(seed: object, name: str) -> int:
+def _nonnegative(seed: object, name: str) -> int:
     number = integer(seed, name)
     if number < 0:
         raise ValueError(f"{name}: expected an integer of at least 0, got {number}")

@@ -1,4 +1,4 @@
-"""Losses with a parameter, and how a loss is told to the core and to files.
+"""Losses with a parameter, and how losses are passed to the core and stored in files.
 
 A loss is a name, or one of the classes here, whose name alone stands for the default of its field.
 """

@@ -1,4 +1,4 @@
-"""The names that arguments can have, as types: a type checker knows a misspelt one."""
+"""The names that arguments can have, as types, so that a type checker finds a misspelt one."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Function: TypeAlias = Callable[[Any, Any], tuple[Any, Any] | tuple[Any, Any, Any
 
 
 class NumbaFunction(Protocol):
-    """What a numba `cfunc` has that tells it from others."""
+    """The attributes by which a numba `cfunc` is recognized."""
 
     @property
     def native_name(self) -> str:
@@ -53,12 +53,12 @@ class MissingLoss:
 
 
 def is_own(loss: object) -> bool:
-    """Tell whether this is a function, of Python or compiled."""
+    """Return whether this is a function, of Python or compiled."""
     return (callable(loss) and not isinstance(loss, type)) or _is_low_level(loss)
 
 
 def name_of_function(loss: object) -> str:
-    """Return how a function is called in files."""
+    """Return the name under which a function is stored in files."""
     if isinstance(loss, MissingLoss):
         return loss.name
     return str(getattr(loss, "__name__", None) or type(loss).__name__)
@@ -80,13 +80,13 @@ def core_own(loss: Any) -> _core.OwnLoss:
 
 
 def raise_error_of(loss: _core.Loss) -> None:
-    """Raise what a function raised when the core called it."""
+    """Raise again what a function raised when the core called it."""
     if isinstance(loss.own, _core.PythonLoss) and loss.own.error is not None:
         raise loss.own.error
 
 
 def check_curvature(loss: _core.Loss) -> None:
-    """Refuse a compiled function that has no second derivatives; one of Python is seen later.
+    """Reject a compiled function without second derivatives; a Python one is checked when called.
 
     Raises
     ------
@@ -96,12 +96,12 @@ def check_curvature(loss: _core.Loss) -> None:
     if isinstance(loss.own, _core.CompiledLoss) and not loss.own.has_curvature:
         raise ValueError(
             "loss: expected a compiled function with seven arguments, second derivatives before "
-            "user_data, where a Hessian is asked for, got one with six"
+            "user_data, where a Hessian is computed, got one with six"
         )
 
 
 def _is_low_level(loss: object) -> bool:
-    """Tell whether this is a `scipy.LowLevelCallable`, without importing SciPy for it."""
+    """Return whether this is a `scipy.LowLevelCallable`, without importing SciPy for it."""
     return type(loss).__name__ == "LowLevelCallable" and isinstance(loss, tuple)
 
 

@@ -6,7 +6,7 @@ Any of them may have a leading run axis R, which the shapes below leave out.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from .lists import OF_CLASSES, TARGETS
 from .values import Array
 
 Integers = npt.NDArray[np.int64]
+Number = TypeVar("Number", bound=np.generic)
 
 _ndarray = np.ndarray
 
@@ -54,7 +55,7 @@ def padded(X: Array, lengths: Integers) -> Array:
 def token(
     query: int, tokens: int, lengths: Integers | None
 ) -> tuple[int | Integers, int | Integers]:
-    """Place an integer query in each sample.
+    """Find the position of an integer query in each sample.
 
     Returns
     -------
@@ -73,7 +74,7 @@ def token(
     return np.where((places >= 0) & (places < lengths), places, -1), prefix
 
 
-def picked(X: Array, token: int | Integers) -> Array:
+def picked(X: npt.NDArray[Number], token: int | Integers) -> npt.NDArray[Number]:
     """Return the token of each sample of X (n, T, d) as a query side (n, 1, d); zeros for -1."""
     if isinstance(token, int):
         return np.ascontiguousarray(X[..., token : token + 1, :])
@@ -146,12 +147,12 @@ def _check_axes(
 ) -> None:
     """Raise ValueError unless targets have the `expected` shape, perhaps behind a run axis."""
     got = array.shape
-    # One axis more at the end looks like a run axis, which stands in front.
+    # An extra axis at the end could be mistaken for a run axis, which comes first.
     if len(got) == len(expected) + 1 and got[:-1] == expected and got[1:] != expected:
         if loss in OF_CLASSES:
             repair = f"{name}.argmax(axis=-1) has the class numbers of one-hot targets"
         elif got[-1] == 1:
-            repair = f"{name}[..., 0] has them"
+            repair = f"{name}[..., 0] has this shape"
         else:
             repair = ""
         if repair:
@@ -227,7 +228,7 @@ def check_samples(array: npt.NDArray[Any], name: str, n: int, most_axes: int) ->
 
 
 def targets_have_runs(y: npt.NDArray[Any], n: int) -> bool:
-    """Tell whether y has a run axis before (n,), (n, q) of classes or (n, q, p)."""
+    """Return whether y has a run axis before (n,), (n, q) of classes or (n, q, p)."""
     if y.ndim in (1, 4):
         return y.ndim == 4
     if y.shape[0] != n or y.shape[1] != n:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[np.floating[Any]]
 Optional: TypeAlias = Array | Any
-"""An array, or None where there is none: callers know, and a type checker need not be told."""
+"""An array or None. It is Any to a type checker, because callers know which it is."""
 
 Value: TypeAlias = float | npt.NDArray[np.float64]  # an array (R,) where there is a run axis
 Scalar: TypeAlias = Any  # a float, or a float64 array (R,) where there is a run axis
@@ -37,7 +37,7 @@ def frozen(array: npt.NDArray[Entries]) -> npt.NDArray[Entries]:
 
 
 def same(a: object, b: object) -> bool:
-    """Tell whether two values are equal, down to dtype, shape and every entry of their arrays.
+    """Return whether two values are equal, down to dtype, shape and every entry of their arrays.
 
     NaN equals NaN: a copy of what holds one is equal.
     """

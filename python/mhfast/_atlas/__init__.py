@@ -1,7 +1,7 @@
-"""`mhfast reproduce`: results of attention theory, each checked, tabled and drawn by one command.
+"""`mhfast reproduce`: results of attention theory, each checked and drawn by one command.
 
-One module an experiment, named as the command names it; `experiment.py` says what an experiment is,
-`catalogue.py` lists them, `command.py` runs them, `report.py` writes what they found.
+Each experiment is a module of the same name; `experiment.py` defines what an experiment is,
+`catalogue.py` lists them, `command.py` runs them, and `report.py` writes their results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises
     ------
     ImportError
-        A package is not installed: matplotlib, or what an experiment needs beside it.
+        matplotlib, or another package that an experiment needs, is not installed.
     """
     if find_spec("matplotlib") is None:
         raise ImportError("experiments need matplotlib: pip install matplotlib")

@@ -6,8 +6,9 @@ import numpy as np
 
 import mhfast as mh
 
+from ..figures import BLUE, ORANGE
 from .experiment import Claim, Experiment, Outcome
-from .figure import BLUE, GRAY, ORANGE, label, panels
+from .figure import GRAY, label, panels
 
 SIGNALS = (20.0, 2.0)
 KINDS, TOKENS = ("clean", "flipped"), ("signal", "weak", "noise")
@@ -59,18 +60,18 @@ def run(quick: bool) -> Outcome:
         first = trained[0]
         left, *rest = row
         steps_of = first.steps
-        left.plot(steps_of["loss"], first.history["loss"], color=GRAY, label="training loss")
+        left.plot(steps_of["loss"], first.history["loss"], color=GRAY, label="training\nloss")
         left.plot(steps_of["loss"], first.history["accuracy"], color=BLUE,
-                  label="training accuracy")  # fmt: skip
+                  label="training\naccuracy")  # fmt: skip
         left.plot(steps_of["test_accuracy"], first.history["test_accuracy"], color=ORANGE,
-                  label="test accuracy")  # fmt: skip
+                  label="test\naccuracy")  # fmt: skip
         label(left, "step", f"signal of norm {signal:g}", ylim=(0, 1.05))
         for k, (ax, kind) in enumerate(zip(rest, KINDS, strict=True)):
             for j, color in enumerate((BLUE, GRAY, ORANGE)):
                 weight = first.history["attention_groups"][:, 0, k, j]
                 ax.plot(steps_of["loss"], weight, color=color,
-                        label=f"{TOKENS[j]} tokens")  # fmt: skip
-            label(ax, "step", "", f"softmax weights, {kind} samples")
+                        label=TOKENS[j])  # fmt: skip
+            label(ax, "step", "", f"weights of tokens, {kind} samples")
     strong, weak = (found[signal] for signal in SIGNALS)
     return Outcome(
         ("norm of the signal", "flipped labels", "training loss", "training accuracy",
@@ -93,7 +94,7 @@ EXPERIMENT = Experiment(
     "Magen, Shang, Xu, Frei, Hu, Vardi, Benign Overfitting in Single-Head Attention, 2024",
     says="In high dimension, attention trained on data with flipped labels fits all of them, clean "
     "samples by attending to their signal and flipped ones by attending to noise tokens, and still "
-    "classifies new samples rightly if the signal is strong. Recalled from the abstracts.",
+    "classifies new samples correctly if the signal is strong. Recalled from the abstracts.",
     setting="20 samples of 8 tokens: one with the signal of the class, one weak, the rest noise; "
     "each label flipped with probability .2. A prompt is trained with W = I and a fixed readout "
     "along the difference of the signals, by gradient descent of step .005 in float32. Signals of "

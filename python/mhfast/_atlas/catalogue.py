@@ -31,7 +31,7 @@ def load(name: str) -> Experiment:
     Raises
     ------
     ValueError
-        There is none of this name.
+        No experiment has this name.
     """
     if name not in NAMES:
         raise ValueError(f"expected one of {', '.join(NAMES)}, got {name!r}")

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0; 1 when a claim does not hold.
     """
-    parser = _parser()
+    parser = command_line()
     options = parser.parse_args(arguments)
     if not options.names:
         width = max(map(len, NAMES))
@@ -36,16 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return max([_reproduce(name, options.output, quick=options.quick) for name in names])
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="mhfast reproduce",
-        description="Check results of attention theory: train, print a table and what holds of the "
-        "paper's claim, write a figure, the table and a page. Without a name, list what there is.",
+        description="Check results of attention theory: train, print a table and whether the "
+        "paper's claim holds, write a figure, the table and a page. Without a name, list all.",
         epilog="The exit status is 0 where all claims hold, and 1 where one does not.",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="an experiment, or all")
     parser.add_argument(
-        "--quick", action="store_true", help="fewer and smaller instances, in ten seconds each"
+        "--quick", action="store_true", help="fewer and smaller instances, within ten seconds each"
     )
     parser.add_argument(
         "--output",

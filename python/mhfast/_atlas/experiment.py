@@ -19,7 +19,7 @@ class Claim:
     value : float
         What was measured.
     limit : float
-        What it is held against.
+        The number that it is compared with.
     at_least : bool
         Whether the claim is value ≥ limit; otherwise value ≤ limit.
     """
@@ -52,7 +52,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One result of the field, as the atlas shows it.
+    """One published result, as the atlas presents it.
 
     Attributes
     ----------

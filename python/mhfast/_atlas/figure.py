@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,10 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .._demo import figure as demo
+from ..figures import BLUE, GREEN, ORANGE, PINK, STYLE, name_lines, titled
 
-BLUE, ORANGE, GREEN, GRAY = demo.BLUE, demo.ORANGE, "#009E73", "0.5"
-COLORS = (BLUE, ORANGE, GREEN, "#CC79A7", "black")
+GRAY = "0.5"
+COLORS = (BLUE, ORANGE, GREEN, PINK, "black")
 
 Array = npt.NDArray[np.floating[Any]]
 
@@ -23,8 +24,8 @@ def panels(
     title: str, rows: int = 1, columns: int = 2, *, height: float = 3.2, **options: Any
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure 1600 pixels wide with the message as title, and its axes row by row."""
-    with rc_context(demo.STYLE):
-        figure = demo.titled(title, height)
+    with rc_context(STYLE):
+        figure = titled(title, height)
         axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, list(axes.flat)
 
@@ -39,12 +40,15 @@ def band(
 
 
 def label(ax: Axes, x: str, y: str, title: str | None = None, **options: Any) -> None:
-    """Name the axes, and the panel, and show the legend where there is one."""
+    """Name the axes, the panel and the lines that have a label."""
     ax.set(xlabel=x, ylabel=y, **options)
     if title is not None:
         ax.set_title(title, fontsize=9)
-    if ax.get_legend_handles_labels()[0]:
-        ax.legend(frameon=False, fontsize=8)
+    for line in ax.get_lines():
+        name = str(line.get_label())
+        if "\n" not in name and not name.startswith("_"):
+            line.set_label(textwrap.fill(name, 16))
+    name_lines(ax)
 
 
 def pixels(ax: Axes, values: Array, *, rows: Sequence[str], columns: Sequence[str]) -> None:

@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 
 import mhfast as mh
 
+from ..figures import BLUE, GREEN, ORANGE
 from .experiment import Claim, Experiment, Outcome
-from .figure import BLUE, GREEN, ORANGE, Array, band, label, panels
+from .figure import Array, band, label, panels
 
 TRIGGERS, BATCH = 5, 64
 ROW_OF_FIGURE = 0  # which held-out sequence is drawn

@@ -43,7 +43,7 @@ def run(quick: bool) -> Outcome:
         ("size", "examples", "largest error of W and V", "seconds"),
         rows,
         [
-            Claim("share of layers said to be learnt", float(np.mean(learnt)), 1.0),
+            Claim("share of layers reported as learnt", float(np.mean(learnt)), 1.0),
             Claim("largest error of W and V", float(max(map(max, errors.values()))), 1e-8,
                   at_least=False),
             Claim("largest error of outputs on fresh examples", float(max(held_out)), 1e-8,

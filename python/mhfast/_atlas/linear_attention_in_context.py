@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 import mhfast as mh
 
+from ..figures import BLUE, ORANGE
 from .experiment import Claim, Experiment, Outcome
 from .figure import label, panels
 
@@ -45,12 +46,14 @@ def run(quick: bool) -> Outcome:
     known = np.diag(1 / GAMMA)
     cosine = float((learnt * known).sum() / np.linalg.norm(learnt) / np.linalg.norm(known))
     figure, (left, right) = panels("Linear attention learns Γ⁻¹ in context", columns=2)
-    for name, one in runs.items():
-        left.plot(one.steps["test_loss"], one.history["test_loss"], label=name)
-    left.axhline(best, color="gray", linestyle="--")
+    for (name, one), color in zip(runs.items(), (BLUE, ORANGE), strict=True):
+        left.plot(one.steps["test_loss"], one.history["test_loss"], color=color, label=name)
+    left.axhline(best, color="gray", linestyle="--", label="best matrix")
     label(left, "step of Adam", "test loss", f"prompts of {PAIRS} pairs", yscale="log")
-    right.plot(1 / GAMMA, np.diag(learnt), "o", label="diagonal")
-    right.plot(np.zeros(d * (d - 1)), learnt[~np.eye(d, dtype=bool)], ".", label="off it")
+    right.plot(1 / GAMMA, np.diag(learnt), "o", color=BLUE)
+    right.text(1 / GAMMA[0], learnt[0, 0], "diagonal  ", color=BLUE, ha="right", va="bottom")
+    right.plot(np.zeros(d * (d - 1)), learnt[~np.eye(d, dtype=bool)], ".", color=ORANGE)
+    right.text(0.0, 0.0, "   off the diagonal", color=ORANGE, va="center")
     right.plot([0, 1 / GAMMA.min()], [0, 1 / GAMMA.min()], "--", color="gray")
     label(right, "entry of Γ⁻¹", "learnt entry", "the learnt matrix")
     final = {name: float(one.history["test_loss"][-1]) for name, one in runs.items()}

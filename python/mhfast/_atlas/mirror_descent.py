@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 import mhfast as mh
 
 from .experiment import Claim, Experiment, Outcome
-from .figure import label, panels, pixels
+from .figure import COLORS, label, panels, pixels
 
 POWERS = (1.75, 2.0, 3.0)
 DIM = 10
@@ -36,8 +38,11 @@ def run(quick: bool) -> Outcome:
     mean = cosines.mean(axis=2)
     pixels(left, mean, rows=names, columns=names)
     label(left, "program", "training", "mean cosine of W")
-    for name, sizes in zip(names, entries, strict=True):
-        right.plot(np.arange(1, DIM * DIM + 1), sizes, label=name)
+    for name, sizes, color in zip(names, entries, COLORS, strict=False):
+        right.plot(np.arange(1, DIM * DIM + 1), sizes, color=color)
+        low = int(np.argmax(sizes < 0.3))  # where the lines are apart
+        beside: Any = {"ha": "right", "va": "top"} if name == names[0] else {"va": "bottom"}
+        right.text(low + 1, sizes[low], f" {name} ", color=color, **beside)
     label(right, "rank of the entry", "relative to the largest", "sizes of the entries of W, mean")
     own = np.diagonal(cosines).T  # (powers, instances)
     return Outcome(

@@ -6,8 +6,9 @@ import numpy as np
 
 import mhfast as mh
 
+from ..figures import BLUE, ORANGE
 from .experiment import Claim, Experiment, Outcome
-from .figure import BLUE, GRAY, ORANGE, label, panels
+from .figure import GRAY, label, panels
 
 
 def run(quick: bool) -> Outcome:

@@ -11,8 +11,9 @@ from scipy.special import logsumexp, softmax
 
 import mhfast as mh
 
+from ..figures import BLUE, ORANGE
 from .experiment import Claim, Experiment, Outcome
-from .figure import BLUE, ORANGE, Array, band, label, panels
+from .figure import Array, band, label, panels
 
 SAMPLES, TOKENS, WORDS, DIM = 30, 5, 6, 8
 
@@ -161,9 +162,9 @@ EXPERIMENT = Experiment(
     "sentence that comes first in an order drawn for each last token (no cycles), or one "
     "of those in the first half of that order that the sentence has, at random (cycles). "
     "W from zero by normalized steps of .05, or with cycles by gradient descent of step "
-    "4, as normalized steps do not come to rest where a part of W stays finite. Gradient "
-    "descent grows with the logarithm of the steps, and its cosine approaches 1 as "
-    "slowly; what it adds late points more exactly. The finite part is compared with the "
+    "4, as normalized steps do not converge where a part of W stays finite. Under gradient "
+    "descent W grows with the logarithm of the steps, and its cosine approaches 1 as "
+    "slowly; its late increments are closer in direction. The finite part is compared with the "
     "minimum of the loss among the tokens of the component, found by SciPy. Data, sizes "
     "and steps are our choice.",
     run=run,

@@ -10,8 +10,9 @@ import numpy as np
 
 import mhfast as mh
 
+from ..figures import BLUE, ORANGE
 from .experiment import Claim, Experiment, Outcome
-from .figure import BLUE, ORANGE, Array, band, label, panels, pixels
+from .figure import Array, band, label, panels, pixels
 
 CONTEXTS, DIM, WORDS = 5, 7, 6
 NORMS = ("Frobenius", "largest entry", "spectral")
@@ -73,10 +74,10 @@ def separation(one: Contexts, norm: str) -> Array:
         conditions.append(logits[j, first] - logits[j, unseen] >= 1.0)
     problem = cp.Problem(cp.Minimize(sizes[norm]), conditions)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what cvxpy thinks of other packages
+        warnings.simplefilter("ignore")  # of cvxpy, about other packages
         problem.solve(solver="CLARABEL")
     if W.value is None:
-        raise RuntimeError(f"Clarabel found no solution, it says {problem.status!r}")
+        raise RuntimeError(f"Clarabel found no solution, status {problem.status!r}")
     found: Array = np.asarray(W.value)
     return found
 
@@ -201,10 +202,10 @@ EXPERIMENT = Experiment(
     "in the spectral norm. Taken from the abstracts.",
     setting="Twelve instances, each five contexts, equally frequent unit vectors in 7 dimensions, "
     "so that the conditions hold; a vocabulary of 6. A layer with one token is the linear "
-    "model, trained from zero. Two words seen: gradient descent of step 4, which grows "
-    "with the logarithm of the steps, and its cosine approaches 1 as slowly; what it adds "
-    "late points more exactly. One word seen, for the norms: normalized steps .1, sign "
-    ".01, spectral .1; steps of constant length do not come to rest at log-odds. Largest "
+    "model, trained from zero. Two words seen: gradient descent of step 4, under which W grows "
+    "with the logarithm of the steps, and its cosine approaches 1 as slowly; its late "
+    "increments are closer in direction. One word seen, for the norms: normalized steps .1, "
+    "sign .01, spectral .1; steps of constant length do not converge to log-odds. Largest "
     "margins need not be unique, so that margins are compared, not directions. Programs "
     "are solved by Clarabel through cvxpy. Sizes and steps are our choice.",
     run=run,

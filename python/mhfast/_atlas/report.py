@@ -1,4 +1,4 @@
-"""What an experiment found: text for the terminal, a page, comma-separated values."""
+"""The results of an experiment: text for the terminal, a page, comma-separated values."""
 
 from __future__ import annotations
 

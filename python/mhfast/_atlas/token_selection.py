@@ -6,8 +6,9 @@ import numpy as np
 
 import mhfast as mh
 
+from ..figures import BLUE, ORANGE
 from .experiment import Claim, Experiment, Outcome
-from .figure import BLUE, ORANGE, band, label, panels
+from .figure import band, label, panels
 
 DIM = 10
 

@@ -8,8 +8,9 @@ import numpy as np
 
 import mhfast as mh
 
+from ..figures import BLUE, ORANGE
 from .experiment import Claim, Experiment, Outcome
-from .figure import BLUE, ORANGE, label, panels, pixels
+from .figure import label, panels, pixels
 
 DIM, STD = 8, 0.1
 NORMS: tuple[Any, ...] = ("fro", "nuclear")

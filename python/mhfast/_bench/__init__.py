@@ -1,7 +1,7 @@
 """`mhfast bench`: one loss and gradient, and training loops, compared with NumPy, PyTorch and JAX.
 
-Imported on request only. `mhfast._bench.shapes` says what is measured, `mhfast._bench.peers`
-against what, `mhfast._bench.measure` how.
+Imported on request only. `mhfast._bench.shapes` lists what is measured, `mhfast._bench.peers` what
+mhfast is compared with, and `mhfast._bench.measure` does the timing.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     status : int
         0, or 1 when a peer does not agree with mhfast.
     """
-    parser = _parser()
+    parser = command_line()
     arguments = parser.parse_args(argv)
     cores = len(available_cores())
     if not 1 <= arguments.threads <= cores:
@@ -82,7 +82,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         prog="mhfast bench",
         description="Compare mhfast with NumPy, PyTorch and JAX on this machine.",
@@ -100,14 +101,14 @@ def _parser() -> argparse.ArgumentParser:
         "--families", nargs="+", default=["main"], metavar="NAME",
         help=f"main, none, or trainings of the model family: {', '.join(FAMILIES)}; default main",
     )  # fmt: skip
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=DTYPES, help="default: both")
     parser.add_argument(
         "--peers", nargs="*", default=[key for key in PEERS if key != OWN],
-        choices=[key for key in PEERS if key != OWN], help="default: all that are installed",
+        choices=[key for key in PEERS if key != OWN], help="default: all installed ones",
     )  # fmt: skip
     parser.add_argument(
         "--threads", type=int, default=len(available_cores()), metavar="K",
-        help="for every implementation; default: all cores",
+        help="threads of every implementation; default: all cores",
     )  # fmt: skip
     parser.add_argument(
         "--isa", help="instruction set of mhfast; the peers keep theirs", metavar="NAME"
@@ -115,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--isolate", action="store_true", help="one process for each implementation, taking turns"
     )
-    parser.add_argument("--quick", action="store_true", help="a look, not a measurement")
+    parser.add_argument("--quick", action="store_true", help="a rough look, not a measurement")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
     return parser

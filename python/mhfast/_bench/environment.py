@@ -11,12 +11,12 @@ from .. import _core
 
 PACKAGES = ("mhfast", "numpy", "torch", "jax", "jaxlib", "threadpoolctl")
 
-# Variables with these beginnings change what the libraries do.
+# Variables with these prefixes change what the libraries do.
 PREFIXES = (
     "MHFAST_", "OMP_", "GOMP_", "OPENBLAS_", "MKL_", "XLA_", "JAX_", "TORCH",
 )  # fmt: skip
 
-# Load by other processes, in busy cores, from which on a comparison is unfair.
+# Load of other processes, in busy cores, above which a comparison is unfair.
 BUSY = 0.5
 
 
@@ -56,7 +56,7 @@ def warnings(found: dict[str, object]) -> list[str]:
     load = found["load"]
     assert isinstance(load, float)
     if load > BUSY:
-        said.append(f"other work keeps about {load:.1f} cores busy: times will scatter")
+        said.append(f"other work keeps about {load:.1f} cores busy: times will vary")
     return said
 
 

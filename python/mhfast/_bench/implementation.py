@@ -69,7 +69,7 @@ class Implementation(Protocol):
         """Choose a formulation for the work; raises UnavailableError where there is none."""
 
     def block(self, seconds: float) -> list[float]:
-        """Call it repeatedly for so long, at least once, and return the time of each call."""
+        """Call it repeatedly for `seconds`, at least once, and return the time of each call."""
 
     def close(self) -> None:
         """Release its resources."""

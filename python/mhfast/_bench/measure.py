@@ -1,6 +1,6 @@
 """Timing: in rounds, every implementation once per round, in one process or in several.
 
-A round gives each implementation a block of calls. Between blocks nothing runs for a moment, so
+A round gives each implementation a block of calls. After each block there is a short pause, so
 that the threads of the implementation before, which spin for some milliseconds after a call, are
 asleep; before short calls an untimed one wakes the threads. The order rotates from round to round.
 The peak of fused multiply-adds is measured in the same rounds, so that a change of clock frequency
@@ -61,7 +61,7 @@ class Bench:
     Parameters
     ----------
     start : function
-        Returns a new contender for a key of `PEERS`.
+        Returns a new implementation for a key of `PEERS`.
     peers : sequence of str
         Keys of `PEERS` to compare mhfast with.
     threads : int

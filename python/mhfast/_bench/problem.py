@@ -18,7 +18,7 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-4}
 
 
 class DisagreementError(Exception):
-    """A peer computes something else than mhfast: timing it would mean nothing."""
+    """A peer computes something other than mhfast, so timing it would be meaningless."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class BenchProblem:
 class Answer:
     """A loss with the gradients for W and U, or with the trained W and U.
 
-    Of many runs they have the runs in front, the loss too; U is V for a layer.
+    With several runs all of them, the loss too, have a leading run axis; U is V for a layer.
     """
 
     loss: float | Array

@@ -15,7 +15,7 @@ OWN = "mhfast"
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call: the first, and of the later ones the median and the quartiles."""
+    """Seconds per call: the first, and of the later ones the median and the quartiles."""
 
     formulation: str
     first: float
@@ -33,11 +33,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All implementations at one piece of work.
+    """All implementations on one piece of work.
 
     `timings` by name; `missing` says why a name is not there. `peak` is the rate of fused
     multiply-adds in operations a second, measured between the calls. `even` is the time of mhfast
-    at the neighbouring multiples of four, where that was asked for.
+    at the neighbouring multiples of four, where that was requested.
     """
 
     group: str
@@ -111,7 +111,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Seconds a call of mhfast by number of threads, and whether all gave the same bits."""
+    """Seconds per call of mhfast by number of threads, and whether all gave the same bits."""
 
     work: Work
     medians: dict[int, float]
@@ -134,7 +134,7 @@ class Scaling:
 
 
 def geometric_mean(ratios: Iterable[float | None]) -> float | None:
-    """Return the geometric mean of the ratios that are there, None if none is."""
+    """Return the geometric mean of the ratios that are not None, or None if all are."""
     present = [ratio for ratio in ratios if ratio is not None]
     return statistics.geometric_mean(present) if present else None
 

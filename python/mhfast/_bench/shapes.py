@@ -29,7 +29,7 @@ class Shape:
         """Operations of one loss and gradient, n H (4 q d² + 8 q T d) with q = T.
 
         The same count for every implementation, whatever it really computes; exponentials are not
-        in it.
+        counted.
         """
         q = self.T
         return self.n * self.H * (4 * q * self.d**2 + 8 * q * self.T * self.d)
@@ -122,13 +122,13 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
 }
 
 # From this many tokens on the peers leave out formulations that serve short sequences. They are
-# slow there, and XLA does not come back from keys-first attention with autodiff at T = 4096.
+# slow there, and XLA does not finish keys-first attention with autodiff at T = 4096.
 LONG = 64
 
 # Few heads: the threads have to share one head's samples.
 SCALING = Shape(4096, 16, 32, 1)
 
-# Enough steps that entering and leaving the loop does not show, at most some seconds for the peers.
+# Enough steps that entering and leaving the loop is negligible, at most some seconds for the peers.
 LOOPS: tuple[Loop, ...] = (
     Loop(Shape(20, 8, 16, 1), steps=2000),
     Loop(Shape(100, 10, 10, 4), steps=300),

@@ -142,8 +142,8 @@ def _gradients(comparisons: Sequence[Comparison]) -> Table:
         + ")."
     )
     note += (
-        f" Implementations take turns in blocks of calls, with {1e3 * PAUSE:.0f} ms of silence "
-        "between; times are medians over all blocks."
+        f" Implementations take turns in blocks of calls, with pauses of {1e3 * PAUSE:.0f} ms "
+        "between them; times are medians over all blocks."
     )
     if odd:
         heads.append("x even")

@@ -12,7 +12,7 @@ from .experiments import Digits, Heads, Saturation, run_digits, run_heads, run_s
 from .report import record, table
 
 NEEDED = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
-"""Module and package of what only the demo needs."""
+"""The modules that only the demo needs, with the packages that provide them."""
 
 DIGITS, HEADS, SATURATION = Digits(), Heads(), Saturation()
 

@@ -131,7 +131,7 @@ def run_heads(settings: Heads, advance: Advance) -> HeadsResult:
     """Train with every start, convention and number of heads on the same data sets.
 
     "constant" takes steps of size lr, "sqrt(H)" of size lr · sqrt(H).  From zero, H heads act as
-    one head with output scale sqrt(H), so that the two conventions tell different stories.
+    one head with output scale sqrt(H), so that the two conventions lead to different conclusions.
     """
     runs: dict[Setting, list[Run]] = {}
     for trial in range(settings.trials):
@@ -236,7 +236,7 @@ def _mhfast_path(samples: Dataset, U: Array, settings: Saturation) -> Array:
 
 
 def _textbook_path(samples: Dataset, U: Array, settings: Saturation) -> Array:
-    """As `_mhfast_path`, by the formula of the books in float64 NumPy."""
+    """As `_mhfast_path`, by the textbook formula in float64 NumPy."""
     W = np.zeros((settings.steps + 1, settings.dim, settings.dim))
     for k in range(settings.steps):
         model = Classifier(W[k : k + 1], U, query=samples.query)

@@ -9,48 +9,9 @@ from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..figures import BLUE, ORANGE, STYLE, name_lines
 from .experiments import CONVENTIONS, STARTS, Array, DigitsResult, HeadsResult, SaturationResult
 from .report import loss_ratio
-
-BLUE, ORANGE = "#0072B2", "#D55E00"  # of Okabe and Ito's palette for all kinds of colour vision
-
-STYLE: Any = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.labelsize": 9,
-    "legend.fontsize": 8,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "lines.linewidth": 1.5,
-}
-
-
-def titled(message: str, height: float) -> Figure:
-    """Return a figure 1600 pixels wide and 200 `height` pixels high, its message as the title."""
-    figure = Figure(figsize=(8.0, height), layout="constrained", dpi=200)
-    figure.suptitle(message, fontsize=10.5, fontweight="bold")
-    return figure
-
-
-def name_lines(ax: Axes, lines: Any, apart: float = 0.07) -> None:
-    """Write names to the right of `ax`, at the heights of (y, name, color), moved apart.
-
-    Each y is the last value of a line, on which its name stands if it is `apart` of the height of
-    `ax` or more from the others. The limits of `ax` have to be final.
-    """
-    transform = ax.transData + ax.transAxes.inverted()
-    x = ax.get_xlim()[1]
-    lines = sorted((line for line in lines if np.isfinite(line[0])), key=lambda line: line[0])
-    heights = np.array([transform.transform((x, y))[1] for y, _, _ in lines])
-    for _ in range(100):  # every pass pushes neighbours apart by what is missing, half for each
-        for k in range(len(lines) - 1):
-            missing = max(apart - (heights[k + 1] - heights[k]), 0.0)
-            heights[k : k + 2] += -missing / 2, missing / 2
-    for height, (_, name, color) in zip(heights, lines, strict=True):
-        ax.text(1.01, height, name, color=color, va="center", fontsize=8, transform=ax.transAxes)
 
 
 def draw(digits: DigitsResult, heads: HeadsResult, saturation: SaturationResult) -> Figure:
@@ -90,8 +51,8 @@ def _draw_digits(panel: Any, result: DigitsResult) -> None:
     _band(errors, k, 100.0 * result.test_error[:, 1:], ORANGE, "test")
     errors.set(xlabel="step k", ylabel="test error (%)", xscale="log", ylim=(0.0, None))
     accuracy = 100.0 * (1.0 - result.test_error[:, -1].mean())
-    told = f"3 from 8 in {accuracy:.1f} % of new images"
-    _title(panel, "a", f"Attention over the rows of an image tells\n{told}")
+    text = f"3 from 8 in {accuracy:.1f} % of new images"
+    _title(panel, "a", f"Attention over the rows of an image tells\n{text}")
 
 
 def _draw_attention(panel: Any, result: DigitsResult) -> None:
@@ -111,8 +72,8 @@ def _draw_attention(panel: Any, result: DigitsResult) -> None:
     bar = panel.colorbar(image, ax=ax, location="bottom", aspect=35, pad=0.04)
     bar.set_label("mean weight of key row (across) for query row (down)")
     before, after = (weights.max() for weights in both)
-    told = f"mean weight goes from {before:.2f} to {after:.2f}"
-    _title(panel, "b", f"Training changes attention: the largest\n{told}")
+    text = f"mean weight goes from {before:.2f} to {after:.2f}"
+    _title(panel, "b", f"Training changes attention: the largest\n{text}")
 
 
 def _draw_saturation(panel: Any, result: SaturationResult) -> None:
@@ -130,7 +91,7 @@ def _draw_saturation(panel: Any, result: SaturationResult) -> None:
         lines.append((np.median(shown[:, -1]), f"{name}\n{np.median(changes[:, -1]):.0e}", color))
     ax.set(xlabel="normalized step k", ylabel="relative change of W", yscale="log")
     ax.set(xlim=(0, k[-1]), ylim=(floor, 10.0))
-    name_lines(ax, lines, apart=0.15)
+    name_lines(ax, lines)
     _title(panel, "c", "Token order changes\nW of the textbook only")
 
 

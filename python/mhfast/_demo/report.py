@@ -1,4 +1,4 @@
-"""The demo in words: a small table for the terminal."""
+"""The text of the demo: a small table for the terminal, and what it shows."""
 
 from __future__ import annotations
 
@@ -79,11 +79,10 @@ def _heads(result: HeadsResult) -> Iterator[str]:
             cells.append(f"{loss:>11.4f} {error:>5.1f} %")
         yield f"  {H:>4}  " + "".join(cells)
     yield "  (training loss, test error)"
-    yield "  H is the number of heads: attentions side by side, whose readouts are added and"
-    yield "  divided by sqrt(H). From a zero start all parameters are 0 and all heads move alike."
-    yield "  A random step start is one gradient step from there, forwards or backwards for each"
-    yield "  head by a fair coin. Steps have the size lr for every H, or grow with sqrt(H), as"
-    yield "  the theory takes them."
+    yield "  H is the number of heads, whose readouts are added and divided by sqrt(H). From a"
+    yield "  zero start all parameters are 0 and all heads move alike. A random step start is one"
+    yield "  gradient step from there, with a random sign for each head. Steps have the size lr for"
+    yield "  every H, or grow with sqrt(H), as in the theory."
 
 
 def _saturation(result: SaturationResult) -> Iterator[str]:

@@ -10,16 +10,30 @@ from .layers import boolean_layer, parity_layer
 from .mixture import tokenized_mixture
 from .planted import planted_attention
 from .regression import icl_regression
+from .sequences import (
+    associative_recall,
+    bigram_triggers,
+    copying,
+    markov_chain,
+    sparse_parity,
+    word_priorities,
+)
 from .signal import signal_noise
 from .sphere import sphere_tokens
 
 __all__ = [
+    "associative_recall",
+    "bigram_triggers",
     "boolean_layer",
+    "copying",
     "digits",
     "icl_regression",
+    "markov_chain",
     "parity_layer",
     "planted_attention",
     "signal_noise",
+    "sparse_parity",
     "sphere_tokens",
     "tokenized_mixture",
+    "word_priorities",
 ]

@@ -35,7 +35,7 @@ def digits(
     n_train : int
         Training samples; the rest is the test set.
     seed : int or numpy.random.Generator, or a sequence of R of them
-        Every seed is another random split of the same images.  A sequence gives a run axis.
+        Every seed gives another random split of the same images.  A sequence gives a run axis.
     dtype : float64 or float32
 
     Returns
@@ -47,7 +47,7 @@ def digits(
     Raises
     ------
     ImportError
-        scikit-learn, which brings the images, is not installed.
+        scikit-learn, which contains the images, is not installed.
     ValueError
         The classes are not two different digits, or the split leaves a set empty.
     TypeError

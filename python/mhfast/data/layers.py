@@ -35,8 +35,8 @@ def boolean_layer(
 ) -> Dataset:
     """Draw tokens and the outputs of a random multi-head attention layer.
 
-    Entries of X are independent fair signs, or N(0, 1).  The layer has Gaussian parameters: W_h
-    with entries N(0, score_std²/d²), so that the logit x_a W_h x_bᵀ of two different tokens has
+    Entries of X are independent random signs ±1, or N(0, 1).  The layer has Gaussian parameters:
+    W_h with entries N(0, score_std²/d²), so that the logit x_a W_h x_bᵀ of two different tokens has
     standard deviation `score_std`, and V_h with entries N(0, 1/d).
 
     Parameters
@@ -71,8 +71,8 @@ def boolean_layer(
 
     Notes
     -----
-    The learning problem of Chen, Li, "Provably learning a multi-head attention layer"; the law of
-    the layer is our choice.
+    The learning problem of Chen, Li, "Provably learning a multi-head attention layer"; the
+    distribution of the layer is our choice.
 
     Examples
     --------
@@ -128,8 +128,8 @@ def parity_layer(
     Returns
     -------
     Dataset
-        X (n,2,d) of fair signs, y = F(X) (n,2,d).  `truth`: "layer", a `Layer`, and "support" (H,),
-        the members of S in order.  `.sample` draws from the same layer.
+        X (n,2,d) of random signs, y = F(X) (n,2,d).  `truth`: "layer", a `Layer`, and "support"
+        (H,), the members of S in order.  `.sample` draws from the same layer.
 
     Raises
     ------

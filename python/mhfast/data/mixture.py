@@ -43,9 +43,9 @@ def tokenized_mixture(
 ) -> Dataset:
     """Draw samples of the tokenized mixture model.
 
-    The label y is a fair sign.  Of the T tokens of a sample, ζT are the class token μ_y; each other
-    is ν_j + z with j uniform over M context tokens and z independent noise.  μ₊, μ₋, ν_1 .. ν_M are
-    orthogonal, of norm S, in uniformly random position.
+    The label y is 1 or -1 with equal probability.  Of the T tokens of a sample, ζT are the class
+    token μ_y; each other is ν_j + z with j uniform over M context tokens and z independent noise.
+    μ₊, μ₋, ν_1 .. ν_M are orthogonal, of norm S, in uniformly random position.
 
     Parameters
     ----------

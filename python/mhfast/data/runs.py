@@ -11,6 +11,7 @@ import numpy as np
 
 from ..dataset.dataset import Dataset
 from ..dataset.groups import Groups
+from ..dataset.words import Tokens
 from ..models import Model, stack
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -82,11 +83,11 @@ def side_by_side(sets: Sequence[Dataset]) -> Dataset:
     """Stack data sets that differ only in the values of arrays."""
     generators = [data.generator for data in sets if data.generator is not None]
     return Dataset(
-        _stacked([data.X for data in sets]),
+        _stacked([data._given for data in sets]),
         _stacked([data.y for data in sets]),
         **{
             name: _stacked([getattr(data, name) for data in sets])
-            for name in ("query", "token_groups", "sample_groups", "truth")
+            for name in ("query", "weight", "token_groups", "sample_groups", "truth")
         },
         generator=Populations(tuple(generators)) if generators else None,
     )
@@ -97,6 +98,8 @@ def _stacked(values: Sequence[Any]) -> Any:
     first = values[0]
     if isinstance(first, np.ndarray):
         return np.stack(values)
+    if isinstance(first, Tokens):
+        return Tokens(_stacked([X.ids for X in values]), _stacked([X.embedding for X in values]))
     if isinstance(first, Groups):
         return np.stack([groups.index for groups in values]), first.names
     if isinstance(first, Model):

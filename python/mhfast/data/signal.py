@@ -40,12 +40,13 @@ def signal_noise(
 ) -> Dataset:
     """Draw samples with one signal token, weak tokens and noise tokens.
 
-    The class c of a sample is a fair sign, and its label y is -c with probability `flip`, else c.
+    The class c of a sample is 1 or -1 with equal probability; its label y is -c with probability
+    `flip`, else c.
     μ₊ and μ₋ are orthogonal, of norm `signal`, in uniformly random position.  With independent
     noise z ~ N(0, noise² I_d) for each token, the tokens of a sample are
 
         1               signal token   μ_c + z,
-        weak            weak tokens    rho μ_s + z, each with a fair sign s of its own,
+        weak            weak tokens    rho μ_s + z, each with a random sign s of its own,
         T - 1 - weak    noise tokens   z.
 
     Parameters
@@ -90,7 +91,7 @@ def signal_noise(
     -----
     The defaults are meant for experiments with n = 20, T = 8, d = 2000.  After the data model of
     Sakamoto, Sato, "Benign Overfitting in Token Selection of Attention Mechanism".  That the signs
-    of weak tokens are fair, so that they carry no information about the class, is our choice.
+    of weak tokens are random and carry no information about the class is our choice.
 
     Examples
     --------

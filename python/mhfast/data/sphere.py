@@ -22,7 +22,7 @@ def sphere_tokens(
     seed: Seed | Seeds,
     dtype: DTypeLike = np.float64,
 ) -> Dataset:
-    """Draw independent uniform tokens on the unit sphere, with fair signs as labels.
+    """Draw independent uniform tokens on the unit sphere, with random signs as labels.
 
     A random unit vector v is the population's readout.  If attention is trained with a fixed
     readout v, token t of sample i has the score y_i ⟨v, x_it⟩, and the token of largest score is

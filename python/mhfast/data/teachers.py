@@ -17,7 +17,7 @@ from ..models import Classifier, Layer
 Doubles = NDArray[np.float64]
 
 BLOCK = 1 << 14
-"""Numbers in a block of samples, so that what is computed of it stays in the cache."""
+"""The numbers in a block of samples, so few that intermediate results stay in the cache."""
 
 # ln 2 in two parts: multiples of the first by an integer below 2^11 are exact.
 _LN2_HIGH = float.fromhex("0x1.62e42fefa3800p-1")
@@ -52,7 +52,7 @@ def product(a: Doubles, b: Doubles) -> Doubles:
 
 
 def outputs(model: Classifier | Layer, X: Doubles) -> Doubles:
-    """Compute the outputs of a model with self-attention and nothing else to heed, in float64."""
+    """Compute the outputs of a model with plain self-attention (all keys seen), in float64."""
     parameters = {name: a.astype(np.float64) for name, a in model.parameters.items()}
     step = max(1, BLOCK // (X.shape[-2] * max(X.shape[-2:])))
     blocks = (X[first : first + step] for first in range(0, len(X), step))

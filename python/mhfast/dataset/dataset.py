@@ -6,16 +6,17 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks, sample_checks
 from .._arguments.runs import NO_RUNS, RunAxis
-from .._arguments.values import Array, describe, field_values, read_only, same_fields
+from .._arguments.values import Array, describe, read_only, same_fields
 from . import groups
 from .groups import Groups, GroupsLike
+from .words import Tokens
 
 Seed: TypeAlias = int | np.random.Generator
 Seeds: TypeAlias = Sequence[Seed] | npt.NDArray[np.integer[Any]]
@@ -34,8 +35,9 @@ class Dataset:
 
     Parameters
     ----------
-    X : array (n, T, d), float32 or float64
-        The tokens. Beyond `lengths` the data set holds zeros.
+    X : array (n, T, d), float32 or float64, or Tokens
+        The tokens. Beyond `lengths` the data set holds zeros. For `Tokens` the array X is computed
+        when it is first used.
     y : array, real or integer
         Targets for the model and the loss: labels -1 and 1 or, for the squared loss, real targets,
         of the shape of the model's outputs, (n,) or (n, q, p); integer classes (n, q) for the
@@ -88,10 +90,12 @@ class Dataset:
     sample_groups: Groups | None = None
     truth: Any = None  # a mapping where there is one
     generator: Callable[..., Dataset] | None = field(default=None, compare=False, repr=False)
+    words: Tokens | None = field(default=None, init=False, compare=False, repr=False)
+    """X as words of a dictionary, if it was given as `Tokens`."""
 
     def __init__(
         self,
-        X: npt.ArrayLike,
+        X: npt.ArrayLike | Tokens,
         y: npt.ArrayLike,
         *,
         query: npt.ArrayLike | None = None,
@@ -102,48 +106,69 @@ class Dataset:
         truth: Mapping[str, Any] | None = None,
         generator: Callable[..., Dataset] | None = None,
     ) -> None:
-        X = checks.real(X, "X")
-        checks.shape(X, "X", "n T d", (None, None, None), runs=True)
-        if X.size == 0:
+        given = X if isinstance(X, Tokens) else checks.real(X, "X")
+        checks.shape(given, "X", "n T d", (None, None, None), runs=True)
+        if given.size == 0:
             raise ValueError(
-                f"X: expected at least one sample, token and feature, got shape {X.shape}"
+                f"X: expected at least one sample, token and feature, got shape {given.shape}"
             )
         if truth is not None and not isinstance(truth, Mapping):
             raise TypeError(f"truth: expected a mapping, got {type(truth).__name__}")
-        n, tokens, dim = X.shape[-3:]
+        n, tokens, dim = given.shape[-3:]
         if query is not None:
-            query = checks.real(query, "query", X.dtype, "X")
+            query = checks.real(query, "query", given.dtype, "X")
             checks.shape(query, "query", "n q d", (n, None, dim), runs=True)
         if lengths is not None:
             lengths = sample_checks.lengths(lengths, n, tokens)
-            X = sample_checks.padded(X, lengths)
         if weight is not None:
-            weight = sample_checks.nonnegative(weight, X.dtype)
+            weight = sample_checks.nonnegative(weight, given.dtype)
             sample_checks.check_samples(weight, "weight", n, 3)
-        arrays = {"X": X, "y": _targets(y, n), "query": query, "lengths": lengths, "weight": weight}
+        arrays = {"y": _targets(y, n), "query": query, "lengths": lengths, "weight": weight}
+        words = given if isinstance(given, Tokens) else None
+        if not isinstance(given, Tokens):
+            arrays["X"] = given if lengths is None else sample_checks.padded(given, lengths)
         vars(self).update(
             {name: None if a is None else read_only(a) for name, a in arrays.items()},
             token_groups=groups.validated(token_groups, "token_groups", "n T", (n, tokens)),
             sample_groups=groups.validated(sample_groups, "sample_groups", "n", (n,)),
             truth=None if truth is None else dict(truth),
             generator=generator,
+            words=words,
         )
         self._runs  # noqa: B018  (checks that the run axes agree)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Compute the array X of `Tokens`, once."""
+            words = vars(self).get("words")
+            if name != "X" or words is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            X = np.asarray(words)
+            if self.lengths is not None:
+                X = read_only(sample_checks.padded(X, self.lengths))
+            vars(self)["X"] = X
+            return X
+
+    @property
+    def _given(self) -> Array | Tokens:
+        """X as it was given."""
+        return self.X if self.words is None else self.words
 
     @property
     def n(self) -> int:
         """The number of samples."""
-        return int(self.X.shape[-3])
+        return int(self._given.shape[-3])
 
     @property
     def tokens(self) -> int:
         """The number T of tokens of a sample."""
-        return int(self.X.shape[-2])
+        return int(self._given.shape[-2])
 
     @property
     def dim(self) -> int:
         """The dimension d of a token."""
-        return int(self.X.shape[-1])
+        return int(self._given.shape[-1])
 
     @property
     def runs(self) -> int | None:
@@ -153,7 +178,7 @@ class Dataset:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of X, float32 or float64."""
-        return self.X.dtype
+        return self._given.dtype
 
     def sample(self, n: int, *, seed: Seed | Seeds, **changes: Any) -> Dataset:
         """Draw `n` new samples of the same population.
@@ -202,7 +227,7 @@ class Dataset:
         """Select samples, as `subset` does; ``data[3:4]`` is one of them."""
         return self.subset(index)
 
-    # Else Python and NumPy would take a data set for a sequence of its samples.
+    # Otherwise Python and NumPy would take a data set for a sequence of its samples.
     __iter__ = None
 
     def subset(self, index: slice | npt.ArrayLike) -> Dataset:
@@ -236,7 +261,10 @@ class Dataset:
                 raise IndexError("it must run along one axis")
         except IndexError as error:
             raise IndexError(f"index: cannot select from {self.n} samples: {error}") from None
-        return self._selected(lambda a, has_runs: a[:, rows] if has_runs else a[rows])
+        return self._selected(
+            lambda a, has_runs: a[:, rows] if has_runs else a[rows],
+            lambda words: words._samples(rows),
+        )
 
     def run(self, r: int) -> Dataset:
         """Return the data set of one run; `truth` and generator become those of the run.
@@ -254,7 +282,7 @@ class Dataset:
         Raises
         ------
         TypeError
-            If the data set has no run axis, or `r` is no integer.
+            If the data set has no run axis, or `r` is not an integer.
         IndexError
             If there is no such run.
 
@@ -269,19 +297,23 @@ class Dataset:
             raise TypeError("run: expected a Dataset with a run axis, got one without")
         r = checks.integer(r, "r")
         checks.run_index(r, self.runs)
-        part = self._selected(lambda a, has_runs: a[r] if has_runs else a)
+        part = self._selected(
+            lambda a, has_runs: a[r] if has_runs else a,
+            lambda words: words[r] if words.ndim == 4 else words,
+        )
         truth = self.truth
         if truth is not None:
             truth = _of_run(truth, r, self.runs)
         of_run = getattr(self.generator, "run", None)
         generator = self.generator if of_run is None else of_run(r)
-        return dataclasses.replace(part, truth=truth, generator=generator)
+        changes: dict[str, Any] = {"X": part._given, "truth": truth, "generator": generator}
+        return dataclasses.replace(part, **changes)
 
     @cached_property
     def _run_axes(self) -> dict[str, bool]:
-        """Tell for each array that is present whether it has a run axis."""
+        """Return for each array that is present whether it has a run axis."""
         y, weight, n = self.y, self.weight, self.n
-        has = {"X": self.X.ndim == 4, "y": sample_checks.targets_have_runs(y, n)}
+        has = {"X": self._given.ndim == 4, "y": sample_checks.targets_have_runs(y, n)}
         if self.query is not None:
             has["query"] = self.query.ndim == 4
         if self.lengths is not None:
@@ -300,15 +332,22 @@ class Dataset:
         runs = NO_RUNS
         for name, has_runs in self._run_axes.items():
             if has_runs:
-                value = getattr(self, name)
+                value = self._given if name == "X" else getattr(self, name)
                 array = value.index if isinstance(value, Groups) else value
                 runs = runs.meet(name, array.shape, 0)
         return runs
 
-    def _selected(self, select: Callable[[npt.NDArray[Any], bool], npt.NDArray[Any]]) -> Dataset:
+    def _selected(
+        self,
+        select: Callable[[npt.NDArray[Any], bool], npt.NDArray[Any]],
+        of_words: Callable[[Tokens], Tokens],
+    ) -> Dataset:
         """Apply `select` to each array, with the information whether it has a run axis."""
         changes: dict[str, Any] = {}
         for name, has_runs in self._run_axes.items():
+            if name == "X" and self.words is not None:
+                changes[name] = of_words(self.words)
+                continue
             value = getattr(self, name)
             if isinstance(value, Groups):
                 changes[name] = Groups(select(value.index, has_runs), value.names)
@@ -317,7 +356,8 @@ class Dataset:
         return dataclasses.replace(self, **changes)
 
     def __getstate__(self) -> dict[str, Any]:
-        return field_values(self)
+        arguments = (f.name for f in dataclasses.fields(self) if f.init and f.name != "X")
+        return {"X": self._given, **{name: getattr(self, name) for name in arguments}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         type(self).__init__(self, **state)
@@ -372,7 +412,7 @@ def as_dataset(
         no_second_source(y=y, query=query, lengths=lengths, weight=weight)
         return X
     if y is None:
-        raise TypeError("y: expected labels beside the array X, got None")
+        raise TypeError("y: expected labels with the array X, got None")
     return Dataset(X, y, query=query, lengths=lengths, weight=weight)
 
 
@@ -380,7 +420,7 @@ def no_second_source(**arrays: object) -> None:
     """Raise TypeError if a Dataset comes with one of its arrays as an argument of its own."""
     for name, value in arrays.items():
         if value is not None:
-            raise TypeError(f"{name}: expected None beside a Dataset, which holds its own")
+            raise TypeError(f"{name}: expected None with a Dataset, which holds its own")
 
 
 def _targets(y: npt.ArrayLike, n: int) -> npt.NDArray[Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # First entry of a stream's key: the population, the data set that a generator returns, the data
-# sets of `Dataset.sample` (which so never repeat the one it was called on), and initializers.
+# sets of `Dataset.sample` (which thus never repeat the one it was called on), and initializers.
 POPULATION, FIRST, SAMPLE, START = range(4)
 
 
@@ -41,7 +41,7 @@ def stream(seed: int, *key: int) -> np.random.Generator:
 
 
 def signs(rng: np.random.Generator, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
-    """Independent fair signs ±1."""
+    """Independent signs, 1 or -1 with equal probability."""
     return np.where(rng.random(shape) < 0.5, -1.0, 1.0)
 
 

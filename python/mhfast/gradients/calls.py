@@ -62,8 +62,8 @@ def value_and_grad(
         probabilities "soft_cross_entropy" log Σ_o exp(F_o) - Σ_o y_o F_o. The name of a loss with a
         parameter, such as "huber", stands for its default. Or a function of your own, in Python or
         compiled, from outputs and targets, arrays (k,) of any samples or (k, p) of any rows, to
-        values and derivatives of the same shape. What stands for
-        derivatives that do not exist is said in `docs/losses.md`.
+        values and derivatives of the same shape. `docs/losses.md` defines what is used in place of
+        derivatives that do not exist.
     wrt : str or tuple of str, optional
         What to differentiate by: parameters of the model, "X", "query" if there is an external one.
         None means all parameters.

@@ -38,7 +38,7 @@ def hvp(
 
     The formula is exact (forward over backward) and keeps full relative accuracy when attention
     saturates. The result does not depend on the number of threads. Where a loss has no second
-    derivative, as "hinge" at margin 1, that of one side stands for it (`docs/losses.md`).
+    derivative, as "hinge" at margin 1, a one-sided one is used in its place (`docs/losses.md`).
 
     Parameters
     ----------

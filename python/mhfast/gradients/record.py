@@ -17,6 +17,7 @@ from .._arguments.runs import NO_RUNS, RunAxis
 from .._arguments.values import Array, Optional, Value, describe, same_fields
 from ..models import AnyModel, Model, Stack
 from ..models.depth import by_layer, of_layer, with_arrays
+from ..models.problem import CoreGradients
 
 M = TypeVar("M", bound=AnyModel)
 
@@ -62,6 +63,17 @@ class Gradients:
     X: Optional = None
     query: Optional = None
     layers: tuple[Gradients, ...] | Any = None  # None where there are none
+
+    @classmethod
+    def _of_core(cls, arrays: CoreGradients) -> Gradients:
+        """Create an instance from arrays in the order of the fields, without calling __init__.
+
+        The __init__ of a frozen dataclass takes as long as all checks of a small call.
+        """
+        made = object.__new__(cls)
+        at = made.__dict__
+        at["W"], at["Q"], at["K"], at["U"], at["V"], at["prompt"], at["X"], at["query"] = arrays
+        return made
 
     # NumPy scalars and arrays then leave `factor * gradients` to __rmul__.
     __array_ufunc__: ClassVar[None] = None
@@ -142,9 +154,8 @@ def dot(a: Vector, b: Vector) -> Value:
     Parameters
     ----------
     a, b : Gradients or model
-        With the same arrays, of the same shapes and dtype but for a run axis. A model stands for
-        its
-        parameters.
+        With the same arrays, of the same shapes and dtype except for a run axis. A model stands
+        for its parameters.
 
     Returns
     -------
@@ -307,7 +318,7 @@ def _moved(operation: Callable[[Array, Array], Array], model: M, g: Gradients) -
         parameter = model.parameters.get(name)
         if parameter is None:
             known = ", ".join(model.parameters)
-            raise ValueError(f"{name}: expected gradients by {known} to move the model by")
+            raise ValueError(f"{name}: expected gradients by parameters of the model, {known}")
         _check_entries(name, parameter, x)
         changes[name] = operation(parameter, x)
         changes[name].flags.writeable = False
@@ -317,7 +328,8 @@ def _moved(operation: Callable[[Array, Array], Array], model: M, g: Gradients) -
 def _check_alike(a: dict[str, Array], b: dict[str, Array]) -> None:
     for name in {**a, **b}:
         if (name in a) != (name in b):
-            raise ValueError(f"{name}: expected in both or in neither, got it in one only")
+            one = "first" if name in a else "second"
+            raise ValueError(f"{name}: expected in both or in neither, got it in the {one} only")
         _check_entries(name, a[name], b[name])
 
 

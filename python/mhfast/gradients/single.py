@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -35,11 +37,16 @@ def of_loss(
         raise TypeError(
             f"model: expected a Classifier, a Layer or a Stack, got {type(model).__name__}"
         )
-    if not isinstance(loss, str) or loss not in OF_OUTPUTS:
+    name: str
+    if isinstance(loss, str) and loss in OF_OUTPUTS:
+        name, of_loss = loss, LOSSES[loss]
+    else:
         loss = arguments.loss(model, loss, X.y if isinstance(X, Dataset) else y)
-    name = losses.name_of(loss)
-    problem = arguments.problem(model, X, y, loss=name, query=query, weight=weight, lengths=lengths)
-    of_loss = losses.core(loss)
+        name, of_loss = losses.name_of(loss), losses.core(loss)
+    problem = arguments.problem(
+        model, X, y, loss=name, query=query, weight=weight, lengths=lengths,
+        words=wrt is None or _of_parameters(wrt),
+    )  # fmt: skip
     result = _differentiated(model, problem, of_loss, wrt, num_threads)
     if name == "own":
         raise_error_of(of_loss)
@@ -65,10 +72,20 @@ def of_outputs(
     if isinstance(X, Dataset):
         no_second_source(query=query, lengths=lengths)
         data = X
-        X, query, lengths = data.X, data.query, data.lengths
-    problem = arguments.problem(model, X, cotangent, loss="cotangent", query=query, lengths=lengths)
+        X, query, lengths = data._given, data.query, data.lengths
+    problem = arguments.problem(
+        model, X, cotangent, loss="cotangent", query=query, lengths=lengths,
+        words=wrt is None or _of_parameters(wrt),
+    )  # fmt: skip
     _, gradients = _differentiated(model, problem, LOSSES["cotangent"], wrt, num_threads)
     return gradients
+
+
+def _of_parameters(wrt: object) -> bool:
+    """Return whether neither X nor a query is among the requested gradients."""
+    if isinstance(wrt, str) or not isinstance(wrt, Sequence):
+        return wrt not in ("X", "query")
+    return "X" not in wrt and "query" not in wrt
 
 
 def _differentiated(
@@ -79,13 +96,12 @@ def _differentiated(
     if core.row_map_name == "hardmax":
         arguments.differentiable(model, bits)
     value, gradients = _core.value_and_grad(
-        problem.data, core.parameters, runs=problem.runs.length, scale=model.scale,
-        causal=problem.causal, row_map=core.row_map, loss=loss, wrt=bits,
-        threads=config.threads(num_threads),
+        problem.data, core.parameters, problem.runs.length, model.scale, problem.causal,
+        core.row_map, loss, bits, config.threads(num_threads),
     )  # fmt: skip
     if problem.token is not None and bits & BITS["X"]:
         gradients = _gathered(gradients, problem.token)
-    return value, Gradients(*gradients)
+    return value, Gradients._of_core(gradients)
 
 
 def _bits(model: Model, problem: CoreProblem, wrt: Wrt) -> int:

@@ -7,6 +7,7 @@ the name of the quantity followed by its index: ``loss/3`` is the loss of run 3.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
@@ -30,7 +31,8 @@ def tensorboard(
     ----------
     writer : path, or an object with ``add_scalar(name, value, step)``
         A folder for a ``SummaryWriter`` of `torch.utils.tensorboard` or, without torch, of
-        `tensorboardX`; or a writer, which is then the caller's to close.
+        `tensorboardX`, which is closed when the callback is deleted, or when Python ends; or a
+        writer, which the caller has to close.
     every : int
         The period in steps.
     record : str, function, or sequence of them, optional
@@ -63,20 +65,22 @@ def tensorboard(
     loss 0 0.693
     loss 10 0.663
     """
-    if isinstance(writer, str | os.PathLike):
-        writer = _summary_writer(os.fspath(writer))
-    if not hasattr(writer, "add_scalar"):
+    own = isinstance(writer, str | os.PathLike)
+    target: Any = _summary_writer(os.fspath(writer)) if own else writer
+    if not hasattr(target, "add_scalar"):
         raise TypeError(
             "writer: expected a path or an object with add_scalar(name, value, step), "
-            f"got {type(writer).__name__}"
+            f"got {type(target).__name__}"
         )
 
     def log(numbers: dict[str, float], step: int) -> None:
         for name, number in numbers.items():
-            writer.add_scalar(name, number, step)
-        if hasattr(writer, "flush"):
-            writer.flush()
+            target.add_scalar(name, number, step)
+        if hasattr(target, "flush"):
+            target.flush()
 
+    if own:  # tensorboardX writes in a thread, for which its `flush` does not wait
+        weakref.finalize(log, target.close)
     return _callback(log, every, record)
 
 
@@ -176,7 +180,7 @@ def _callback(log: Log, every: int, record: Record | None) -> Callback:
 
 
 def _scalars(metrics: Metrics) -> Iterator[tuple[str, float]]:
-    """Go through all numbers, those of an array with their index behind the name."""
+    """Yield all numbers; the name of an entry of an array ends with its index."""
     for name, value in metrics.items():
         for index, number in np.ndenumerate(np.asarray(value, np.float64)):
             yield "/".join([name, *map(str, index)]), float(number)

@@ -9,12 +9,13 @@ tokens X and external query rows Z may change together (a dot stands for the der
     Ḋ = A∘(E - rowsum(A∘E)),  E = a∘c + Ċ         a, c: Ṡ and C centred by row
 
 as in `mhfast.reference.hessian`, whose differences keep their relative accuracy in saturation.
-The computation is in NumPy, in float64, for a few samples at a time.
+Along two directions, one after the other, the weights move as D does with the second Ṡ for C. The
+computation is in NumPy, in float64, for a few samples at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +36,7 @@ from ..reference.model import Array, Inputs, Model, double, inputs
 from ..reference.runs import over_runs
 
 BLOCK_BYTES = 32e6
-"""What the arrays of weights of the samples that are computed together may occupy."""
+"""The bytes that the arrays of weights of the samples computed together may occupy."""
 
 ARRAYS = 12  # of the size of the weights that are alive at once
 
@@ -85,23 +86,12 @@ def _directional(
 ) -> tuple[Array, dict[str, Array]]:
     model = Model.of(model)
     data = inputs(model, X, query, lengths)
-    along = {name: double(array) for name, array in tangent.items()}
-    still = {name: np.zeros_like(array) for name, array in model.parameters().items()}
-    moving = replace(model, **still | {n: a for n, a in along.items() if n in still})
-    dX, dZ = _moving_inputs(model, moving, data, along)
+    moving, dX, dZ = _direction(model, data, tangent)
     G = None if cotangent is None else double(cotangent)
-    n, q = data.visible.shape[:2]
-    of_sample = 8.0 * ARRAYS * len(model.dense()) * q * max(data.X.shape[1], 1)
-    step = max(1, int(BLOCK_BYTES / of_sample))
     outputs: list[Array] = []
     summed: dict[str, Array] = {}
     by_sample: dict[str, list[Array]] = {"X": [], "query": []}
-    for first in range(0, max(n, 1), step):
-        part = slice(first, first + step)
-        some = Inputs(
-            data.X[part], data.Z[part], data.visible[part], None,
-            None if data.place is None else data.place[part],
-        )  # fmt: skip
+    for part, some in _blocks(model, data):
         found, gradients = _of_samples(
             model, moving, some, dX[part], dZ[part], None if G is None else G[part]
         )
@@ -113,6 +103,80 @@ def _directional(
                 summed[name] = summed[name] + array if name in summed else array
     joined = {name: np.concatenate(arrays) for name, arrays in by_sample.items() if arrays}
     return np.concatenate(outputs), summed | joined
+
+
+def second(
+    model: Any,
+    X: npt.ArrayLike,
+    tangent: Mapping[str, npt.ArrayLike],
+    then: Mapping[str, npt.ArrayLike],
+    *,
+    query: npt.ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+) -> Array:
+    """Compute the second derivatives of the outputs, along one direction and then another.
+
+    Parameters
+    ----------
+    model, X, tangent, query, lengths
+        As for `directional`.
+    then : dict of arrays by name
+        The other direction.
+
+    Returns
+    -------
+    float64 array of the shape of the outputs
+    """
+    return _second(model, X, dict(tangent), then=dict(then), query=query, lengths=lengths)
+
+
+@over_runs
+def _second(
+    model: Any,
+    X: npt.ArrayLike,
+    tangent: Mapping[str, npt.ArrayLike],
+    *,
+    then: Mapping[str, npt.ArrayLike],
+    query: npt.ArrayLike | None = None,
+    lengths: npt.ArrayLike | None = None,
+) -> Array:
+    model = Model.of(model)
+    data = inputs(model, X, query, lengths)
+    (one, dX, dZ), (other, eX, eZ) = (_direction(model, data, t) for t in (tangent, then))
+    return np.concatenate(
+        [
+            _twice(model, some, (one, dX[part], dZ[part]), (other, eX[part], eZ[part]))
+            for part, some in _blocks(model, data)
+        ]
+    )
+
+
+def _blocks(model: Model, data: Inputs) -> Iterator[tuple[slice, Inputs]]:
+    """Yield the samples that are computed together, and which they are."""
+    n, q = data.visible.shape[:2]
+    of_sample = 8.0 * ARRAYS * len(model.dense()) * q * max(data.X.shape[1], 1)
+    step = max(1, int(BLOCK_BYTES / of_sample))
+    for first in range(0, max(n, 1), step):
+        part = slice(first, first + step)
+        yield (
+            part,
+            Inputs(
+                data.X[part], data.Z[part], data.visible[part], None,
+                None if data.place is None else data.place[part],
+            ),
+        )  # fmt: skip
+
+
+def _direction(
+    model: Model, data: Inputs, tangent: Mapping[str, npt.ArrayLike]
+) -> tuple[Model, Array, Array]:
+    """Return how the parameters move, as a model, and the tangents of X and Z."""
+    along = {name: double(array) for name, array in tangent.items()}
+    moved: dict[str, Any] = {
+        name: along.get(name, np.zeros_like(array)) for name, array in model.parameters().items()
+    }
+    moving = replace(model, **moved)
+    return moving, *_moving_inputs(model, moving, data, along)
 
 
 def _moving_inputs(
@@ -169,3 +233,31 @@ def _of_samples(
     if model.prompt is not None:
         return dF, found | {"prompt": by_Z.sum(axis=0)}
     return dF, found | ({} if data.place is not None else {"query": by_Z})
+
+
+def _twice(
+    model: Model,
+    data: Inputs,
+    one: tuple[Model, Array, Array],
+    other: tuple[Model, Array, Array],
+) -> Array:
+    """Return the outputs' derivative along one direction and then another."""
+    (d, dX, dZ), (e, eX, eZ) = one, other
+    X, Z, W, dW, eW = data.X, data.Z, model.dense(), d.dense(), e.dense()
+    A = weights(model, data)
+
+    def projected(*pairs: tuple[Array, Array]) -> Array:
+        return sum((np.einsum("nqd,hde->nhqe", rows, M) for rows, M in pairs), np.zeros(()))
+
+    P, dP, eP = projected((Z, W)), projected((dZ, W), (Z, dW)), projected((eZ, W), (Z, eW))
+    dS = model.scale * (logit_gradient(X, dP) + logit_gradient(dX, P))
+    eS = model.scale * (logit_gradient(X, eP) + logit_gradient(eX, P))
+    both = projected((dZ, eW), (eZ, dW))
+    deS = model.scale * (logit_gradient(X, both) + logit_gradient(eX, dP) + logit_gradient(dX, eP))
+    dA, eA = weights_tangent(model, data, A, dS), weights_tangent(model, data, A, eS)
+    deA = derivative_tangent_of_rows(model, data, A, dS, eS, deS)
+    by_weights = read_out(model, X, deA) + read_out(model, eX, dA) + read_out(model, dX, eA)
+    by_d = read_out(d, X, eA) + read_out(d, eX, A)
+    by_e = read_out(e, X, dA) + read_out(e, dX, A)
+    moved: Array = by_weights + by_d + by_e
+    return moved

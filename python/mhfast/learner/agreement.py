@@ -9,9 +9,9 @@ matrix of that hull.  Let k be the rank of the facts, K their number and
 
 the F statistic of the hypothesis that the hull contains the solution.  It is of order one for the
 true heads, and more where errors of the facts are not independent.  W with relative errors δ in
-directions of their own adds δ² ‖W‖² times the mean square of the facts: from this follows which
-errors the facts can tell.  They cannot tell one point of the hull from another, nor which value
-matrix belongs to which head.
+directions of their own adds δ² ‖W‖² times the mean square of the facts: this determines which
+errors the facts can detect.  They cannot distinguish one point of the hull from another, nor tell
+which value matrix belongs to which head.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LIMIT = 20.0
 """Largest ratio of heads that are accepted."""
 
 POWER = 2.0
-"""Expected ratio over `LIMIT` at the least error that the facts can tell."""
+"""Expected ratio over `LIMIT` at the smallest error that the facts can detect."""
 
 TOLD = 0.1
-"""Relative error of W that the facts must be able to tell for a certificate to mean something."""
+"""Relative error of W that the facts must be able to detect for a certificate to have meaning."""
 
 LOST = 0.5
-"""Resolution above which the facts are not taken to tell anything: many of them are false."""
+"""Resolution above which the facts are considered uninformative: many of them are false."""
 
 RANK = 1e-9
 """Share of the largest entry of the triangle below which a direction has no facts."""
@@ -53,7 +53,7 @@ class Agreement:
         of freedom, over what is left for each fact: of order one for true heads.
     resolution : float
         Relative error of W, random in each head, at which `ratio` is expected to reach twice its
-        limit: smaller ones the facts cannot tell. Infinite if there are no more facts than
+        limit: the facts cannot detect smaller ones. Infinite if there are no more facts than
         unknowns.
 
     Examples
@@ -116,8 +116,10 @@ def agreement(facts: Facts, W: npt.ArrayLike) -> Agreement:
     d = facts.X.shape[2]
     heads = np.asarray(checks.real(W, "W"), dtype=np.float64)
     checks.shape(heads, "W", "H d d", (None, d, d))
-    if not np.isfinite(heads).all() or not len(heads):
-        raise ValueError("W: expected finite numbers of at least one head")
+    if not len(heads):
+        raise ValueError(f"W: expected at least one head, got shape {heads.shape}")
+    if not np.isfinite(heads).all():
+        raise ValueError("W: expected finite numbers, got NaN or inf")
     if not len(facts):
         raise ValueError("facts: expected at least one fact, got none")
     triangle, target, left, seen = reduced(facts)

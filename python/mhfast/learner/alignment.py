@@ -42,7 +42,7 @@ class Alignment:
         The same for W and V of a head together: √(‖W_learnt - W‖² + ‖V_learnt - V‖²) over
         √(‖W‖² + ‖V‖²).
     W_difference : float64 array (H, d, d)
-        W_learnt - W, number by number; NaN if there is no learnt head.
+        W_learnt - W, entry by entry; NaN if there is no learnt head.
     V_difference : float64 array (H, d, p)
         The same for V.
     error : float
@@ -236,7 +236,7 @@ def dense_parameters(layer: Layer, name: str) -> tuple[Float64, Float64]:
     ----------
     layer : Layer
     name : str
-        What messages call it.
+        The name in error messages.
 
     Returns
     -------

@@ -20,7 +20,7 @@ CLEARLY_IDENTIFIED = 1e-9
 """Condition of the normal equations above which no head can be superfluous."""
 
 IDENTIFIED = 1e-13
-"""Least condition that rounding, of some 1e-15, can be told from."""
+"""Smallest condition that is distinguishable from rounding, of some 1e-15."""
 
 DETERMINED = 1e-3
 """Error, in parts of the outputs, that the residual may leave in the direction of parameters that
@@ -51,12 +51,12 @@ MOST_FITTED = 0.1
 """Share of the noise's mean square that fitting the parameters to noise may account for."""
 
 CHANCE = 1e-6
-"""Chance that the worst sample of normal noise is above its limit, were that not doubled."""
+"""Probability that the worst sample of normal noise exceeds its limit before that is doubled."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What a layer leaves of some examples.
+    """The residuals of a layer on some examples.
 
     Attributes
     ----------
@@ -75,19 +75,19 @@ class Judged:
 
 @dataclass(frozen=True)
 class Fit:
-    """What is known of a layer beside its phases.
+    """What is known of a layer besides the results of its phases.
 
     Attributes
     ----------
     condition : float
         Of the normal equations of all its parameters.
     fitted : float
-        Parameters for every output number they were fitted to.
+        Parameters per output number that they were fitted to.
     needed : float or None
-        How clearly the best layer of one head less is worse, over what chance makes of it; None
+        How much worse the best layer with one head less is, relative to what chance explains; None
         where outputs are exact or there is one head.
     training : Judged
-        What it leaves of the examples the phases saw.
+        Its residuals on the examples that the phases saw.
     another : float or None
         Residual of a layer of one head more over that of this one; None where that is not tried.
     parameters : int
@@ -103,7 +103,7 @@ class Fit:
 
 
 def judge(examples: Examples, layer: Layer, num_threads: int | None = None) -> Judged:
-    """Return what a layer of all outputs leaves of the examples."""
+    """Return the residuals of a layer of all outputs on the examples."""
     left, size = (
         np.sqrt(np.concatenate(squares))
         for squares in zip(
@@ -156,7 +156,7 @@ def certificates(
     phases : sequence of Phase
         The finished phases.
     examples, held_out : Examples
-        What was learnt from, and what was not.
+        Those learnt from, and those held out.
     fit : Fit or None
         Of the layer; None if there is no layer, or an interruption left it unjudged.
     judged : Judged or None
@@ -191,7 +191,7 @@ def _of_phases(
     if "second sculpting" in phases:
         (crude,), (refined,) = phases["crude sum"].parts, phases["refined sum"].parts
         estimate, _, body = phases["second sculpting"].parts
-        # With fewer any row is an average of so many tokens, whatever the heads do.
+        # With fewer, any row is an average of that many tokens, whatever the heads do.
         spare = examples.out_dim - (estimate.support - 1)
         found += [
             Certificate("outputs a row can spare", spare, 1, above=True),
@@ -232,7 +232,7 @@ def _identified(examples: Examples, fit: Fit) -> Certificate:
 
 
 def _residuals(name: str, examples: Examples, judged: Judged, fit: Fit) -> list[Certificate]:
-    """Return the certificates of the residual of all examples, and of the worst of them.
+    """Return the certificates of the residual of all examples, and of the worst one.
 
     Over m entries of noise σ the mean square is σ² (1 ± √(2 / m)), normal noise; P parameters
     fitted to M outputs add about P/M of it elsewhere, and take as much away where they were fitted.
@@ -272,6 +272,6 @@ def _relative_noise(examples: Examples) -> float:
 
 
 def _allowance(examples: Examples, fit: Fit) -> float:
-    """Return by what share the mean square of the residual may differ from that of the noise."""
+    """Return by what share the mean square of a residual may differ from that of the noise."""
     entries = examples.rows * examples.Y.shape[2]
     return min(fit.fitted, MOST_FITTED) + DEVIATIONS * float(np.sqrt(2.0 / entries))

@@ -46,7 +46,7 @@ class Enclosure:
         Orthonormal directions of W that the facts see, the flattest first.
     radii : array (k,)
         Half lengths of the body in these directions, descending in each of its two parts; in
-        directions that the facts do not see it has no end.
+        directions that the facts do not see it is unbounded.
     along : int
         How many of the directions, from the first on, are those along the hull: H - 1, less those
         that the facts do not see although the tokens do.
@@ -98,7 +98,7 @@ class Enclosure:
         return np.asarray(np.sqrt(np.maximum(along, across)))
 
     def contains(self, W: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Tell which matrices are in the body.
+        """Return which matrices are in the body.
 
         Parameters
         ----------
@@ -127,7 +127,7 @@ class Enclosure:
 
 
 def enclose(facts: Facts, heads: int) -> Enclosure:
-    """Compute a body that contains the key-query matrices, as far as the facts are what they seem.
+    """Compute a body that is estimated to contain the key-query matrices.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def enclose(facts: Facts, heads: int) -> Enclosure:
     Raises
     ------
     ValueError
-        There are not more facts than unknowns, or H is more than the facts can tell of.
+        There are not more facts than unknowns, or H is more than the rank of the facts.
 
     References
     ----------

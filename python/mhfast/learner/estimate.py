@@ -34,7 +34,7 @@ STEPS = 10
 """Largest number of steps: from a refined layer two or three are enough."""
 
 MIN_CONDITION = 1e-13
-"""Least condition of the scaled JᵀJ that rounding, of some 1e-15, can be told from."""
+"""Smallest condition of the scaled JᵀJ that is distinguishable from rounding, of some 1e-15."""
 
 DAMPINGS = (0.0, 1e-3, 1e-1, 10.0)
 """Added to the diagonal of the scaled JᵀJ, one after the other, until a step lowers ‖r‖."""
@@ -55,7 +55,7 @@ class Covariance:
         Covariance of its P = H d (d + p) numbers, W before V, each in memory order; 0 in
         directions that the tokens cannot see.
     noise : float
-        Standard deviation σ of the noise, as told.
+        Standard deviation σ of the noise, as given.
     outputs : int
         The numbers that were fitted, n T p.
     W_error, V_error : float64 arrays (H, d, d) and (H, d, p)
@@ -94,7 +94,7 @@ class Covariance:
         Parameters
         ----------
         level : float
-            Between 0 and 1. It holds for every number by itself, not for all at once.
+            Between 0 and 1. It holds for each number separately, not for all of them jointly.
 
         Returns
         -------

@@ -38,9 +38,9 @@ LARGEST = 1e100
 class Examples:
     """Inputs X (n, T, d) and outputs Y (n, T, p) of an unknown layer.
 
-    X and Y stay as they are, memory maps and float32 included; `portions` and `part` give pieces in
-    float64.  A row is one query of one sample, number ``sample * T + query``.  After `split` only
-    the samples of `index` count, numbered by their place in it.
+    X and Y are kept unchanged, memory maps and float32 included; `portions` and `part` give pieces
+    in float64.  A row is one query of one sample, number ``sample * T + query``.  After `split`
+    only the samples of `index` count, numbered by their place in it.
 
     If the outputs of all rows lie in a subspace, the learner uses their coordinates in it, and p is
     its dimension, because dependent outputs certify nothing.
@@ -53,7 +53,7 @@ class Examples:
     basis : array (outputs of Y, p) or None
         Orthonormal basis of the subspace of the outputs; None if it is the whole space.
     noise : float
-        Standard deviation of the noise on every entry of Y, as told by the caller.
+        Standard deviation of the noise on every entry of Y, as given by the caller.
     index : int array (n,) or None
         The samples of X and Y, ascending; None means all.
     constant : bool
@@ -140,7 +140,7 @@ class Examples:
         held_out : int
             How many to split off.
         seed : int
-            Draws them.
+            Seed of the draw.
 
         Returns
         -------
@@ -236,7 +236,7 @@ class Examples:
         return _float64(self.X[at]), _float64(self.Y[at])
 
     def whole_layer(self, layer: Layer) -> Layer:
-        """Turn a layer of the p independent outputs into one that makes all outputs of Y.
+        """Turn a layer of the p independent outputs into one that computes all outputs of Y.
 
         Parameters
         ----------
@@ -322,7 +322,7 @@ def as_examples(
     if 0 in X.shape or 0 in Y.shape:
         raise ValueError(f"X, Y: expected no empty axis, got shapes {X.shape} and {Y.shape}")
     if tokens < fewest_tokens:
-        raise ValueError("X: expected at least 2 tokens, with one there is nothing to attend to")
+        raise ValueError(f"X: expected at least {fewest_tokens} tokens per sample, got {tokens}")
     noise = checks.finite(noise, "noise")
     if noise < 0.0:
         raise ValueError(f"noise: expected a standard deviation of at least 0, got {noise}")

@@ -237,11 +237,11 @@ class _SmallestTolerances:
         at, key = np.nonzero(taking_part)
         first = top[at]
         share = weights[at, key]
-        # What rounding leaves is no reason to prefer one row to another.
+        # Differences due to rounding are no reason to prefer one row to another.
         left = np.maximum(residual[at], ROUNDING)
         tolerance = left * (1.0 / weights[at, first] + 1.0 / share)
         near = np.flatnonzero(tolerance < self._limit)
-        near, mark = self._telling(
+        near, mark = self._informative(
             X, at, first, key, near[np.argsort(tolerance[near], kind="stable")]
         )
         value = np.log(weights[at[near], first[near]] / share[near])
@@ -261,7 +261,7 @@ class _SmallestTolerances:
         rows, first, second, value, tolerance, _ = self._distinct()
         return rows, first, second, value, tolerance
 
-    def _telling(
+    def _informative(
         self, X: Float64, at: Int64, first: Int64, key: Int64, ordered: Int64
     ) -> tuple[Int64, npt.NDArray[np.float32]]:
         """Return the first of these facts whose samples have affinely independent tokens.
@@ -269,7 +269,7 @@ class _SmallestTolerances:
         For dependent tokens the weights are not unique. Also return a key for each fact, the same
         for equal matrices up to sign.
         """
-        told, marks = [ordered[:0]], [np.zeros(0, np.float32)]
+        kept, marks = [ordered[:0]], [np.zeros(0, np.float32)]
         for begin in range(0, len(ordered), 4 * self._count):
             some = ordered[begin : begin + 4 * self._count]
             sample, query = np.divmod(at[some], X.shape[1])
@@ -277,13 +277,13 @@ class _SmallestTolerances:
             ok = _independent(X[samples])[which]
             some, sample, query = some[ok], sample[ok], query[ok]
             x, difference = X[sample, query], X[sample, first[some]] - X[sample, key[some]]
-            told.append(some)
+            kept.append(some)
             marks.append(
                 np.abs((x @ self._probe[0]) * (difference @ self._probe[1])).astype(np.float32)
             )
             if len(np.unique(np.concatenate(marks))) >= self._count:
                 break
-        return np.concatenate(told), np.concatenate(marks)
+        return np.concatenate(kept), np.concatenate(marks)
 
     def _distinct(self) -> tuple[npt.NDArray[Any], ...]:
         columns = [np.concatenate(column) for column in zip(*self._held, strict=True)]

@@ -139,8 +139,10 @@ def _residuals(ax: Axes, found: dict[str, Any], learning: Learning) -> None:
         ax.text(limit, 0.98, label, transform=ax.get_xaxis_transform(), va="top", ha="left")
     for place, (_, value, colour) in enumerate(rows):
         if value is None or not np.isfinite(value):
-            told = "not reached" if value is None else "not finite"
-            ax.text(0.02, place, told, transform=ax.get_yaxis_transform(), va="center", color="0.5")
+            state = "not reached" if value is None else "not finite"
+            ax.text(
+                0.02, place, state, transform=ax.get_yaxis_transform(), va="center", color="0.5"
+            )
         else:
             ax.plot(max(value, LEAST), place, "o", color=colour)
     ax.set_xscale("log")

@@ -33,11 +33,11 @@ from .visible import Visible, visible_of
 Parts = TypeVar("Parts", bound=tuple[object, ...])
 
 MOST_HELD_OUT = 2000
-"""Examples held out at most where outputs are exact; against noise there is always a tenth."""
+"""Largest number of held-out examples if outputs are exact; with noise a tenth is held out."""
 
 FEW_STARTS = 6
-"""Random layers that are refined for every number of heads where none is given, and of one head
-more where that many do not fit."""
+"""Random layers that are refined for each number of heads if none is given, and for one head more
+if that many do not fit."""
 
 FINE = ((0.02, 0.01), (0.005, 0.002), (0.001,))
 """Fractions of the rows that the rounds of phase 4 use."""
@@ -59,8 +59,8 @@ def learn_layer(
     Six phases: a crude estimate of Σ_h V_h; rows in which all heads attend alike, certified by that
     sum, and the affine hull of the W_h that they determine; the sum again, by robust regression;
     the hull again, a few times; a net over the hull; the value matrices by least squares. Then,
-    reported separately, a local refinement of all numbers together; with noise, in the end, of all
-    examples too.
+    reported separately, a local refinement of all numbers together; with noise, finally, also a fit
+    to all examples.
 
     Parameters
     ----------
@@ -73,13 +73,13 @@ def learn_layer(
         most 8, until a fit is confirmed by examples set aside for it, or two numbers in a row make
         no progress.  A number that stands out in the spectrum of the certified facts comes first.
     noise : float
-        Standard deviation of the noise on every entry of Y, to about a hundredth: residuals that
-        are too small for it are refused like those that are too large.
+        Standard deviation of the noise on every entry of Y, to about one percent: residuals that
+        are too small for it are rejected like those that are too large.
     refinement : bool
         Whether to refine the result of the phases, and random layers if that is not learnt: at most
         20 of 40 steps each, fewer if these would take more than 3e10 operations.
     seed : int
-        Draws the examples that are held out, and all else that is random.
+        Seed of the held-out examples and of all other random choices.
     progress : bool
         Show a progress bar on stderr (that of tqdm if it is installed).
     num_threads : int, optional
@@ -99,8 +99,8 @@ def learn_layer(
     TypeError
         X or Y is not float32 or float64, or their dtypes differ.
     ValueError
-        Shapes do not fit, a number is not finite, there are fewer examples than the method can
-        work with, a setting is out of range.
+        Shapes do not fit, a number is not finite, there are fewer examples than the method needs, a
+        setting is out of range.
     LearningInterrupted
         After Ctrl-C; its `.learning` holds the finished phases.
 
@@ -112,7 +112,7 @@ def learn_layer(
     References
     ----------
     Chen, Li, "Provably learning a multi-head attention layer", for the phases; the documentation
-    describes how they are carried out, and what is ours.
+    describes how they are carried out, and which parts are ours.
 
     Examples
     --------
@@ -143,23 +143,23 @@ def learn_layer(
 def _examples(X: npt.ArrayLike | Dataset, Y: npt.ArrayLike | None, noise: float) -> Examples:
     if isinstance(X, Dataset):
         if Y is not None:
-            raise ValueError("Y: expected none beside a Dataset, which has it")
+            raise ValueError("Y: expected None with a Dataset, which holds its own")
         for name in ("query", "lengths", "weight"):
             if getattr(X, name) is not None:
                 raise ValueError(f"X: expected a Dataset without {name}, of plain self-attention")
         return as_examples(X.X, X.y, noise, fewest_tokens=1)
     if Y is None:
-        raise TypeError("Y: expected an array (n, T, p) beside the array X")
+        raise TypeError("Y: expected an array (n, T, p) with the array X, got None")
     return as_examples(X, Y, noise, fewest_tokens=1)
 
 
 def _held_out(n: int, noise: float = 0.0) -> int:
-    """Return how many of n examples no phase sees."""
+    """Return how many of n examples are held out from all phases."""
     return n // 10 if noise > 0.0 else min(MOST_HELD_OUT, n // 10)
 
 
 def _least(examples: Examples, heads: int) -> int:
-    """Return how many examples there must be to learn from."""
+    """Return the smallest number of examples that can be learnt from."""
     T, d, p = examples.tokens, examples.dim, examples.out_dim
     if T == 1:
         return 2 * d  # of the sum of values alone
@@ -168,7 +168,7 @@ def _least(examples: Examples, heads: int) -> int:
 
 
 def _enough(examples: Examples, heads: int | None) -> None:
-    """Check that there is more to learn from than there is to learn."""
+    """Check that there are enough examples for the unknowns."""
     least = _least(examples, heads or 1)
     if examples.n - _held_out(examples.n, examples.noise) < least:
         raise ValueError(
@@ -187,7 +187,7 @@ class _TooFewFactsError(_NotToLearnError):
 
 @dataclass(frozen=True)
 class _Attempt:
-    """What came of one number of heads."""
+    """The result for one number of heads."""
 
     phases: tuple[Phase, ...]
     unrefined: Layer | None
@@ -217,12 +217,12 @@ class _Learner:
     visible: Visible = field(init=False)
 
     def run(self) -> None:
-        """Run the phases, the last ones for every number of heads that comes into question.
+        """Run the phases, the last ones for each candidate number of heads.
 
         Raises
         ------
         _NotToLearnError
-            Outputs do not vary, or without refinement there are too few facts to go on.
+            Outputs do not vary, or without refinement there are too few facts to continue.
         """
         held_out = _held_out(self.examples.n, self.examples.noise)
         self.examples, self.held_out = self.examples.split(held_out, seed=self.seed)
@@ -256,7 +256,7 @@ class _Learner:
                 break
 
     def result(self, missing: str | None = None) -> Learning:
-        """Return what was learnt; `missing` tells what ended it early."""
+        """Return what was learnt; `missing` says what ended it early."""
         best, phases = self.best, self.phases
         fit, unrefined, layer, held_out = None, self.unrefined, self.unrefined, None
         if best is not None:
@@ -325,7 +325,7 @@ class _Learner:
         return fits(self.examples, attempt.fit, (self.choosing, judged)), judged.residual
 
     def _attempt(self, heads: int, facts: Facts | None, body: Body | None) -> _Attempt:
-        """Run phases 5 and 6, and refinement; if the layer does not fit, that of others."""
+        """Run phases 5 and 6, and refinement; if the layer does not fit, refine others."""
         problem = Problem.of(self.examples, heads, self.seed, self.num_threads, self.visible)
         fit, layer, unrefined = None, None, None
         if facts is not None and body is not None:
@@ -399,7 +399,7 @@ class _Learner:
         return fit, layer
 
     def _sum_of_values(self) -> _Attempt:
-        """Solve for Σ_h V_h, which is all that exists where no two tokens of a sample differ."""
+        """Solve for Σ_h V_h, which is all there is to learn if no two tokens of a sample differ."""
         problem = Problem.of(self.examples, 1, self.seed, self.num_threads, self.visible)
         d = self.examples.dim
         W = np.zeros((1, d, d))

@@ -108,7 +108,7 @@ def search_net(
     samples: int = 1000,
     num_threads: int | None = None,
 ) -> Net:
-    """Phase 5: look for the coordinates of the heads in their affine hull.
+    """Phase 5: search for the coordinates of the heads in their affine hull.
 
     Linear programs bound the part of the hull in which the facts hold; a net is laid over it, a
     grid for two heads and random points for more, and scored by the residual with the best value

@@ -1,10 +1,10 @@
-"""How far a layer is from those that cannot be learnt, and which phases this concerns.
+"""How far a layer is from those that cannot be learnt, and which phases depend on it.
 
-Chen, Li, "Provably learning a multi-head attention layer", prove that layers can be learnt if these
+Chen, Li, "Provably learning a multi-head attention layer", prove that layers can be learnt if they
 are not degenerate: key-query matrices of large effective rank that are incoherent, and value
 matrices with a well-conditioned sum and well-conditioned differences.  Their constants are unknown
 to us.  The numbers here are those quantities, and three more on which the phases of `learn_layer`
-rely; the limits are where the phases were seen to lose their way: `examples/learner_degenerate.py`.
+rely; the limits are where the phases were observed to fail: `examples/learner_degenerate.py`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .examples import Float64
 from .result import Certificate
 
 CONDITION = 1e-4
-"""Condition of Σ_h V_h below which weights are not read from outputs well, and of V_i - V_j below
-which heads that attend differently leave too little behind."""
+"""Condition of Σ_h V_h below which weights are not read accurately from outputs, and of V_i - V_j
+below which heads that attend differently leave too small a residual."""
 
 SUM_SHARE = 0.1
 """Size of Σ_h V_h, relative to independent V_h, below which heads cancel."""
@@ -34,10 +34,10 @@ HULL_CONDITION = 1e-2
 """Least over largest singular value of the differences of the W_h that a body resolves."""
 
 HULL_DISTANCE = 0.1
-"""Distance of the hull of the W_h from 0, relative to the W_h, from which it selects tokens."""
+"""Distance of the hull of the W_h from 0, relative to the W_h, above which it selects tokens."""
 
 APART = 0.03
-"""Distance of two W_h, relative to the largest, from which the phases tell one V_h from another."""
+"""Distance of two W_h, relative to the largest, above which the phases can distinguish V_h."""
 
 MERGED = 1e-6
 """Distance at which refinement merges them."""
@@ -79,7 +79,7 @@ class Nondegeneracy:
         Smallest eigenvalue of the matrix of the cosines of the V_h: 0 if some combination of the
         V_h vanishes, 1 if they are orthogonal.
     requirements : mapping of str to tuple of Certificate
-        For each phase of `mhfast.learn_layer`, by its name, what it counts on.
+        For each phase of `mhfast.learn_layer`, by its name, the conditions that it relies on.
 
     Examples
     --------
@@ -90,7 +90,7 @@ class Nondegeneracy:
     >>> numbers.supports("crude sum"), numbers.supports("sculpting")
     (True, False)
     >>> print(numbers.verdict.partition(";")[0])
-    what they count on is given for: crude sum, net, values, refinement
+    conditions met for: crude sum, net, values, refinement
     """
 
     effective_rank: Float64
@@ -105,7 +105,7 @@ class Nondegeneracy:
     requirements: Mapping[str, tuple[Certificate, ...]]
 
     def supports(self, phase: str) -> bool:
-        """Return whether a phase finds what it counts on.
+        """Return whether the conditions that a phase relies on are met.
 
         Parameters
         ----------
@@ -128,19 +128,19 @@ class Nondegeneracy:
 
     @property
     def verdict(self) -> str:
-        """Which phases find what they count on, and what the others lack."""
+        """The phases whose conditions are met, and what the others lack."""
         lacking = {
             phase: [str(each) for each in wanted if not each.holds]
             for phase, wanted in self.requirements.items()
         }
         kept = ", ".join(phase for phase, missing in lacking.items() if not missing)
-        parts = [f"what they count on is given for: {kept or 'no phase'}"]
+        parts = [f"conditions met for: {kept or 'no phase'}"]
         parts += [f"{phase}: {', '.join(missing)}" for phase, missing in lacking.items() if missing]
         return "; ".join(parts)
 
     def __str__(self) -> str:
         off = ~np.eye(len(self.coherence), dtype=bool)
-        told = {
+        numbers = {
             "effective rank, least": float(self.effective_rank.min()),
             "coherence, largest": float(np.abs(self.coherence[off]).max(initial=0.0)),
             "hull condition": self.hull_condition,
@@ -151,11 +151,11 @@ class Nondegeneracy:
             "independence of values": self.value_independence,
         }
         if off.any():
-            told["condition of differences of values, least"] = float(
+            numbers["condition of differences of values, least"] = float(
                 self.difference_condition[off].min()
             )
         return "\n".join(
-            [self.verdict, *(f"{name:42s} {value:.3g}" for name, value in told.items())]
+            [self.verdict, *(f"{name:42s} {value:.3g}" for name, value in numbers.items())]
         )
 
     def __repr__(self) -> str:
@@ -175,7 +175,7 @@ def nondegeneracy(layer: Layer) -> Nondegeneracy:
     Returns
     -------
     Nondegeneracy
-        The quantities, and which phases of `mhfast.learn_layer` may count on what.
+        The quantities, and the conditions of each phase of `mhfast.learn_layer`.
 
     Raises
     ------

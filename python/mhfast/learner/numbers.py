@@ -4,7 +4,7 @@ The spectrum of the certified facts proposes a number, but with few examples, or
 rarely attend alike, its largest step means little.  Numbers are therefore tried upward from 1, each
 with all phases and refinement, until one fits: the examples determine the layer, and it explains
 those it was fitted to and others, which were set aside to choose the number.  A proposal of the
-spectrum that stands far out (`CERTAIN`) is tried before.
+spectrum that stands out clearly (`CERTAIN`) is tried first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NumberOfHeads:
         self._least, self._best, self._idle, self._current = float("inf"), 0, 0, 0
 
     def __iter__(self) -> Iterator[int]:
-        """Yield numbers until nothing is to be expected of more."""
+        """Yield numbers until larger ones are not expected to fit better."""
         if self._first is not None:
             self._current = self._first
             yield self._first

@@ -92,7 +92,7 @@ class Refinement:
 
 @dataclass(frozen=True, eq=False)
 class Restarts:
-    """What came of refinements from other layers.
+    """The result of refinements from other layers.
 
     Attributes
     ----------

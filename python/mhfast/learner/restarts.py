@@ -1,4 +1,4 @@
-"""Refinement from random layers, for examples that certified rows say nothing about.
+"""Refinement from random layers, for examples about which certified rows say nothing.
 
 Where V_2 is a multiple of V_1 every row is an average of tokens, and certifies facts that are
 wrong; where Σ_h V_h = 0 no row certifies anything; tokens of few values have too few facts.
@@ -19,13 +19,13 @@ from .surplus import Problem
 from .values import solve_values
 
 STARTS = 20
-"""Random layers that are refined at most."""
+"""Largest number of random layers that are refined."""
 
 STEPS = 40
-"""Of the refinement of each: one that succeeds mostly needs 10 to 30."""
+"""Steps of each refinement: a successful one mostly needs 10 to 30."""
 
 OPERATIONS = 3e10
-"""Of all of them together; but there are always `LEAST` starts."""
+"""Operations of all refinements together; but there are always `LEAST` starts."""
 
 LEAST = 2
 
@@ -70,8 +70,8 @@ def restart(
     problem : Problem
     heads : int
     near : Layer, optional
-        A layer of at most so many heads. The first start is near it, with heads of its own moved
-        apart: two heads of almost the same W first become one, which is a saddle.
+        A layer of at most that many heads. The first start is near it, with its heads moved apart:
+        two heads of almost the same W first become one, which is a saddle.
     most : int
         The most starts.
 
@@ -105,7 +105,7 @@ def restart(
 
 
 def _apart(W: Float64, random: Float64) -> Float64:
-    """Return matrices (H, d, d) near some of W (at most H, d, d), in random directions."""
+    """Return matrices (H, d, d) near those of W (at most H, d, d), in random directions."""
     old = np.resize(np.arange(len(W)), len(random))
     size = np.maximum(np.linalg.norm(W[old], axis=(1, 2)), np.linalg.norm(W, axis=(1, 2)).max())
     unit = random / np.linalg.norm(random, axis=(1, 2), keepdims=True)

@@ -32,8 +32,8 @@ class Certificate:
     above : bool
         Whether the value must be at least the limit; else at most.
     decisive : bool
-        Whether a layer can only be learnt if this holds.  The others tell whether the phases did
-        their part.
+        Whether a layer can only be learnt if this holds.  The others show whether the phases
+        succeeded.
     least : float or None
         What the value must be at least, where it must not be too small either.
     blind : str
@@ -59,7 +59,7 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether the value is on the right side; never of NaN."""
+        """Whether the value meets the limit; NaN never does."""
         if self.above:
             return self.value >= self.limit
         return self.value <= self.limit and (self.least is None or self.value >= self.least)
@@ -108,8 +108,8 @@ class Phase:
         return numbers
 
     def __str__(self) -> str:
-        told = ", ".join(f"{name} {value:.3g}" for name, value in self.numbers.items())
-        return f"{self.name:17s} {self.seconds:7.2f} s   {told or 'nothing found'}"
+        text = ", ".join(f"{name} {value:.3g}" for name, value in self.numbers.items())
+        return f"{self.name:17s} {self.seconds:7.2f} s   {text or 'nothing found'}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -183,19 +183,19 @@ class Learning:
     def verdict(self) -> str:
         """*Learnt* with what certifies it, or *not learnt* with what is missing."""
         if self.learnt:
-            told = ", ".join(f"{c.name} {c.value:.2g}" for c in self.certificates if c.decisive)
+            text = ", ".join(f"{c.name} {c.value:.2g}" for c in self.certificates if c.decisive)
             doubts = [c for c in self.certificates if not c.holds]
             if doubts:
-                told += "; by refinement, though " + ", ".join(str(c) for c in doubts)
-            return f"learnt, {self._heads}: {told}{self._unseen}"
+                text += "; by refinement, though " + ", ".join(str(c) for c in doubts)
+            return f"learnt, {self._heads}: {text}{self._unseen}"
         failing = [str(c) for c in self.certificates if not c.holds]
         return "not learnt: " + "; ".join(([self.missing] if self.missing else []) + failing)
 
     @property
     def _heads(self) -> str:
-        told = f"{self.heads} heads" if self.heads != 1 else "1 head"
+        text = f"{self.heads} heads" if self.heads != 1 else "1 head"
         too_many = self.asked is not None and self.heads is not None and self.heads < self.asked
-        return f"{told}, fewer than the {self.asked} asked" if too_many else told
+        return f"{text}, fewer than the {self.asked} requested" if too_many else text
 
     @property
     def _unseen(self) -> str:
@@ -209,8 +209,8 @@ class Learning:
         lines = [self.verdict]
         if self.asked is None and self.tried:
             tried, step = ", ".join(map(str, self.tried)), self.sureness
-            told = "" if step is None else f", step {step:.3g} of the spectrum"
-            lines.append(f"{self.heads} heads, of {tried} tried{told}")
+            text = "" if step is None else f", step {step:.3g} of the spectrum"
+            lines.append(f"{self.heads} heads, of {tried} tried{text}")
         lines += [str(phase) for phase in self.phases]
         lines += [str(certificate) for certificate in self.certificates]
         return "\n".join(lines)

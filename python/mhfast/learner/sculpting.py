@@ -16,7 +16,7 @@ MAX_HEADS = 12
 """Largest number of heads that is estimated."""
 
 SURE = 2.0
-"""Step of the spectrum over the largest later one below which a proposal is a guess."""
+"""Step of the spectrum, over the largest later one, below which a proposal is a guess."""
 
 CERTAIN = 10.0
 """The same step, above which no other number of heads need be tried."""
@@ -86,9 +86,9 @@ class Body:
 def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
     """Find the affine hull of the heads' key-query matrices.
 
-    Each fact holds for all heads, so combinations of differences of heads do not affect it: the H -
-    1 directions of the hull are those in which the facts vary least, compared with random rows (the
-    smallest generalized eigenvectors).  The point is the least-squares solution of the facts
+    Each fact holds for all heads, so combinations of differences of heads do not affect it: the
+    H - 1 directions of the hull are those in which the facts vary least, compared with random rows
+    (the smallest generalized eigenvectors).  The point is the least-squares solution of the facts
     without these directions. Facts are weighted by their tolerances, then reweighted by their
     residuals.
 
@@ -162,14 +162,14 @@ def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
 
 
 def _seen(background: Float64) -> Float64 | None:
-    """Return a basis (d², rank) of the numbers of W that facts can tell of; None if of all."""
+    """Return a basis (d², rank) of the numbers of W that facts can determine; None if all."""
     values, vectors = np.linalg.eigh(background)
-    told = values > ROUNDING * values[-1]
-    return None if told.all() else vectors[:, told]
+    large = values > ROUNDING * values[-1]
+    return None if large.all() else vectors[:, large]
 
 
 def _within(seen: Float64 | None, moment: Float64) -> Float64:
-    """Return the moment of facts in coordinates of what they can tell of; values stay."""
+    """Return the moment of facts in coordinates of what they can determine; values are kept."""
     if seen is None:
         return moment
     rank = seen.shape[1]
@@ -190,7 +190,7 @@ def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
     -------
     heads : int
         The place of the step from one eigenvalue to the next that is largest compared with all
-        later steps: those are of chance.  Where no step is twice as large, at most 4.
+        later steps, which are due to chance.  Where no step is twice as large, at most 4.
     sureness : float
         That ratio over the largest later one; below 2 the estimate is a guess.
 

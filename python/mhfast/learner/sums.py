@@ -258,7 +258,7 @@ def with_support(
     *,
     num_threads: int | None = None,
 ) -> SumEstimate:
-    """Judge an estimate anew, with rows that are averages of `support` tokens.
+    """Recompute the certificate of an estimate, with rows that are averages of `support` tokens.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 With exact outputs a surplus head shows in the condition: something of it can be moved without a
 change of the outputs.  With noise it fits noise, and the examples seem to determine it.  Then the
-best layer of one head less is as good as noise lets one tell: by the Bayesian information criterion
+best layer with one head less fits equally well up to noise: by the Bayesian information criterion
 (Schwarz, "Estimating the dimension of a model", Annals of Statistics 6, 1978) k parameters must
 lower the square of the residual of m outputs by σ² k log m at least; by chance it is about σ² k.
 """
@@ -27,16 +27,16 @@ AGAINST_NOISE = 64
 """Outputs for every parameter in a refinement that has to average noise."""
 
 REDUCED = 2
-"""Layers of one head less that are refined."""
+"""Number of layers with one head less that are refined."""
 
 MUCH_NOISE = 1.5
 """Residual over that of the noise above which no layer is learnt, and heads need no test."""
 
 STEPS = 20
-"""Of their refinement: one of heads enough is soon at its minimum, one of too few never."""
+"""Steps of their refinement: with enough heads the minimum is reached soon, with too few never."""
 
 SAMPLES = 1000
-"""Examples that choose them."""
+"""Number of examples on which they are chosen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Problem:
     ----------
     examples : Examples
     X, Y : arrays
-        Of the examples, those that are drawn from.
+        The examples that samples are drawn from.
     count : int
         How many are drawn.
     seed : int
@@ -73,7 +73,7 @@ class Problem:
         num_threads: int | None,
         visible: Visible | None = None,
     ) -> Problem:
-        """Return the problem for layers of at most so many heads."""
+        """Return the problem for layers of at most that many heads."""
         most = AGAINST_NOISE if examples.noise > 0.0 else OUTPUTS_PER_PARAMETER
         count = _samples(examples, heads, most)
         X, Y = examples.first(4 * count).part(slice(None))
@@ -82,21 +82,21 @@ class Problem:
         return cls(examples, X, Y, min(count, len(X)), seed, num_threads, visible)
 
     def fewest(self, heads: int) -> int:
-        """Return how many examples are enough for exact outputs of so many heads."""
+        """Return how many examples are enough for exact outputs of that many heads."""
         return min(_samples(self.examples, heads, OUTPUTS_PER_PARAMETER), len(self.X))
 
     @property
     def outputs(self) -> int:
-        """The numbers that are fitted."""
+        """The number of outputs that are fitted."""
         return self.count * self.examples.tokens * self.examples.out_dim
 
     @property
     def of_a_head(self) -> int:
-        """The parameters of one head."""
+        """The number of parameters of one head."""
         return self.examples.dim * (self.examples.dim + self.examples.out_dim)
 
     def fitted(self, layer: Layer) -> float:
-        """Return the parameters of a layer for every output they are fitted to."""
+        """Return the number of parameters of a layer per output that they are fitted to."""
         return layer.heads * self.of_a_head / self.outputs
 
     def refined(self, layer: Layer, **settings: int) -> Refinement:
@@ -150,7 +150,7 @@ class Problem:
 
 
 def without_surplus(problem: Problem, layer: Layer) -> tuple[Refinement, float | None]:
-    """Refine a layer; heads that turn out to be too many go, and the rest is refined again.
+    """Refine a layer, remove its superfluous heads, and refine the rest again.
 
     Returns
     -------

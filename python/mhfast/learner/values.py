@@ -11,8 +11,8 @@ from ..models import Layer
 from .examples import Examples, Float64
 
 ROUNDING = 1e-12
-"""Of the largest singular value of normal equations, what counts as none: sums over all samples
-round to some 1e-15."""
+"""Share of the largest singular value of normal equations that counts as zero: sums over all
+samples have rounding errors of some 1e-15."""
 
 SAMPLES = 4000
 """The largest number of samples used for exact outputs, which need no more."""
@@ -46,7 +46,7 @@ class Values:
     condition: float
 
     def layer(self, W: Float64) -> Layer:
-        """Make the layer with these values and the key-query matrices W.
+        """Return the layer with these values and the key-query matrices W.
 
         Parameters
         ----------

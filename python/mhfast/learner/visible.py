@@ -127,7 +127,7 @@ class Visible:
 
 
 def visible_of(examples: Examples) -> Visible:
-    """Find what the tokens of examples can see.
+    """Determine what the tokens of examples can see.
 
     Parameters
     ----------

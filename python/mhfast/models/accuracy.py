@@ -1,4 +1,4 @@
-"""The weighted share of outputs that are right."""
+"""The weighted share of correct outputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def accuracy(
     targets : array of the same shape, (n, q) for classes
     weight : array (n,), or (n, q) for a layer, optional
     lengths : int array (n,), optional
-        Where rows from there on do not count.
+        Rows from there on do not count.
     loss : str
     is_layer, runs : bool
         Whether outputs have axes q and p; whether they have a leading R. All arrays may have it.
@@ -56,7 +56,7 @@ def accuracy(
 
 
 def _of_classes(outputs: Array, classes: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Tell for each row whether its class has the largest output, alone."""
+    """Return for each row whether its class alone has the largest output."""
     at = np.broadcast_to(classes, outputs.shape[:-1])[..., None]
     others = outputs.copy()
     of_class = np.take_along_axis(others, at, axis=-1)[..., 0]

@@ -74,7 +74,7 @@ class Attention(str):
         (20, 3, 5, 5)
         """
         model = self._model
-        seen = arguments.problem(model, X, query=query, lengths=lengths)
+        seen = arguments.problem(model, X, query=query, lengths=lengths, words=True)
         return _core.attention(
             seen.data, model._core.parameters, runs=seen.runs.length, scale=model.scale,
             causal=seen.causal, row_map=model._core.row_map, threads=config.threads(num_threads),

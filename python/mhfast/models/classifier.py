@@ -64,8 +64,8 @@ class Classifier(Model):
         ones, which has no derivative by the logits.
     normalize : bool, optional
         Whether the weights of linear, relu and sigmoid are divided by the number of tokens that the
-        row sees. None: those of linear and relu are, those of sigmoid are not. None beside the
-        others.
+        row sees. None: those of linear and relu are, those of sigmoid are not. None for the other
+        maps.
 
     Raises
     ------
@@ -157,7 +157,7 @@ class Classifier(Model):
         attention: AttentionName = "softmax",
         normalize: bool | None = None,
     ) -> Self:
-        """Make the classifier with all parameters zero, for samples of `tokens` tokens.
+        """Create the classifier with all parameters zero, for samples of `tokens` tokens.
 
         Parameters
         ----------
@@ -274,8 +274,8 @@ class Classifier(Model):
         TypeError
             If a size, a seed, `query` or `dtype` is of the wrong kind.
         ValueError
-            If a size is below 1, `std` is negative, seeds are not as many as `runs`, or `query` and
-            `prompt_rows` are both given.
+            If a size is below 1, `std` is negative, the number of seeds is not `runs`, or `query`
+            and `prompt_rows` are both given.
 
         Examples
         --------
@@ -302,11 +302,11 @@ class Classifier(Model):
         query: int | None = None,
         scale: float = 1.0,
     ) -> Self:
-        """Make the classifier one gradient step of random sign per head away from zero.
+        """Create the classifier one gradient step from zero, with a random sign for each head.
 
             W_h = 0,   U_h = α_h / 2 · 1_q (Σ_i w_i y_i x̄_i / Σ w)ᵀ
 
-        with fair independent signs α_h and x̄_i the mean token of sample i; see
+        with independent random signs α_h and x̄_i the mean token of sample i; see
         `mhfast.models.random_step`.
 
         Parameters
@@ -319,8 +319,8 @@ class Classifier(Model):
             A sequence gives a run axis.
         balanced : bool
             Whether half of the signs are 1 and half -1, in random order, in place of independent
-            ones. All outputs are then 0, and what the heads compute together does not depend on
-            chance. H must be even.
+            ones. All outputs are then 0, and what the heads compute together does not depend on the
+            draw. H must be even.
         query : int, optional
             A token of each sample as the query, as for the class.
         scale : float
@@ -336,7 +336,7 @@ class Classifier(Model):
         TypeError
             If `data` is not a Dataset, or a seed is neither an integer nor a generator.
         ValueError
-            If a label is neither -1 nor 1, seeds are not as many as runs, or an odd number of heads
+            If a label is neither -1 nor 1, the number of seeds is not R, or an odd number of heads
             is to be balanced.
 
         Examples

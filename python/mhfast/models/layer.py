@@ -140,7 +140,7 @@ class Layer(Model):
         attention: AttentionName = "softmax",
         normalize: bool | None = None,
     ) -> Self:
-        """Make the layer with all parameters zero.
+        """Create the layer with all parameters zero.
 
         Parameters
         ----------
@@ -257,8 +257,8 @@ class Layer(Model):
         TypeError
             If a size, a seed, `query` or `dtype` is of the wrong kind.
         ValueError
-            If a size is below 1, `std` is negative, seeds are not as many as `runs`, or `query` and
-            `prompt_rows` are both given.
+            If a size is below 1, `std` is negative, the number of seeds is not `runs`, or `query`
+            and `prompt_rows` are both given.
 
         Examples
         --------

@@ -132,10 +132,8 @@ class Model:
         -------
         array of the model's dtype
             (n,) of a `Classifier`, (n, q, p) of a `Layer`; with a leading R if the model or an
-            argument
-            has a run axis. The result of a sample does not depend on the others. In self-attention
-            the
-            rows of a layer at and beyond `lengths` are 0.
+            argument has a run axis. The result of a sample does not depend on the others. In
+            self-attention the rows of a layer at and beyond `lengths` are 0.
 
         Raises
         ------
@@ -144,7 +142,8 @@ class Model:
         ValueError
             If a shape or a value does not fit the model.
         """
-        return self._outputs(arguments.problem(self, X, query=query, lengths=lengths), num_threads)
+        seen = arguments.problem(self, X, query=query, lengths=lengths, words=True)
+        return self._outputs(seen, num_threads)
 
     def _outputs(self, seen: arguments.CoreProblem, num_threads: int | None) -> Array:
         return _core.outputs(
@@ -175,7 +174,7 @@ class Model:
 
     @property
     def normalize(self) -> bool | None:
-        """Whether weights are divided by the tokens of the row; None: as is usual for the map.
+        """Whether weights are divided by the tokens of the row; None: by the default of the map.
 
         Examples
         --------
@@ -238,7 +237,9 @@ class Model:
         """
         loss = arguments.loss(self, loss, X.y if isinstance(X, Dataset) else y)
         kind = losses.name_of(loss)
-        seen = arguments.problem(self, X, y, loss=kind, query=query, weight=weight, lengths=lengths)
+        seen = arguments.problem(
+            self, X, y, loss=kind, query=query, weight=weight, lengths=lengths, words=True
+        )
         of_loss = losses.core(loss)
         value, _ = _core.value_and_grad(
             seen.data, self._core.parameters, runs=seen.runs.length, scale=self.scale,
@@ -299,7 +300,9 @@ class Model:
         """
         loss = arguments.loss(self, loss, X.y if isinstance(X, Dataset) else y)
         kind = losses.name_of(loss)
-        seen = arguments.problem(self, X, y, loss=kind, query=query, weight=weight, lengths=lengths)
+        seen = arguments.problem(
+            self, X, y, loss=kind, query=query, weight=weight, lengths=lengths, words=True
+        )
         outputs = self._outputs(seen, num_threads)
         _, Z, targets, weights, visible = seen.data
         assert targets is not None
@@ -320,7 +323,7 @@ class Model:
         Returns
         -------
         Classifier or Layer
-            Of the same kind; what is not given stays.
+            Of the same kind; fields that are not given are kept.
 
         Raises
         ------

@@ -8,19 +8,24 @@ import numpy.typing as npt
 from .. import _core
 from .._arguments import checks
 from ..dataset.dataset import Dataset
+from ..dataset.words import Tokens
 from .model import Model
+from .problem import looks_up
 
 
 def explain(
-    model: Model, X: npt.ArrayLike | Dataset | tuple[int, ...], *, runs: int | None = None
+    model: Model,
+    X: npt.ArrayLike | Tokens | Dataset | tuple[int, ...],
+    *,
+    runs: int | None = None,
 ) -> dict[str, object]:
     """Report how the core would compute this model on these samples: plan, chunks, workspace.
 
     Parameters
     ----------
     model : Classifier or Layer
-    X : array (n, T, d), Dataset, or the shape (n, T, d) alone
-        A run axis may come first.
+    X : array (n, T, d), Tokens, Dataset, or the shape (n, T, d) alone
+        A run axis may come first. The plan for Tokens is "words" where they are looked up.
     runs : int, optional
         The number of runs side by side, if neither model nor X has a run axis.
 
@@ -45,7 +50,9 @@ def explain(
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
     query = X.query if isinstance(X, Dataset) else None
-    shape = X if isinstance(X, tuple) else np.shape(X.X if isinstance(X, Dataset) else X)
+    given = X._given if isinstance(X, Dataset) else X
+    shape = given if isinstance(given, tuple) else np.shape(given)
+    words = isinstance(given, Tokens) and looks_up(model, given, query)
     side_by_side = model._core.runs
     if runs is not None:
         side_by_side = side_by_side.meet("runs", (checks.count(runs, "runs"),), 0)
@@ -63,5 +70,6 @@ def explain(
     q = model._query_rows(tokens) if query is None else query.shape[-2]
     return _core.explain(
         n=n, T=tokens, q=q, d=model.dim, H=model.heads, p=model._out_dim,
+        words=given.words if isinstance(given, Tokens) and words else 0,
         runs=side_by_side.length, dtype_name=model.dtype.name,
     )  # fmt: skip

@@ -25,6 +25,7 @@ from .._arguments.own_losses import is_own
 from .._arguments.runs import NO_RUNS, RunAxis, repeated
 from .._arguments.values import Array, frozen
 from ..dataset.dataset import Dataset, no_second_source
+from ..dataset.words import Tokens
 from .low_rank import LowRank
 
 if TYPE_CHECKING:
@@ -35,10 +36,54 @@ M = TypeVar("M", bound="Model")
 CoreParameters: TypeAlias = tuple[
     Array | None, Array | None, Array | None, Array | None, Array | None, Array | None
 ]
+
+
+class CoreWords(NamedTuple):
+    """Tokens, or query rows, that are words of a dictionary.
+
+    Parameters
+    ----------
+    embedding : array (V, d)
+    ids : int32 array (n, T), or (n, q)
+        Each of the two may have a leading run axis.
+    """
+
+    embedding: Array
+    ids: npt.NDArray[np.int32]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that an array of these rows has."""
+        runs = self.ids.shape[:-2] or self.embedding.shape[:-2]
+        return (*runs, *self.ids.shape[-2:], self.embedding.shape[-1])
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of that array."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the dictionary."""
+        return self.embedding.dtype
+
+
+CoreTokens: TypeAlias = Array | CoreWords
 CoreData: TypeAlias = tuple[
-    Array, Array | None, npt.NDArray[Any] | None, Array | None, npt.NDArray[np.int64] | None
+    CoreTokens,
+    CoreTokens | None,
+    npt.NDArray[Any] | None,
+    Array | None,
+    npt.NDArray[np.int64] | None,
 ]
 CoreGradients: TypeAlias = tuple[Array | None, ...]
+
+
+# Measured: tables of all pairs of words, of all heads, that fit into the cache are looked up in
+# less time than the products take.
+MAX_TABLES = 1 << 22
+# Chosen: tables may take this part of the multiply-adds of the samples.
+WORDS_PAY = 0.5
 
 
 class CoreModel(NamedTuple):
@@ -145,7 +190,7 @@ def borrowing(model: M, arrays: Mapping[str, Array]) -> M:
     """Return `model` with parameters replaced by arrays that are neither checked nor copied.
 
     Shapes and dtypes must be those of the parameters, and arrays C-contiguous. Results of
-    validation are taken over, since calls and steps of microseconds make a model.
+    validation are reused, since calls and steps of microseconds create models.
     """
     new = {**model.parameters, **arrays}
     made = object.__new__(type(model))
@@ -273,13 +318,14 @@ def problem(
     weight: npt.ArrayLike | None = None,
     lengths: npt.ArrayLike | None = None,
     runs: RunAxis = NO_RUNS,
+    words: bool = False,
 ) -> CoreProblem:
     """Check samples and convert them to the form that the core expects.
 
     Parameters
     ----------
     model : Classifier or Layer
-    X : array (n, T, d) or Dataset, which then holds y, query, weight and lengths
+    X : array (n, T, d), Tokens or Dataset, which then holds y, query, weight and lengths
     y : array, optional
         Targets of the shape that model and loss require.
     loss : str, optional
@@ -287,6 +333,9 @@ def problem(
         and attention, where y and weight do not matter.
     runs : Runs
         A run axis from another argument, such as lr or the training data.
+    words : bool
+        Whether the caller's part of the core looks up Tokens in their dictionary. It then gets them
+        as `CoreWords` where that is cheaper than the array of tokens.
 
     Raises
     ------
@@ -299,17 +348,23 @@ def problem(
         if not (y is query is weight is lengths is None):
             no_second_source(y=y, query=query, weight=weight, lengths=lengths)
         data = X
-        X, y, query, weight, lengths = data.X, data.y, data.query, data.weight, data.lengths
+        X = data._given
+        y, query, weight, lengths = data.y, data.query, data.weight, data.lengths
     core = model._core
-    X = checks.real(X, "X", model.dtype)
+    if isinstance(X, Tokens):
+        checks.real(X.embedding, "X", model.dtype)
+        looked_up = words and looks_up(model, X, query)
+        X = CoreWords(X.embedding, X.ids) if looked_up else np.asarray(X)
+    else:
+        X = checks.real(X, "X", model.dtype)
     if loss is None:
         y = weight = None
     elif y is None:
-        raise TypeError("y: expected labels beside the array X, got None")
+        raise TypeError("y: expected labels with the array X, got None")
     if query is weight is lengths is None and X.shape[1:] == core.plain and not runs.length:
         if y is None or loss is None:
             return CoreProblem((X, None, None, None, None), NO_RUNS, False)
-        targets = sample_checks.targets(y, loss, "n", (len(X),), X.dtype)
+        targets = sample_checks.targets(y, loss, "n", X.shape[:1], X.dtype)
         if targets.ndim == 1:
             return CoreProblem((X, None, targets, None, None), NO_RUNS, False)
 
@@ -319,16 +374,32 @@ def problem(
     return _labelled(model, seen, y, weight, loss)
 
 
+def looks_up(model: Model, X: Tokens, query: npt.ArrayLike | None = None) -> bool:
+    """Return whether the core can look up tokens in their dictionary, and that is cheaper.
+
+    Counted are multiply-adds for a head: of the tables of all pairs of words against those of the
+    samples. A word that is not finite would spoil what does not see it.
+    """
+    asking = model.query if query is None else query
+    if asking is not None and not isinstance(asking, int):
+        return False
+    (n, T, d), V = X.shape[-3:], X.words
+    tables = V * d * (V + d)
+    samples = n * T * (d * d + 2.0 * T * d)
+    fits = model.heads * V * V * X.dtype.itemsize <= MAX_TABLES
+    return fits and tables <= WORDS_PAY * samples and X.is_finite
+
+
 def _seen(
     model: Model,
-    X: Array,
+    X: Array | CoreWords,
     query: npt.ArrayLike | None,
     lengths: npt.ArrayLike | None,
     runs: RunAxis,
 ) -> CoreProblem:
     """Resolve the query side and the visible keys: a problem without y and weight."""
     if query is not None and model.prompt is not None:
-        raise ValueError("query: expected None beside a model with a prompt, got an array")
+        raise ValueError("query: expected None for a model with a prompt, got an array")
     asking = model.query if query is None else query
     rows = model._rows
     itself = asking is None and model.prompt is None
@@ -343,7 +414,9 @@ def _seen(
     Z, token, causal = None, None, model.causal
     if query is None and isinstance(asking, int):
         token, prefix = sample_checks.token(asking, tokens, visible)
-        Z = sample_checks.picked(X, token)
+        if isinstance(X, CoreWords) and np.less(token, 0).any():
+            X = np.asarray(Tokens(X.ids, X.embedding))  # a query of zeros is no word
+        Z = _picked(X, token)
         if causal:  # one row sees the keys up to its token, as it does with shorter samples
             causal = False
             if np.less(prefix, tokens).any():
@@ -354,9 +427,17 @@ def _seen(
         runs = runs.meet("query", Z.shape, 3)
     if tokens == 0:
         raise ValueError(f"X: expected at least one token, got shape {X.shape}")
-    if visible is not None:
+    if visible is not None and not isinstance(X, CoreWords):
         X = sample_checks.padded(X, visible)
     return CoreProblem((X, Z, None, None, visible), runs, causal, token)
+
+
+def _picked(X: Array | CoreWords, token: int | npt.NDArray[np.int64]) -> Array | CoreWords:
+    """Return the token of each sample as a query side."""
+    if isinstance(X, CoreWords):
+        ids = sample_checks.picked(X.ids[..., None], token)[..., 0]
+        return CoreWords(X.embedding, np.ascontiguousarray(ids))
+    return sample_checks.picked(X, token)
 
 
 def _labelled(

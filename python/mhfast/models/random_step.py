@@ -15,13 +15,13 @@ from ..dataset.seeds import START, integer_seed, permutations, signs, stream
 def random_step(
     data: Dataset, heads: int, seed: Seed | Seeds, query: int | None, *, balanced: bool = False
 ) -> dict[str, Any]:
-    """Return the arrays of the classifier one gradient step with a random sign per head from zero.
+    """Return the arrays of the classifier one gradient step from zero, a random sign for each head.
 
         W_h = 0,   U_h = α_h / 2 · 1_q (Σ_i w_i y_i x̄_i / Σ w)ᵀ
 
-    x̄_i (d,) is the mean token of sample i within its length, α_h independent fair signs.  This is a
-    step of size sqrt(H) of the logistic loss from zero, with an independent sign for each head, so
-    that outputs do not grow with H.
+    x̄_i (d,) is the mean token of sample i within its length, α_h independent random signs.  This
+    is a step of size sqrt(H) of the logistic loss from zero, with an independent sign for each
+    head, so that outputs do not grow with H.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def random_step(
     TypeError
         `data` is not a Dataset, or a seed is neither an integer nor a generator.
     ValueError
-        A label is neither -1 nor 1, seeds are not as many as runs, or an odd number of heads is to
+        A label is neither -1 nor 1, the number of seeds is not R, or an odd number of heads is to
         be balanced.
 
     References

@@ -38,7 +38,7 @@ def stack(models: Sequence[M]) -> M:
     TypeError
         If an entry is not a model, or differs from the first in class or dtype.
     ValueError
-        If there is none, or one differs from the first in more than the values of arrays.
+        If `models` is empty, or one differs from the first in more than the values of arrays.
 
     Examples
     --------

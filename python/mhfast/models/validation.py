@@ -33,7 +33,7 @@ def query_side(
     """Return `query` (None, an int or a frozen array) and `prompt` (None or a frozen array)."""
     if prompt is not None:
         if query is not None:
-            raise ValueError("query: expected None beside a prompt, got both")
+            raise ValueError("query: expected None with a prompt, got both")
         rows = checks.real(prompt, "prompt", dtype, like)
         checks.shape(rows, "prompt", "q d", (None, dim), runs=True)
         if rows.size == 0:
@@ -64,7 +64,7 @@ def query_rows(
     dim: int,
     dtype: np.dtype[Any],
 ) -> int:
-    """Return the number q of rows of the readout of a classifier that is being made."""
+    """Return the number q of rows of the readout of a classifier under construction."""
     if prompt_rows is not None:
         return checks.count(prompt_rows, "prompt_rows")
     which, _ = query_side(query, None, dim, dtype, "the model")
@@ -80,7 +80,7 @@ def scale(value: object, dtype: np.dtype[Any]) -> float:
     Raises
     ------
     TypeError
-        If it is no real number.
+        If it is not a real number.
     ValueError
         If it is not finite, or neither zero nor within the range of ``dtype``.
     """
@@ -102,7 +102,7 @@ def causal(value: object, prompt: Array | None) -> bool:
         raise TypeError(f"causal: expected True or False, got {type(value).__name__}")
     if value and prompt is not None:
         raise ValueError(
-            "causal: expected False beside a prompt, whose rows have no place among the tokens, "
+            "causal: expected False with a prompt, whose rows have no place among the tokens, "
             "got True"
         )
     return bool(value)
@@ -114,7 +114,7 @@ def row_map(attention: object, normalize: object) -> tuple[str, bool | None]:
     Raises
     ------
     TypeError
-        If the name is no string, or `normalize` neither None nor a bool.
+        If the name is not a string, or `normalize` is neither None nor a bool.
     ValueError
         If there is no such row map, or it has no choice of `normalize`.
     """
@@ -130,8 +130,8 @@ def row_map(attention: object, normalize: object) -> tuple[str, bool | None]:
         raise TypeError(f"normalize: expected None, True or False, got {type(normalize).__name__}")
     if ROW_MAPS[name] is None:
         raise ValueError(
-            f"normalize: expected None beside attention {name!r}, whose rows have a sum of their "
-            f"own, got {bool(normalize)}"
+            f"normalize: expected None with attention {name!r}, whose weights are not divided "
+            f"by the tokens, got {bool(normalize)}"
         )
     return name, bool(normalize)
 

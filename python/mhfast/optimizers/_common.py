@@ -55,7 +55,7 @@ class StepRule:
     Raises
     ------
     TypeError
-        A field is not of the kind asked for.
+        A field is of the wrong kind.
     ValueError
         A field is out of range, or a dict has an unknown name.
 
@@ -63,10 +63,10 @@ class StepRule:
     -----
     ``lr``, ``schedule``, ``l2`` and ``radius`` may differ between parameters: then they are dicts
     by the names W, Q, K, U, V and prompt, such as ``lr={"W": 0.1, "U": 1.0}``. ``lr`` must have an
-    entry for every parameter that is trained; 0.0 leaves one as it is. Parameters without an entry
-    have a constant schedule, no decay, and are not projected. Entries of parameters that are not
-    trained have no effect; the model must have them. With ``project_by="all"`` there is one norm,
-    and ``radius`` is one number.
+    entry for every parameter that is trained; 0.0 leaves a parameter unchanged. Parameters without
+    an entry have a constant schedule, no decay, and are not projected. Entries of parameters that
+    are not trained have no effect; the model must have them. With ``project_by="all"`` there is one
+    norm, and ``radius`` is one number.
     """
 
     name: ClassVar[str]
@@ -143,7 +143,7 @@ class StepRule:
 
 
 def _shown(value: object) -> str:
-    """Return the repr of a field; of a long sequence its ends."""
+    """Return the repr of a field; for a long sequence only its ends."""
     if isinstance(value, ByParameter):
         return f"{{{', '.join(f'{name!r}: {_shown(item)}' for name, item in value.items())}}}"
     if not isinstance(value, tuple) or len(value) <= MOST_SHOWN:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import fields, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -13,10 +13,18 @@ from .. import _core
 from .._arguments.lists import PARAMETERS
 from ._by_parameter import ByParameter, of_parameter
 from ._common import StepRule
-from .rules import Optimizer
+from .rules import OPTIMIZERS, Optimizer
 from .solvers import Solver
 
 _Numbers: TypeAlias = npt.NDArray[np.float64]
+
+_CHOSEN: dict[str, Any] = {"by": _core.Scope, "norm": _core.Norm, "polar": _core.Polar}
+
+_COMMON = {"lr", *(field.name for field in fields(StepRule))}
+_OWN = {
+    kind.name: tuple(field.name for field in fields(kind) if field.name not in _COMMON)
+    for kind in OPTIMIZERS
+}
 
 Rule = TypeVar("Rule", bound=Optimizer | Solver)
 
@@ -31,20 +39,15 @@ def core_settings(
     """Return the optimizer as the core takes it, for training that ends at step ``last``.
 
     The core has a class of the same name, whose fields are those of the dataclass that are its own,
-    but for ``lr``. With ``runs`` (R) there is a step size for each of them. ``since`` is the
-    step at which the state was zero, of each run; ``wrt`` are the names of what is trained.
+    except ``lr``. With ``runs`` (R) there is a step size for each of them. ``since`` is the step at
+    which the state was zero, of each run; ``wrt`` are the names of what is trained.
 
     Raises
     ------
     ValueError
         A schedule is shorter than ``last``, or something trained has no step size.
     """
-    common = {field.name for field in fields(StepRule)} | {"lr"}
-    own = {
-        field.name: _core_value(field.name, getattr(optimizer, field.name))
-        for field in fields(optimizer)
-        if field.name not in common
-    }
+    own = {name: _core_value(name, getattr(optimizer, name)) for name in _OWN[optimizer.name]}
     lr, norm = getattr(optimizer, "lr", 1.0), optimizer.project_norm
     p = norm if isinstance(norm, float) else None
     return _core.Optimizer(
@@ -68,7 +71,7 @@ def _arrays(
     setting: Any, wrt: Collection[str], array: Callable[[str, Any], _Numbers | None]
 ) -> tuple[_Numbers | None, ...]:
     """Return an array for each parameter, None for those not trained; a common one is shared."""
-    if not isinstance(setting, Mapping):
+    if type(setting) is not ByParameter:
         common = array("", setting)
         return tuple(common if name in wrt else None for name in PARAMETERS)
     return tuple(array(name, setting.get(name)) if name in wrt else None for name in PARAMETERS)
@@ -78,7 +81,7 @@ def _rates(name: str, value: Any, runs: int) -> _Numbers:
     if value is None:
         raise ValueError(
             f"lr: expected a step size for each trained parameter, got none for {name}; "
-            f"0.0 leaves it as it is"
+            f"0.0 leaves it unchanged"
         )
     return np.full(runs, value, dtype=np.float64)
 
@@ -96,8 +99,7 @@ def _schedule(name: str, value: Any, last: int) -> _Numbers | None:
 
 def _core_value(name: str, value: object) -> object:
     """Return the value of a field as the core takes it: what is chosen by name as a member."""
-    chosen: dict[str, Any] = {"by": _core.Scope, "norm": _core.Norm, "polar": _core.Polar}
-    return chosen[name].__members__[value] if name in chosen else value
+    return _CHOSEN[name].__members__[value] if name in _CHOSEN else value
 
 
 def fields_of(optimizer: Optimizer | Solver) -> dict[str, Any]:

@@ -229,7 +229,7 @@ class Adam(StepRule):
         In [0, 1).
     eps : float
         Finite and at least 0. Where v and eps are 0 there is no step: an entry whose gradient has
-        always been 0, or so small that its square is, stays but for the decay.
+        always been 0, or so small that its square is, changes by the decay only.
     weight_decay : float
         The decoupled decay of AdamW, finite and at least 0; Adam's own is ``l2``.
 
@@ -367,7 +367,7 @@ class AdamW(Adam):
     beta1, beta2, eps
         As in `Adam`.
     weight_decay : float
-        Each step takes the share lr · weight_decay of θ away; finite and at least 0.
+        Each step subtracts lr · weight_decay · θ; finite and at least 0.
 
     References
     ----------
@@ -487,7 +487,7 @@ class ExponentiatedGradient(StepRule):
         θ_{k+1} = β sinh(arcsinh(θ_k / β) - lr g),
 
     which is multiplicative for entries far above β, gradient descent of step size lr β for those
-    far below, and lets signs change. For β to 0 the first formula is its limit.
+    far below, and lets signs change. The first formula is the limit for β → 0.
 
     Parameters
     ----------
@@ -562,7 +562,7 @@ class SteepestDescent(StepRule):
         without heads counts as one head. The spectral norm of a parameter is the largest of those
         of its heads, its dual norm their sum.
     polar : {"exact", "newton_schulz"}
-        How U Vᵀ is found: from singular vectors, by one-sided Jacobi rotations, or by five
+        How U Vᵀ is computed: from singular vectors, by one-sided Jacobi rotations, or by five
         Newton-Schulz steps with the coefficients of Muon, which bring the singular values near 1,
         most of them within 0.3. Both compute in float64.
 

@@ -24,7 +24,7 @@ class Solver:
 
     name: ClassVar[str]
     slots: ClassVar[int] = 0
-    """A solver that goes on begins anew: no arrays of state are kept."""
+    """A resumed solver starts without state: no arrays are kept."""
 
     l2: Sizes = 0.0
 

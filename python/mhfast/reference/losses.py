@@ -1,4 +1,4 @@
-"""Losses of outputs: value, slope and curvature, stable at any margin; and who counts how much.
+"""Losses of outputs: value, derivative and curvature, stable at any margin; and their weights.
 
 A loss is a function of outputs F and targets y of one shape, in `LOSSES`. With the margin
 m = y F, y = ±1:
@@ -25,9 +25,9 @@ Of rows F (...,p), values (...,1):
 
 a, δ, τ and s are the parameters of `mhfast.PolynomialTail`, `Huber`, `Quantile`, `CrossEntropy`.
 
-Slopes at the kinks of hinge and quantile are 0. Curvatures are those of the pieces, at the ends of
-pieces: 0 of hinge and quantile; 1 of huber at |r| = δ; 0 of squared_hinge at m = 1; a(a + 1) of
-polynomial_tail at m = 0.
+Derivatives at the kinks of hinge and quantile are 0. Curvatures are those of the pieces, at the
+ends of pieces: 0 of hinge and quantile; 1 of huber at |r| = δ; 0 of squared_hinge at m = 1; a(a +
+1) of polynomial_tail at m = 0.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def loss_weights(data: Inputs, outputs: Array, weight: ArrayLike | None, loss: L
 
 
 def counted_weights(data: Inputs, outputs: Array, weight: ArrayLike | None, loss: Loss) -> Array:
-    """Return what the loss is divided by the sum of: the weights (n,), or those of rows (n,q)."""
+    """Return the weights (n,), or those of rows (n,q), by whose sum the loss is divided."""
     w = np.ones(len(data.X)) if weight is None else double(weight)
     of_samples = outputs.ndim == 1 or (w.ndim == 1 and name_of(loss) not in OF_ROWS)
     return w if of_samples else _of_rows(data, outputs, w)

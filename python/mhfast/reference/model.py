@@ -117,7 +117,7 @@ def inputs(
     X = np.where(inside[..., None], X, 0.0)
     query = model.query if query is None else query
     if model.prompt is not None and (query is not None or model.causal):
-        raise ValueError("prompt: expected neither query nor causal beside it")
+        raise ValueError("prompt: expected neither query nor causal with it")
 
     place = None
     if model.prompt is not None:

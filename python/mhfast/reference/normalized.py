@@ -72,7 +72,7 @@ def scaled_gradients(
     >>> import mhfast as mh
     >>> X, y = np.array([[[1.0, 1.0, 0.0], [1.0, 0.0, 1.0]]]), [1.0]
     >>> W, U = np.zeros((1, 3, 3)), np.array([[[0.0, 0.3, 0.7]]])
-    >>> W[0, 0, 1] = 1000.0  # exp(-1000) is no number of float64
+    >>> W[0, 0, 1] = 1000.0  # exp(-1000) underflows in float64
     >>> g = mh.reference.scaled_gradients(mh.Classifier(W, U, query=-1), X, y, loss="linear")["W"]
     >>> log_of_entry = g.log[0] + np.log(abs(g.mantissa[0, 0, 1]))
     >>> round(float(log_of_entry - np.log(0.4)), 6)

@@ -1,9 +1,9 @@
 """The rules of `mhfast.optimizers`: one function each, in `STEPS`, of one parameter's step.
 
 A rule gets the optimizer, θ, the gradient g (after decay, clipping and, where it is normalized,
-division by its norm), what it keeps of the parameter (a list of arrays, zeros at first, which it
-overwrites), and where training is: step k = 0, 1, ..., the step size lr · schedule[k], the loss and
-the norm of the whole gradient. It returns the next θ.
+division by its norm), what it keeps for the parameter (a list of arrays, zeros at first, which it
+overwrites), and the state of training: step k = 0, 1, ..., the step size lr · schedule[k], the loss
+and the norm of the whole gradient. It returns the next θ.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class At(NamedTuple):
 
 
 def gradient_descent(_o: Any, theta: Array, g: Array, _kept: list[Array], at: At) -> Array:
-    """θ - lr g; normalized gradients come so."""
+    """Return θ - lr g, with g normalized before where the optimizer does so."""
     return np.asarray(theta - at.lr * g)
 
 
 def polyak_step(o: Any, theta: Array, g: Array, _kept: list[Array], at: At) -> Array:
-    """θ - min(max_lr, factor (loss - target) / ‖g‖²) g, times the schedule."""
+    """Return θ - min(max_lr, factor (loss - target) / ‖g‖²) g, times the schedule."""
     gap = at.loss - o.target
     if gap <= 0.0 or at.length == 0.0:
         return theta
@@ -41,13 +41,13 @@ def polyak_step(o: Any, theta: Array, g: Array, _kept: list[Array], at: At) -> A
 
 
 def momentum(o: Any, theta: Array, g: Array, kept: list[Array], at: At) -> Array:
-    """V ← beta v + g, θ - lr v or, with nesterov, θ - lr (g + beta v)."""
+    """Update v ← beta v + g; return θ - lr v or, with nesterov, θ - lr (g + beta v)."""
     kept[0] = v = o.beta * kept[0] + g
     return np.asarray(theta - at.lr * (g + o.beta * v if o.nesterov else v))
 
 
 def adam(o: Any, theta: Array, g: Array, kept: list[Array], at: At) -> Array:
-    """Moments m and v of g, corrected for having been zero; decay of θ apart."""
+    """Update the moments m and v of g, correct their bias, and decay θ separately."""
     kept[0] = m = o.beta1 * kept[0] + (1.0 - o.beta1) * g
     kept[1] = v = o.beta2 * kept[1] + (1.0 - o.beta2) * g**2
     mean = m / (1.0 - o.beta1 ** (at.k + 1))
@@ -58,38 +58,38 @@ def adam(o: Any, theta: Array, g: Array, kept: list[Array], at: At) -> Array:
 
 
 def mirror_descent(o: Any, theta: Array, g: Array, _kept: list[Array], at: At) -> Array:
-    """Sign and root of s = sign(θ) |θ|^(p-1) - lr g: sign(s) |s|^(1/(p-1))."""
+    """Return sign(s) |s|^(1/(p-1)) with s = sign(θ) |θ|^(p-1) - lr g."""
     s = np.sign(theta) * np.abs(theta) ** (o.p - 1.0) - at.lr * g
     return np.asarray(np.sign(s) * np.abs(s) ** (1.0 / (o.p - 1.0)))
 
 
 def sign_descent(_o: Any, theta: Array, g: Array, _kept: list[Array], at: At) -> Array:
-    """θ - lr sign(g), with sign(0) = 0."""
+    """Return θ - lr sign(g), with sign(0) = 0."""
     return np.asarray(theta - at.lr * np.sign(g))
 
 
 def adagrad(o: Any, theta: Array, g: Array, kept: list[Array], at: At) -> Array:
-    """V ← v + g², θ - lr g / (sqrt(v) + eps)."""
+    """Update v ← v + g²; return θ - lr g / (sqrt(v) + eps)."""
     kept[0] = v = kept[0] + g**2
     return np.asarray(theta - at.lr * quotient(g, np.sqrt(v) + o.eps))
 
 
 def rmsprop(o: Any, theta: Array, g: Array, kept: list[Array], at: At) -> Array:
-    """Mean square v of g, momentum b of g / (sqrt(v) + eps); θ - lr b."""
+    """Update the mean square v of g and the momentum b of g / (sqrt(v) + eps); return θ - lr b."""
     kept[0] = v = o.beta * kept[0] + (1.0 - o.beta) * g**2
     kept[1] = b = o.momentum * kept[1] + quotient(g, np.sqrt(v) + o.eps)
     return np.asarray(theta - at.lr * b)
 
 
 def exponentiated_gradient(o: Any, theta: Array, g: Array, _kept: list[Array], at: At) -> Array:
-    """Θ exp(-sign(θ) lr g), or with a scale β sinh(arcsinh(θ / β) - lr g)."""
+    """Return θ exp(-sign(θ) lr g), or with a scale β, β sinh(arcsinh(θ / β) - lr g)."""
     if o.scale == 0.0:
         return np.asarray(theta * np.exp(-np.sign(theta) * at.lr * g))
     return np.asarray(o.scale * np.sinh(np.arcsinh(theta / o.scale) - at.lr * g))
 
 
 def steepest_descent(o: Any, theta: Array, g: Array, kept: list[Array], at: At) -> Array:
-    """Θ - lr D of the momentum, for each head or all of them, D times the dual norm if scaled."""
+    """Return θ - lr D of the momentum, by head or for all, D times the dual norm if scaled."""
     kept[0] = v = o.beta * kept[0] + g
     m = g + o.beta * v if o.nesterov else v
     heads = m.reshape(-1, *m.shape[-2:])

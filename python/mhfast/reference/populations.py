@@ -4,7 +4,8 @@ They are functions of the seed, the number of the block of samples and that of t
 the 64-bit numbers w_0, w_1, ... of Philox4x64-10 for the key (seed, 2), from the counter
 (1, block, sample, part) on; the integer below m of a word is floor(w m / 2^64), and its sign is -1
 where the highest bit is set. Sums run from the first to the last term, and every operation is
-rounded by itself, so the core gives the same bits everywhere; in float32 these numbers rounded.
+rounded by itself, so the core gives the same bits everywhere; in float32 they are these numbers
+rounded.
 """
 
 from __future__ import annotations

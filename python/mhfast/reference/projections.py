@@ -7,7 +7,7 @@ import numpy as np
 from .model import Array
 
 HALVINGS = 64
-"""Of an interval of numbers: more than float64 has bits."""
+"""Number of times an interval is halved: more than float64 has bits."""
 
 
 def projected_in(norm: str | float, x: Array, radius: float, *, sphere: bool = False) -> Array:

@@ -13,6 +13,8 @@ import numpy as np
 from .losses import OF_CLASSES, name_of
 from .model import PARAMETERS, Model
 
+DIRECTIONS = ("tangent", "then")  # arguments that are arrays by name
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # How many axes each array has in one run; one axis more, in front, is the run axis.
@@ -23,7 +25,7 @@ def over_runs(function: Function) -> Function:
     """Extend `function(model, X, ...)` to a run axis.
 
     Every parameter, X, y, cotangent, query, weight, lengths, lr (also one parameter's) and part of
-    a tangent may have a leading R or not; those without are shared.  Results gain it: entry r is
+    a direction may have a leading R or not; those without are shared.  Results gain it: entry r is
     that of run r alone.
     """
     signature = inspect.signature(function)
@@ -62,7 +64,8 @@ def _axes(bound: Mapping[str, Any]) -> dict[str, int]:
 
 def _arrays(bound: Mapping[str, Any], axes: Mapping[str, int]) -> list[tuple[Any, int]]:
     """Return every array that may have runs, with the number of axes it has without."""
-    groups = (bound, bound["model"].parameters(), bound.get("tangent") or {})
+    directions = (bound.get(name) or {} for name in DIRECTIONS)
+    groups = (bound, bound["model"].parameters(), *directions)
     rates = bound.get("lr")
     return [
         (value, axes[name])
@@ -83,8 +86,7 @@ def _run(bound: Mapping[str, Any], axes: Mapping[str, int], r: int) -> dict[str,
 
     model: Model = bound["model"]
     one = part(bound) | {"model": replace(model, **part(model.parameters()), query=None)}
-    if bound.get("tangent") is not None:
-        one["tangent"] = part(bound["tangent"])
+    one |= {name: part(bound[name]) for name in DIRECTIONS if bound.get(name) is not None}
     if isinstance(bound.get("lr"), Mapping):
         one["lr"] = {n: rate[r] if np.ndim(rate) else rate for n, rate in bound["lr"].items()}
     return one

@@ -133,7 +133,7 @@ def _train(
 
 
 def of_parameter(setting: Any, name: str, default: Any) -> Any:
-    """Return a setting of one parameter: its entry of a dict, or what holds for all."""
+    """Return a setting of one parameter: its entry of a dict, or the common value."""
     return setting.get(name, default) if isinstance(setting, Mapping) else setting
 
 

@@ -98,7 +98,7 @@ def calls_of(points: Sequence[Point], batch: Sequence[str], seed: int | None) ->
     ----------
     points : sequence of dicts with the same names
     batch : sequence of str
-        The names that arrive as arrays: points that differ in these only make one call.
+        The names that arrive as arrays: points that differ in these only are computed by one call.
     seed : int, optional
         The root of the seeds that the function gets under the name ``seed``.
 
@@ -114,7 +114,7 @@ def calls_of(points: Sequence[Point], batch: Sequence[str], seed: int | None) ->
         if name not in names:
             raise ValueError(f"batch: expected names from {', '.join(names)}, got {name!r}")
     if seed is not None and "seed" in names:
-        raise ValueError("seed: expected None beside a grid with its own seed, got an integer")
+        raise ValueError("seed: expected None for a grid with its own seed, got an integer")
     groups: dict[Any, list[int]] = {}
     alone = tuple(name for name in names if name not in batch)
     seen: dict[str, int] = {}
@@ -154,7 +154,7 @@ def key_of(call: Call, points: Sequence[Point]) -> str:
     Raises
     ------
     TypeError
-        If a value cannot be told from others by its content.
+        If a value cannot be identified by its content.
     """
     text = "\n".join(_text(points[j], strict=True) for j in call.points)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

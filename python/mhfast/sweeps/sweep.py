@@ -21,7 +21,7 @@ from .table import Columns, Failure, Sweep, columns_of, joined
 
 
 class _Outcome(NamedTuple):
-    """What a worker sends back: the rows of a call, or how it failed. One of them is None."""
+    """What a worker sends back: the rows of a call, or how it failed. One of the two is None."""
 
     columns: Columns | None
     failure: dict[str, str] | None
@@ -33,7 +33,7 @@ class SweepInterrupted(KeyboardInterrupt):
     Attributes
     ----------
     sweep : Sweep
-        What was finished before.
+        The calls that were finished.
 
     Examples
     --------
@@ -73,24 +73,25 @@ def sweep(
     Parameters
     ----------
     function : function of the names of the grid
-        Called as ``function(**point)``. It returns a `Run`, whose scalar records become columns
-        and whose vector records a column an entry, or a dict of numbers or vectors. An executor of
-        processes must be able to pickle it: it stands at the top of a module.
+        Called as ``function(**point)``. It returns a `Run`, whose scalar records become columns and
+        whose vector records become a column for each entry, or a dict of numbers or vectors. An
+        executor of processes must be able to pickle it, so it must be defined at the top level of a
+        module.
     grid : dict of sequences, or sequence of dicts
         The values of each name, of which all combinations are taken, the last name fastest; or the
         points themselves, dicts with the same names.
     batch : str or sequence of str
         Names whose values arrive together, as an array of R entries: points that differ in these
-        only become runs side by side of one call, whose result has a run axis of length R. Of
-        several names all combinations are taken, and each arrives as an array of that length.
+        only become runs side by side of one call, whose result has a run axis of length R. With
+        several names all combinations are taken, and each name arrives as an array of that length.
     executor : concurrent.futures.Executor, optional
-        Where calls are made, such as a ProcessPoolExecutor; by default here, one after the other.
-        With several workers on one machine let each have its share of the processors
+        Where calls are made, such as a ProcessPoolExecutor; by default in this process, one after
+        the other. With several workers on one machine give each its share of the processors
         (`num_threads`).
     directory : path, optional
         Where finished calls are kept. The same sweep again, also with more points, computes only
-        what is not there, and what had failed. A process can be killed at any moment; nothing
-        finished is lost or computed again. One process works in a directory at a time.
+        what is missing or had failed. A process can be killed at any moment; nothing finished is
+        lost or computed again. One process works in a directory at a time.
     seed : int, optional
         The root of the seeds: the function gets an integer ``seed``, with ``batch`` an array of R,
         that depends on the root and the values of the point alone.
@@ -101,13 +102,12 @@ def sweep(
     -------
     Sweep
         Rows in the order of the grid, whatever the executor. A call that raised an exception is
-        among ``failures``, with its traceback, and the others go on; a RuntimeWarning says so.
+        among ``failures``, with its traceback, and the others continue; a RuntimeWarning says so.
 
     Raises
     ------
     TypeError, ValueError
-        If the grid, a name in it or the seed is not as described, or the directory holds something
-        else.
+        If the grid, a name in it or the seed is invalid, or the directory holds something else.
     RuntimeError
         If another process works in the directory.
     SweepInterrupted
@@ -211,7 +211,7 @@ def _outcomes(
             try:
                 outcome = future.result()
             except Exception as error:  # the worker died, or the function cannot be sent to it
-                outcome = _Outcome(None, _told(error))
+                outcome = _Outcome(None, _described(error))
             yield futures[future], outcome
     finally:
         for future in futures:
@@ -223,10 +223,10 @@ def _compute(function: Callable[..., Any], call: Call) -> _Outcome:
     try:
         return _Outcome(columns_of(function(**call.arguments), call), None)
     except Exception as error:
-        return _Outcome(None, _told(error))
+        return _Outcome(None, _described(error))
 
 
-def _told(error: Exception) -> dict[str, str]:
+def _described(error: Exception) -> dict[str, str]:
     text = "".join(traceback.format_exception(error))
     return {"error": f"{type(error).__name__}: {error}", "traceback": text}
 

@@ -56,7 +56,7 @@ class Sweep:
     points : tuple of dicts
         The points of the grid, in order.
     columns : dict of arrays (rows,)
-        The table: ``point`` (a place in ``points``), ``run``, ``step`` and one column for each
+        The table: ``point`` (an index into ``points``), ``run``, ``step`` and one column for each
         recorded number, NaN where it was not recorded. Rows are in the order of the points, then
         of the runs, then of the steps.
     failures : tuple of Failure
@@ -121,7 +121,7 @@ class Sweep:
     def to_xarray(self) -> Dataset:
         """Return the table as an xarray Dataset: a dimension for each name of the grid, and step.
 
-        There is a dimension ``run`` too where a point has several runs. What is not there is NaN.
+        There is a dimension ``run`` too where a point has several runs. Missing values are NaN.
 
         Returns
         -------
@@ -195,7 +195,7 @@ def _of_run(run: Run) -> dict[str, Part]:
 
 
 def _of_mapping(result: Any, runs: int | None) -> dict[str, Part]:
-    """Return the numbers of a dict as records of one step; a vector has a column an entry."""
+    """Return the numbers of a dict as records of one step; a vector has a column for each entry."""
     if not isinstance(result, Mapping):
         raise TypeError(
             f"function: expected a Run or a dict of numbers as a result, "

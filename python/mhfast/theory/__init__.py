@@ -2,9 +2,9 @@
 
 Curvature of a model and its loss (`bounds`, `layer_bounds`, `hessian`), its tangent kernel
 (`kernel`) and margin (`margin`), realizability, guarantees of training and generalization with
-their conditions, leave-one-out stability, the tokenized mixture in closed form, and the programs
-that say where training ends (`token_svm`, `next_token_svm`, `joint_svm`, `regularization_path`).
-docs/theory.md lists every formula with its source and its test.
+their conditions, leave-one-out stability, the tokenized mixture in closed form, and the
+optimization programs whose solutions training tends to (`token_svm`, `next_token_svm`, `joint_svm`,
+`regularization_path`). docs/theory.md lists every formula with its source and its test.
 """
 
 from .alignment import alignment
@@ -18,6 +18,13 @@ from .joint import JointSVM, joint_svm
 from .kernel import ntk
 from .layer_bounds import LayerBounds, layer_bounds
 from .margin import GoodInitialization, TangentMargin, good_initialization, ntk_margin
+from .measured_curvature import (
+    LocalCurvature,
+    SegmentCurvature,
+    local_curvature,
+    segment_curvature,
+)
+from .measured_stability import LocalStability, local_stability
 from .mixture import MixtureMargins, mixture_margins, population_first_step, separating_direction
 from .needed_heads import NeededHeads, mixture_needed_heads, needed_heads
 from .next_token import NextTokenSVM, next_token_svm
@@ -40,12 +47,15 @@ __all__ = [
     "Inequality",
     "JointSVM",
     "LayerBounds",
+    "LocalCurvature",
+    "LocalStability",
     "MixtureMargins",
     "NeededHeads",
     "NextTokenSVM",
     "PerHeadBound",
     "Realizability",
     "RegularizationPath",
+    "SegmentCurvature",
     "Stability",
     "TangentMargin",
     "TokenOptimality",
@@ -63,6 +73,8 @@ __all__ = [
     "layer_bounds",
     "least_heads_below",
     "leave_one_out",
+    "local_curvature",
+    "local_stability",
     "mixture_margins",
     "mixture_needed_heads",
     "nearest_point",
@@ -75,6 +87,7 @@ __all__ = [
     "population_first_step",
     "realizability",
     "regularization_path",
+    "segment_curvature",
     "separating_direction",
     "stability_bound",
     "token_optimality",

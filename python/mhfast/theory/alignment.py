@@ -1,4 +1,4 @@
-"""How well trained parameters point where a program says that training ends."""
+"""How well trained parameters are aligned with the limit of training that a program predicts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def alignment(
     TypeError
         An argument is of another kind.
     ValueError
-        The parameter is not one of both, or the shapes differ.
+        The parameter is missing in one of them, or the shapes differ.
 
     Examples
     --------

@@ -150,7 +150,7 @@ def curvature_bounds(
     Raises
     ------
     TypeError
-        The model is not of this kind.
+        The model is of another kind.
     ValueError
         `within` is negative, or the constants are unknown or not for this model.
 

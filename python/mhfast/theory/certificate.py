@@ -27,7 +27,7 @@ from .inputs import classifier, double, settled
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Relative rounding of the two sides, far above it: a violation is not a matter of the last digits.
+# Allowance for rounding of the two sides, far above it: no violation is a matter of last digits.
 # What a run of float32 recorded carries the rounding of its parameters at every step.
 SLACK = {"float64": 1e-9, "float32": 1e-4}
 
@@ -140,8 +140,7 @@ class Certificate:
         ------
         dict
             "inequality", "step", "value", "bound", "ratio", "applies", "vacuous" and "violated" as
-            plain
-            Python values.
+            plain Python values.
         """
         for i in self.inequalities:
             for j, step in enumerate(i.steps):
@@ -289,7 +288,7 @@ def certify(
     if comparator is None and not _is_finite(end):
         lr = None
         notes.append(
-            "no guarantee: the parameters reached are not finite; another comparator may do"
+            "no guarantee: the parameters reached are not finite; another comparator may work"
         )
     if lr is None:
         return Certificate(tuple(inequalities), None, tuple(notes))
@@ -327,7 +326,8 @@ def _of_snapshot(model: Classifier, data: Dataset, hessian: bool) -> list[tuple[
         except ValueError:  # it overflows
             smallest = largest = math.nan
         pairs.append((max(-smallest, largest), bounds.hessian))
-        # What is certain of it: of a Hessian that has no negative eigenvalue rounding makes one.
+        # A lower bound: rounding makes an eigenvalue negative where the Hessian has no negative
+        # one.
         certain = max(0.0, -smallest - ACCURACY * (largest - smallest))
         pairs.append((certain, -bounds.smallest_eigenvalue(loss)))
     return pairs
@@ -423,7 +423,7 @@ def _covered(run: Run, data: str | tuple[str, ...]) -> tuple[float | None, int, 
         ]  # fmt: skip
         notes.append(
             f"no guarantee covers steps {segment.first + 1} to {end}: they do not start at θ0, "
-            f"but go on with other {' and '.join(changed)}"
+            f"but continue with other {' and '.join(changed)}"
         )
     return (None if others else lr), ends[0], notes
 

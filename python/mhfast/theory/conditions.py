@@ -63,7 +63,7 @@ class Condition:
 
     @property
     def met(self) -> bool:
-        """Whether the condition holds, which one with a NaN does not."""
+        """Whether the condition holds; false if a side is NaN."""
         return self.factor >= 1.0
 
     @property
@@ -116,7 +116,7 @@ class Guarantee:
     bound : float
         The right side.
     trivial : float
-        What the quantity cannot exceed anyway.  A bound of at least this is vacuous.
+        A bound of the quantity that needs no theorem.  A bound of at least this is vacuous.
     conditions : tuple of Condition
         All must be met.
     distance, radius : float
@@ -152,7 +152,8 @@ class Guarantee:
         return not self.bound < self.trivial
 
     def __str__(self) -> str:
-        status = "" if self.constants == "proved" else " (constants from memory)"
+        recalled = " (constants recalled, not derived or quoted)"
+        status = "" if self.constants == "proved" else recalled
         lines = [f"{self.statement} ≤ {self.bound:.4g}{status}"]
         lines += [f"  {condition}" for condition in self.conditions]
         if not self.applies:

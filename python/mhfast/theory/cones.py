@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .._arguments.values import Array
 from .norms import Norm, size
 
-TOLERANCE = 1e-11  # what Clarabel is asked for; the certificate tells what it attained
+TOLERANCE = 1e-11  # requested of Clarabel; the certificate shows what it attained
 
 
 def largest_margin(
@@ -60,14 +60,14 @@ def largest_margin(
         conditions.append(ties.reshape(len(ties), -1) @ flat == 0.0)
     problem = cp.Problem(cp.Maximize(m), conditions)
     with warnings.catch_warnings():
-        # Of an inaccurate solution, of which the certificate tells how inaccurate, and of what
-        # cvxpy thinks of other packages.
+        # About inaccurate solutions, whose accuracy the certificate shows, and about other
+        # packages.
         warnings.simplefilter("ignore")
         problem.solve(
             solver="CLARABEL", tol_gap_abs=TOLERANCE, tol_gap_rel=TOLERANCE, tol_feas=TOLERANCE
         )
     if W.value is None or separated.dual_value is None:
-        raise RuntimeError(f"norm={norm!r}: Clarabel found no solution, it says {problem.status!r}")
+        raise RuntimeError(f"norm={norm!r}: Clarabel found no solution, status {problem.status!r}")
     weights = np.maximum(separated.dual_value, 0.0)
     total = float(weights[strict].sum())
     weights = weights / total if total > 0.0 else strict / strict.sum()

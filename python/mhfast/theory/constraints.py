@@ -87,11 +87,11 @@ def token_constraints(
     fixed: Array = np.eye(d)
     if wrt == "prompt":
         if causal:
-            raise ValueError("causal: expected False for a prompt, which has no place, got True")
+            raise ValueError("causal: expected False for a prompt, which has no position, got True")
         fixed = fixed if W is None else np.asarray(W, dtype=np.float64)
         checks.shape(fixed, "W", "d d", (d, d))
         if not np.isfinite(fixed).all():
-            raise ValueError("W: expected finite numbers, got others")
+            raise ValueError("W: expected finite numbers, got NaN or inf")
         z = exponent(fixed)
         fixed = in_units(fixed, z)
         Z: Array = np.zeros((n, 1, d))  # one row for all samples, whose value is optimized

@@ -108,7 +108,7 @@ class Comparison:
         Raises
         ------
         TypeError
-            If `lr` is no number or `steps` no integer.
+            If `lr` is not a number or `steps` not an integer.
         ValueError
             If `lr` is not above 0, or `steps` is below 1.
         """
@@ -148,7 +148,7 @@ class Comparison:
         Raises
         ------
         TypeError
-            If `lr` is no number or `steps` no integer.
+            If `lr` is not a number or `steps` not an integer.
         ValueError
             If `lr` is not above 0, or `steps` is below 1.
         """
@@ -180,7 +180,7 @@ class Comparison:
         Raises
         ------
         TypeError
-            If `lr` is no number or `steps` no integer.
+            If `lr` is not a number or `steps` not an integer.
         ValueError
             If `constants` is not "proved", `lr` is not above 0, or `steps` is below 1.
         """
@@ -216,7 +216,7 @@ class Comparison:
         Raises
         ------
         TypeError
-            If `lr` is no number or `steps` no integer.
+            If `lr` is not a number or `steps` not an integer.
         ValueError
             If `lr` is not above 0, or `steps` is below 1.
         """
@@ -307,19 +307,26 @@ def compare(
     )
 
 
-def same_family(start: Classifier, comparator: Classifier) -> None:
+def same_family(
+    start: Classifier, comparator: Classifier, name: str = "comparator", of: str = "the start"
+) -> None:
     """Raise ValueError unless two models differ in nothing but the values of W and U."""
     if {n: a.shape for n, a in start.parameters.items()} != {
         n: a.shape for n, a in comparator.parameters.items()
     }:
         raise ValueError(
-            f"comparator: expected W and U of the shapes of the start, {start.U.shape} for U, "
+            f"{name}: expected W and U of the shapes of {of}, {start.U.shape} for U, "
             f"got {comparator.U.shape}"
         )
-    for name in ("scale", "causal", "query", "attention", "normalize"):
-        ours, theirs = getattr(start, name), getattr(comparator, name)
+    for field in ("scale", "causal", "query", "attention", "normalize"):
+        ours, theirs = getattr(start, field), getattr(comparator, field)
         if not np.array_equal(ours, theirs) or (ours is None) != (theirs is None):
-            raise ValueError(f"comparator: expected the {name} of the start, got another")
+            wanted, got = (
+                f"an array of shape {one.shape}" if isinstance(one, np.ndarray) else repr(one)
+                for one in (ours, theirs)
+            )
+            got = "other numbers" if got == wanted else got
+            raise ValueError(f"{name}: expected the {field} of {of}, {wanted}, got {got}")
 
 
 def training_bound(
@@ -349,8 +356,7 @@ def training_bound(
     constants : {"proved", "recalled"}
         "proved": the formulas of this module. "recalled": average loss ≤ 2 L(θ*) + 5 D0²/(4 lr k)
         with iterates within 4 D0, whose constants are recalled, not derived or quoted. Its
-        condition
-        sqrt(H) ≳ D0³ has a factor that we do not know and take as 1.
+        condition sqrt(H) ≳ D0³ has a factor that we do not know and take as 1.
 
     Returns
     -------
@@ -495,7 +501,7 @@ def _of_samples(
 ) -> Comparison:
     data = as_dataset(X, y)
     if data.weight is not None:
-        raise ValueError("weight: expected None, since leaving out a sample has no weight, got one")
+        raise ValueError("weight: expected None, since leave-one-out has no weights, got an array")
     return compare(start, data, comparator=comparator, constants=constants)
 
 

@@ -24,7 +24,7 @@ from .runs import over_runs
 # Up to here a dense eigensolver on the columns is no slower than Lanczos' method, and exact.
 DENSE = 48
 
-# Of an eigenvalue, relative to the width of the spectrum, where the caller asks for no other.
+# The default accuracy of an eigenvalue, relative to the width of the spectrum.
 ACCURACY = 1e-10
 
 
@@ -101,7 +101,7 @@ def hessian_extremes(
 
     Notes
     -----
-    Where a loss has no second derivative, that of `mhfast.hvp` stands for it: of "hinge" and
+    Where a loss has no second derivative, that of `mhfast.hvp` is used: of "hinge" and
     "quantile" the Hessian is that between their kinks.
 
     Everything is computed in float64, for arrays of float32 as well; the vectors are of the model's
@@ -164,8 +164,8 @@ def _extremes(
     unit = float(np.abs(apply(start)).max()) or 1.0
     if not math.isfinite(unit):
         raise ValueError(
-            "X: expected a Hessian of finite numbers, got others: tokens, parameters or targets "
-            "are too large"
+            "X: expected a Hessian of finite numbers, got NaN or inf: tokens, parameters or "
+            "targets are too large"
         )
     pairs: list[tuple[float, Array]]
     if not apply(start).any():  # a random vector is mapped to zero by the zero matrix only

@@ -12,7 +12,7 @@ from .inputs import exponent, in_units
 
 
 class CertifiedMargin:
-    """A margin, a bound of what any direction attains, and what rounding hides of both."""
+    """A margin, an upper bound over all directions, and what rounding hides of both."""
 
     margin: float
     dual: float
@@ -25,7 +25,7 @@ class CertifiedMargin:
 
     @property
     def separable(self) -> bool:
-        """Whether `direction` separates, by more than rounding could feign."""
+        """Whether `direction` separates, by more than rounding can cause."""
         return self.margin > 0.0
 
     @property
@@ -84,7 +84,7 @@ def nearest_point(G: Array, strict: npt.NDArray[np.bool_] | None = None) -> Arra
     if G.ndim != 2 or G.shape[0] != G.shape[1] or not G.size:
         raise ValueError(f"G: expected an array (n, n), got shape {G.shape}")
     if not np.isfinite(G).all():
-        raise ValueError("G: expected finite inner products, got others")
+        raise ValueError("G: expected finite inner products, got NaN or inf")
     G = in_units(G, exponent(G))  # a denormal size would have few digits
     size = float(G.diagonal().max())
     n = len(G)
@@ -102,10 +102,10 @@ def nearest_point(G: Array, strict: npt.NDArray[np.bool_] | None = None) -> Arra
 
 
 def resolution(n: int, terms: int, precision: float, cancellation: float = 1.0) -> float:
-    """Return the margin below which n features cannot be told from inseparable ones.
+    """Return the margin below which n features are indistinguishable from inseparable ones.
 
     It is relative to the longest feature: the larger of r, r² = 10 (n + sqrt(terms)) 2⁻⁵² c, and
-    16 c `precision`.  Inner products of features of so many numbers, and their combinations by n
+    16 c `precision`.  Inner products of features of that many numbers, and their combinations by n
     convex weights, carry rounding below r², and a hull point found from them has a length of r
     where the origin is in the hull.  Numbers given with a relative `precision` (2⁻²³ in float32)
     leave a margin of about that.  `cancellation` c is by how much the longest feature is shorter
@@ -116,5 +116,5 @@ def resolution(n: int, terms: int, precision: float, cancellation: float = 1.0) 
 
 
 def is_separated(products: Array, G: Array, least: float) -> bool:
-    """Tell whether all of Gλ proves a margin of twice `least`, relative to the longest feature."""
+    """Return whether Gλ proves a margin of twice `least`, relative to the longest feature."""
     return bool(products.min() > (2.0 * least) ** 2 * float(G.diagonal().max()))

@@ -76,7 +76,7 @@ def query_side(model: Classifier | Layer, data: Dataset) -> Array:
     if model.prompt is not None:
         return np.broadcast_to(model.prompt, (data.n, *model.prompt.shape))
     Z = arguments.problem(model, data).data[1]
-    return data.X if Z is None else Z
+    return data.X if Z is None else np.asarray(Z)
 
 
 def in_double(model: Classifier, data: Dataset) -> tuple[Classifier, Dataset]:
@@ -105,7 +105,7 @@ def settled(
     Raises
     ------
     TypeError
-        The model is not as `classifier` asks for, or the dtypes differ.
+        The model is not what `classifier` requires, or the dtypes differ.
     ValueError
         A number is not finite.
     """
@@ -211,7 +211,7 @@ def exponent(array: Array) -> int:
 
 def in_units(array: Array, unit: int) -> Array:
     """Return `array` / 2^unit, exact unless it leaves the range of its dtype."""
-    # In two halves: 2^unit itself may be no number.
+    # In two halves: 2^unit itself may be out of range.
     first = unit // 2
     with np.errstate(over="ignore", under="ignore"):
         scaled: Array = np.ldexp(np.ldexp(array, -first), first - unit)
@@ -219,7 +219,7 @@ def in_units(array: Array, unit: int) -> Array:
 
 
 def norms(array: Array, axes: int) -> Array:
-    """Return the norms over the last axes, also of numbers whose squares are no numbers."""
+    """Return the norms over the last axes, also of numbers whose squares overflow or underflow."""
     unit = exponent(array)
     squares = np.square(in_units(array, unit)).sum(axis=tuple(range(-axes, 0)))
     return in_units(np.sqrt(squares), -unit)

@@ -35,7 +35,7 @@ class JointSVM:
     dual : float
         Norm of the hull point: no unit readout has a larger margin.
     resolution : float
-        A margin of labels of this size cannot be told from 0.
+        A margin of labels of this size is indistinguishable from 0.
     weights : array (n,)
         Convex weights of the labels, NaN for samples that do not count.
     support : bool array (n,)
@@ -143,8 +143,8 @@ def joint_svm(
     Notes
     -----
     If the labels are not separable, all samples are taken for the support.  The tokens `best` are
-    given; the theory assumes those whose margin of labels is the largest, and which tokens these
-    are is a combinatorial question that is not answered here.
+    given; the theory assumes those whose margin of labels is the largest, and finding them is a
+    combinatorial problem that is not solved here.
 
     References
     ----------
@@ -184,7 +184,7 @@ def joint_svm(
     chosen = data.X[np.arange(n), index].astype(np.float64)[counts]
     y = data.y.astype(np.float64)[counts]
     if not np.isin(y, (-1.0, 1.0)).all():
-        raise ValueError("y: expected labels -1 and 1, got others")
+        raise ValueError(f"y: expected labels -1 and 1, got {y[~np.isin(y, (-1.0, 1.0))][0]}")
     unit = exponent(chosen)
     F = y[:, None] * in_units(chosen, unit)
     least = resolution(len(F), data.dim, given.eps)

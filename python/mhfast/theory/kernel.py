@@ -179,7 +179,7 @@ class _Head:
         self.pooled, moved = _pooled(model, h, data, x, u)
         self.pooled_unit, m = x, 2 * x + u + s
         moved *= scale
-        of_head, own = _scaled(moved)  # faint where attention saturates
+        of_head, own = _scaled(moved)  # near underflow where attention saturates
         self.outers: list[tuple[list[Outer], int]] = []
         if isinstance(model.W, np.ndarray):
             w = exponent(model.W)
@@ -214,7 +214,7 @@ def _scaled(array: Array) -> tuple[Array, int]:
 def _pooled(model: Classifier, h: int, data: Dataset, x: int, u: int) -> tuple[Array, Array]:
     """Return A X and D X of head h, (n, q, d) each, a block of samples at a time.
 
-    X is taken in units of 2^x and U in units of 2^u, but for the attention.
+    X is taken in units of 2^x and U in units of 2^u, except in the attention.
     """
     U = in_units(model.U[h], u)
     head = _one_head(model, h)

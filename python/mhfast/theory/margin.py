@@ -41,7 +41,7 @@ class TangentMargin(CertifiedMargin):
     margins : float64 array (n,)
         y_i ⟨∇Φ(X_i), θ*⟩; zeros where the features are not separable, NaN for samples of weight 0.
     resolution : float
-        A margin of this size cannot be told from 0, whatever the solver: see `ntk_margin`.
+        A margin of this size is indistinguishable from 0, whatever the solver: see `ntk_margin`.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def ntk_margin(
 
     Notes
     -----
-    A sample of weight 0 is no constraint; what weight another one has does not matter.
+    A sample of weight 0 is not a constraint; other weights do not matter.
 
     γ / sqrt(2) is the distance of the origin from the convex hull of y_i ∇Φ(X_i), whose nearest
     point `nearest_point` finds from the tangent kernel; everything is computed in float64.  The

@@ -11,8 +11,8 @@ second implies the first, and hence
 
     N = ((64/7) b3 D0²)² heads are enough for   (1/k) Σ_j L(θ_j) ≤ (5/3) ε + D0² / (lr k),
 
-at any lr of at most 1/ρ, D0²/(k ε) and D0²/L0.  Here all that the start contributes is taken not to
-depend on H, as it does not for `Classifier.random_step` with balanced signs.
+at any lr of at most 1/ρ, D0²/(k ε) and D0²/L0.  Here the quantities of the start are assumed not to
+depend on H, as is the case for `Classifier.random_step` with balanced signs.
 
 The corollary follows the idea of Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and
 Generalization of Multi-head Attention" (TMLR 2024), with constants of our own.
@@ -144,7 +144,7 @@ def needed_heads(
     start : Classifier, optional
         θ0, with dense W and no prompt. By default the random first step with balanced signs, whose
         margin, outputs, norm of heads and loss are the same for every even H. For another start
-        they are taken as they are, all else equal.
+        they are assumed not to change with H.
     epsilon : float, optional
         ε in (0, 1), the loss of the comparator; 1/k by default.
 
@@ -165,13 +165,13 @@ def needed_heads(
     >>> import mhfast as mh
     >>> data = mh.data.tokenized_mixture(20, 5, 8, seed=0)
     >>> needed = mh.theory.needed_heads(data, 100)
-    >>> needed.heads > 1e6  # with short tokens it is about no network that is trained
+    >>> needed.heads > 1e6  # with short tokens, far more than anyone trains
     True
     """
     if data.runs is not None:
         raise ValueError(f"data: expected one data set, as data.run(0) is, got {data.runs} runs")
     if data.weight is not None:
-        raise ValueError("weight: expected None, as the bound for n samples is without, got one")
+        raise ValueError("weight: expected None, since the bound has no weights, got an array")
     if start is None:
         start = Classifier.random_step(data, 2, seed=0, balanced=True)
     start, data, _ = settled(start, data, dense=True)

@@ -20,7 +20,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class NextTokenSVM(CertifiedMargin):
-    """The least-norm W that ranks tokens as the next tokens of the data ask for.
+    """The least-norm W that ranks tokens as the next tokens of the data require.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class NextTokenSVM(CertifiedMargin):
         Entry (last, i): the strongly connected component of token i in the graph of `last`, with
         the number of the smallest token in it; -1 where i is not in that graph.
     resolution : float
-        A margin of this size cannot be told from 0: see `token_svm`.
+        A margin of this size is indistinguishable from 0: see `token_svm`.
     embedding : array (V, d)
         The vector of each token.
 
@@ -73,7 +73,7 @@ class NextTokenSVM(CertifiedMargin):
         """Project W on the matrices that satisfy the ties.
 
         In training the component along the ties stays finite, while the rest diverges in the
-        direction of the solution: it is what remains to be compared.
+        direction of the solution: what remains can be compared with it.
 
         Parameters
         ----------
@@ -138,7 +138,7 @@ def next_token_svm(
     Raises
     ------
     TypeError
-        An array of integers holds others.
+        An array does not hold integers.
     ValueError
         A shape or a value does not fit, a next token is not in its sample, or no token has
         priority over another.
@@ -150,7 +150,7 @@ def next_token_svm(
     Notes
     -----
     Written for the logits zᵀ W x of this package; W is the transpose of that of the paper.  Edges
-    alone suffice: what a path through several edges asks for is implied.  With one-hot tokens
+    alone suffice: what a path of several edges requires is implied.  With one-hot tokens
     some W always satisfies the constraints; with d < V it may not.  The component of a trained W
     along the ties stays finite; `NextTokenSVM.without_ties` removes it.
 
@@ -236,7 +236,7 @@ def _embedding(embedding: npt.ArrayLike, least: int) -> Array:
     if len(E) < least:
         raise ValueError(f"embedding: expected a row for each of {least} tokens, got {len(E)}")
     if not np.isfinite(E).all():
-        raise ValueError("embedding: expected finite numbers, got others")
+        raise ValueError("embedding: expected finite numbers, got NaN or inf")
     return E
 
 

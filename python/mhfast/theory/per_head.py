@@ -5,8 +5,8 @@ With δ the largest distance of two tokens of one sample, and w = σ Rz δ u, u 
     b1² = q (Rx² + (σ Rz δ² u / 4)²)                      ‖∇Φ(X)‖ ≤ b1
     b3 = σ sqrt(q) Rz (δ²/8) (w/2 + sqrt(w²/4 + 4))        ‖∇²Φ(X)‖ ≤ b3 / sqrt(H)
 
-do not see what all tokens of a sample have in common, and depend on no W.  The gradient of the loss
-with respect to one U_h is at most sqrt(q) Rx L / sqrt(H), so that on the way of k steps
+are unaffected by what all tokens of a sample have in common, and do not depend on W.  The gradient
+of the loss with respect to one U_h is at most sqrt(q) Rx L / sqrt(H), so that on the way of k steps
 
     ‖U_h - U_h(θ0)‖ ≤ r = sqrt(q/H) Rx (lr L(θ0) + c D0² / (2 - a)),
 
@@ -243,7 +243,7 @@ def best_bound(
     steps : int
         k, at least 1.
     heads : int, optional
-        An even H, for the random first step with balanced signs. No model of so many heads is
+        An even H, for the random first step with balanced signs. No model of that many heads is
         formed: H heads of two kinds compute what two heads with U sqrt(H/2) times as large do.
     start : Classifier, optional
         θ0 in place of that, with dense W and no prompt.

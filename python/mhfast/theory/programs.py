@@ -2,7 +2,7 @@
 
 The dual of max over ‖W‖ ≤ 1 of min_i ⟨f_i, W⟩ is the least dual norm ‖P‖ of P = Σ_i λ_i f_i over
 convex weights λ: for feasible W of norm 1, min_i ⟨f_i, W⟩ ≤ Σ_i λ_i ⟨f_i, W⟩ = ⟨P, W⟩ ≤ ‖P‖.
-Where some constraints ask for ⟨f_i, W⟩ ≥ 0 only, their λ_i need not sum to one, and equations
+Where some constraints require ⟨f_i, W⟩ ≥ 0 only, their λ_i need not sum to one, and equations
 ⟨e_j, W⟩ = 0 add a multiple of any sign of e_j to P; the bound stays.
 """
 
@@ -73,7 +73,7 @@ def solve(
     eps : float
         The precision with which the factors are given.
     strict : bool array (N,), optional
-        Constraints that are not strict ask for ≥ 0 only.
+        Constraints that are not strict require ≥ 0 only.
     ties : pair of arrays (M, a) and (M, b), optional
         left_jᵀ W right_j = 0.
 

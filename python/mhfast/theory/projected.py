@@ -17,8 +17,8 @@ from ..models import problem as arguments
 from ..optimizers import NormalizedGradientDescent
 from ..training.train import train
 
-CHUNK = 50  # steps between two looks at the loss: 20 to 100 take about as many steps in all
-GROWTH = 1.3  # of the step size after a chunk that helped; 1.1 to 2 take about as many steps
+CHUNK = 50  # steps between two evaluations of the loss: 20 to 100 need about equally many in all
+GROWTH = 1.3  # of the step size after a chunk that was kept; 1.1 to 2 need about equally many steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,15 +52,15 @@ class Descent:
     tolerance: float
     num_threads: int | None
 
-    def settle(self, model: Model, radius: float, lr: Array) -> tuple[Point, Array]:
+    def descend(self, model: Model, radius: float, lr: Array) -> tuple[Point, Array]:
         """Descend inside the ball from `model` until stationary; return the step sizes, too.
 
         A chunk of steps is kept if the loss does not rise, and it falls, or the point became more
-        stationary, or the loss would fall if one went on.  The last two are judged by the gradient,
-        which has full relative accuracy also where attention is so saturated that the loss changes
-        by less than its rounding.
+        stationary, or the loss would fall if the descent continued.  The last two are judged by the
+        gradient, which has full relative accuracy also where attention is so saturated that the
+        loss changes by less than its rounding.
         """
-        point = self._looked_at(model, radius, np.zeros(len(lr), np.int64))
+        point = self._measured(model, radius, np.zeros(len(lr), np.int64))
         lr = np.minimum(lr, radius)
         taken = 0
         while taken < self.steps and not point.converged.all() and lr.max() > 1e-14 * radius:
@@ -68,7 +68,7 @@ class Descent:
             going = ~point.converged
             moved = self._advanced(point.model, radius, np.where(going, lr, 0.0), count)
             taken += count
-            tried = self._looked_at(moved, radius, point.steps + count)
+            tried = self._measured(moved, radius, point.steps + count)
             rounding = 1e-13 * np.abs(point.losses)
             falls = tried.losses < point.losses - rounding
             falls |= tried.stationarity < point.stationarity
@@ -86,7 +86,7 @@ class Descent:
         factor = np.where(outside, after / before, 1.0)
         return self._with(model, value * self._by_run(factor, value).astype(value.dtype))
 
-    def _looked_at(self, model: Model, radius: float, steps: npt.NDArray[np.int64]) -> Point:
+    def _measured(self, model: Model, radius: float, steps: npt.NDArray[np.int64]) -> Point:
         """Measure a point with one long step."""
         runs = model.runs or 1
         probe, history = self._step(model, None, np.full(runs, radius), 1)
@@ -104,7 +104,7 @@ class Descent:
         return Point(model, losses, norms, stationarity, grads, converged, steps, pull)
 
     def _falls_beyond(self, a: Point, b: Point) -> npt.NDArray[np.bool_]:
-        """Tell whether the loss falls at b in the direction from a to b."""
+        """Return whether the loss falls at b in the direction from a to b."""
         change = b.model.parameters[self.wrt] - a.model.parameters[self.wrt]
         assert b.pull is not None
         below: npt.NDArray[np.bool_] = self._rows(b.pull * change).sum(axis=1) < 0.0

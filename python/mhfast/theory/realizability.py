@@ -56,7 +56,7 @@ class Realizability:
         sqrt(H) over the value that the condition requires, for the B that requires least if none
         meets it.
     heads_needed : array
-        The smallest H that meets the condition, all else equal: with the B that asks for least.
+        The smallest H that meets the condition, all else equal: with the B that requires least.
     start : GoodInitialization
         B2, BΦ, γ and the direction.
 

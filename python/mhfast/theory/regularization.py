@@ -53,7 +53,7 @@ class RegularizationPath:
     alignment : array (K, H) or None
         Cosine to `solution`, by head or row of the prompt; NaN where that does not separate.
     solution : TokenSVM or None
-        The limit that theory names.
+        The limit that the theory predicts.
     wrt : str
         The trained parameter.
 
@@ -143,11 +143,11 @@ def regularization_path(
         How many paths to follow: the first from `start`, others from Gaussian directions at the
         first radius.  At each radius the point of the smallest loss is kept.
     seed : int
-        Of these directions.
+        Seed of these directions.
     steps : int
         The most steps at each radius.
     tolerance : float
-        The stationarity asked for.
+        The stationarity to be reached.
     num_threads : int, optional
         Threads, as in `mhfast.train`.
 
@@ -169,8 +169,8 @@ def regularization_path(
     Notes
     -----
     L is not convex in W.  What is returned are stationary points, with how stationary they are;
-    they need not be global minimizers, of which the theory speaks.  Several `starts` make a
-    better one likelier and prove nothing.
+    they need not be global minimizers, of which the theory speaks.  Several `starts` make a better
+    one likelier but prove nothing.
 
     Projected gradient descent by `mhfast.train`, with normalized gradients, which stay accurate
     where attention is saturated and the loss no longer changes: the step size grows while the loss
@@ -237,7 +237,7 @@ def _follow(descent: Descent, model: Model, radii: Array) -> list[Point]:
     for k, radius in enumerate(radii):
         if points:
             model = descent.moved_out(points[-1].model, radii[k - 1], radius)
-        point, lr = descent.settle(model, radius, lr)
+        point, lr = descent.descend(model, radius, lr)
         points.append(point)
     return points
 
@@ -277,7 +277,7 @@ def _with_query(model: Model, data: Dataset) -> Dataset:
 
 
 def _begun(model: Model, wrt: str, norm: str, radius: float, seed: int, branch: int) -> Model:
-    """Return the model from which a path begins, random but for the first."""
+    """Return the model from which a path begins, random except for the first."""
     if branch == 0:
         return model
     value = model.parameters[wrt]

@@ -35,7 +35,7 @@ class TokenSVM(CertifiedMargin):
     weights : float64 array (n, q, T)
         Convex weights of the constraints, 0 where there is none, as at the best tokens.
     resolution : float
-        A margin of this size cannot be told from 0: see `token_svm`.
+        A margin of this size is indistinguishable from 0: see `token_svm`.
 
     Examples
     --------
@@ -75,14 +75,14 @@ def token_svm(
     ----------
     data : Dataset
         X (n, T, d); labels play no role.  Tokens beyond `lengths` are neither rivals nor queries,
-        and samples (or rows) of weight 0 are no constraints; other weights do not matter.  With a
+        and samples (or rows) of weight 0 are not constraints; other weights do not matter.  With a
         run axis, R problems are solved; numbers of the result become arrays (R,), and arrays gain a
         leading R.
     best : integers (n,) or (n, q), with a leading R for each run its own
         The token that each query row is to select, among those that it sees.  Its copies, which
-        get the same weight from any W, are no rivals; a copy may differ by 4 units in the last
-        place of the largest number of the sample.  What stands in rows that are no constraints
-        does not matter.
+        get the same weight from any W, are not rivals; a copy may differ by 4 units in the last
+        place of the largest number of the sample.  Entries of rows that are not constraints do not
+        matter.
     wrt : {"W", "prompt"}
         What to optimize: W (d, d), or one prompt z (d,) for all samples with a fixed `W`.
     norm : "fro", "nuclear" or a number p above 1
@@ -163,7 +163,7 @@ def solved(
     norm: Norm,
     strict: npt.NDArray[np.bool_] | None = None,
 ) -> TokenSVM:
-    """Solve the program of these constraints, of which those that are not strict ask for ≥ 0.
+    """Solve the program of these constraints, of which those that are not strict require ≥ 0.
 
     Raises
     ------

@@ -90,7 +90,7 @@ def leave_one_out(
     lr : float
         The constant step size.
     every : int
-        Losses are recorded every so many steps.
+        The period in steps at which losses are recorded.
     test : Dataset, optional
         A test set on which the run with all samples is evaluated.
     divisor : {"n-1", "n"}
@@ -109,7 +109,7 @@ def leave_one_out(
         If an argument is of the wrong kind or dtype.
     ValueError
         If a shape does not fit, samples are weighted, n is below 2, there is no such divisor, or
-        the numbers of a training do not stay finite.
+        training diverges.
 
     References
     ----------
@@ -132,7 +132,7 @@ def leave_one_out(
         raise ValueError(f"X: expected one data set, as X.run(0) is, got {data.runs} runs")
     n = data.n
     if data.weight is not None:
-        raise ValueError("weight: expected None, since leaving out a sample has no weight, got one")
+        raise ValueError("weight: expected None, since leave-one-out has no weights, got an array")
     if n < 2:
         raise ValueError(f"X: expected at least 2 samples, got {n}")
     if divisor not in DIVISORS:

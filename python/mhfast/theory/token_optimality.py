@@ -190,7 +190,7 @@ def token_optimality(
     causal: bool = False,
     tolerance: float = 1e-6,
 ) -> TokenOptimality:
-    """Tell whether the named tokens are globally or locally optimal for a fixed readout.
+    """Return whether the named tokens are globally or locally optimal for a fixed readout.
 
     With the score γ = y ⟨u, x⟩ of a token, the globally optimal token of a row has the largest
     score.  Solve `token_svm` for the named tokens; the SVM-neighbours of a named token are those
@@ -230,7 +230,7 @@ def token_optimality(
 
     Notes
     -----
-    Rows that are no constraints, and copies of a named token, count as optimal.  The definition
+    Rows that are not constraints, and copies of a named token, count as optimal.  The definition
     is for one query row for each sample; for several, each row is judged with its own readout,
     which is ours.  A slack near the tolerance is a verdict near its limit: look at `slack`.
 

@@ -49,7 +49,7 @@ class TrajectoryStability:
     training : PerHeadBound
         The theorem about the trajectory, with a, c, b1 and b3.
     growth : float
-        By how much the steps increase a difference at most.
+        The largest factor by which the steps increase a difference.
     displacements : array (n,)
         Δ_i.
     train_loss : float
@@ -165,13 +165,14 @@ def trajectory_stability(
     """
     given = as_dataset(X, y)
     if given.weight is not None:
-        raise ValueError("weight: expected None, since leaving out a sample has no weight, got one")
+        raise ValueError("weight: expected None, since leave-one-out has no weights, got an array")
     training = per_head_bound(start, given, comparator=comparator, lr=lr, steps=steps)
     model, data, _ = settled(start, given, dense=True)
     sums, losses, last = np.zeros(data.n), np.zeros(steps + 1), np.zeros(data.n)
 
     def measure(step: int, reached: Classifier) -> None:
-        losses[step], last[:] = _losses_and_slopes(reached, data)
+        each, gradients, slopes = losses_and_gradients(reached, data)
+        losses[step], last[:] = float(np.mean(each)), slopes * gradients
         if step < steps:
             sums[:] += last
 
@@ -184,18 +185,17 @@ def trajectory_stability(
     return _bound(training, sums, losses, last, output)
 
 
-def _losses_and_slopes(model: Classifier, data: Dataset) -> tuple[float, Array]:
-    """Return L and the norm ‖∇ℓ_i‖ of every sample (n,)."""
-    margins, norms_of_outputs = np.empty(data.n), np.empty(data.n)
+def losses_and_gradients(model: Classifier, data: Dataset) -> tuple[Array, Array, Array]:
+    """Return ℓ_i, ‖∇Φ_i‖ and -ℓ'(m_i) of every sample (n,)."""
+    margins, gradients = np.empty(data.n), np.empty(data.n)
     Z = query_side(model, data)
     most = max(1, BLOCK // (model.heads * Z.shape[1] * data.tokens))
     for begin in range(0, data.n, most):
         part = np.arange(begin, min(begin + most, data.n))
         block = data.subset(part)
         margins[part] = block.y * model(block)
-        norms_of_outputs[part] = _gradient_norms(model, block, Z[part])
-    slopes = np.exp(-np.logaddexp(0.0, margins))  # -ℓ'
-    return float(np.mean(np.logaddexp(0.0, -margins))), slopes * norms_of_outputs
+        gradients[part] = _gradient_norms(model, block, Z[part])
+    return np.logaddexp(0.0, -margins), gradients, np.exp(-np.logaddexp(0.0, margins))
 
 
 def _gradient_norms(model: Classifier, data: Dataset, Z: Array) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,12 +18,13 @@ from .._arguments.lists import AXES, LETTERS, PARAMETERS, THRESHOLDS
 from .._arguments.runs import NO_RUNS, RunAxis
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
+from ..dataset.words import Tokens
 from ..gradients import Gradients
 from ..models import AnyModel, Model, Stack, depth
 from ..models import problem as _core_arguments
 from ..models.depth import of_layer
 from ..models.problem import CoreParameters, CoreProblem
-from ..optimizers import OPTIMIZERS, Optimizer, Solver, StepRule
+from ..optimizers import OPTIMIZERS, ByParameter, Optimizer, Solver, StepRule
 from .history import NamedRows
 from .quantities import MissingFunction, Record
 from .run import Run, Stop
@@ -63,22 +63,23 @@ def _optimizers(value: object) -> str:
 def settings_of_parameters(optimizer: Optimizer | Solver, model: AnyModel) -> None:
     """Raise ValueError if a setting is given for a parameter that the model does not have."""
     names = dict.fromkeys(of_layer(name)[1] for name in model.parameters)
-    for field in fields(optimizer):
-        value = getattr(optimizer, field.name)
-        if not isinstance(value, Mapping):
+    for setting, value in vars(optimizer).items():
+        if type(value) is not ByParameter:
             continue
         for name in value:
             if name not in names:
                 known = ", ".join(names)
                 raise ValueError(
-                    f"{field.name}: expected names of parameters of the model, {known}, "
-                    f"got {name!r}"
+                    f"{setting}: expected names of parameters of the model, {known}, got {name!r}"
                 )
 
 
 def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: AnyModel) -> Dataset:
     """Return the training data; lists of numbers adapt to the dtype of the model."""
     if isinstance(X, Dataset):
+        return as_dataset(X, y)
+    if isinstance(X, Tokens):
+        checks.real(X.embedding, "X", model.dtype)
         return as_dataset(X, y)
     return as_dataset(checks.real(X, "X", model.dtype), y)
 
@@ -112,7 +113,7 @@ def tests(test: Tests | None, model: AnyModel) -> dict[str, Dataset]:
 
 
 def problems(
-    run: Run, data: Dataset, tests: Mapping[str, Dataset]
+    run: Run, data: Dataset, tests: Mapping[str, Dataset], words: bool = True
 ) -> tuple[CoreProblem, list[CoreProblem]]:
     """Return training data and test sets as the core reads them.
 
@@ -138,12 +139,12 @@ def problems(
     ):
         runs = runs if groups is None else runs.meet(name, groups.index.shape, axes)
     loss = losses.name_of(run.loss)
-    problem = _core_arguments.problem(run.model, data, loss=loss, runs=runs)
+    problem = _core_arguments.problem(run.model, data, loss=loss, runs=runs, words=words)
     runs = problem.runs
     test_problems = []
     for name, test in tests.items():
         try:
-            checked = _core_arguments.problem(run.model, test, loss=loss, runs=runs)
+            checked = _core_arguments.problem(run.model, test, loss=loss, runs=runs, words=True)
             if checked.causal != problem.causal:
                 raise ValueError("query: expected rows of the same kind as those of X in training")
         except (TypeError, ValueError) as error:
@@ -201,7 +202,7 @@ def directions(
 
 
 def _is_direction(given: object) -> bool:
-    """Tell one direction from several: a dict of arrays by parameter is one."""
+    """Return whether this is one direction, as a dict of arrays by parameter is, or several."""
     if isinstance(given, Gradients | Model):
         return True
     return isinstance(given, Mapping) and any(
@@ -354,7 +355,7 @@ def frozen(run: Run, *, released: bool) -> npt.NDArray[np.int64]:
 
 
 def since(run: Run, frozen: npt.NDArray[np.int64]) -> int | tuple[int, ...]:
-    """Return `Run.since` as runs go on that are not ``frozen`` any longer.
+    """Return `Run.since` of a run that continues with those of its runs that are not ``frozen``.
 
     Such a run has the state of the step where it stopped; the steps that others took meanwhile are
     not its own.

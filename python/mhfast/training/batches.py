@@ -79,7 +79,7 @@ def chosen(
     ----------
     batch, order, seed : the arguments of `mhfast.train`
     kept : Batches or None
-        Those of the run that is resumed, which stay where an argument is None.
+        Those of the run that is resumed, which are kept where an argument is None.
     n : int
     fresh : int or None
         The period of the stream, None without.
@@ -97,14 +97,14 @@ def chosen(
         if batch is None:
             raise ValueError(
                 "stream: expected the stream of the run again, which a run does not keep; batch= "
-                "goes on with batches of the data, batch='all' with all of them"
+                "continues with batches of the data, batch='all' with all of them"
             )
         kept = replace(kept, fresh=None)
     settings = (("order", order), ("seed", seed))
     given: dict[str, Any] = {name: value for name, value in settings if value is not None}
     if batch == "all" or (batch is None and kept is None):
         for name, value in given.items():
-            raise ValueError(f"{name}: expected batch= beside it, got {value!r:.80} without")
+            raise ValueError(f"{name}: expected batch= with it, got {value!r:.80} without")
         return None
     if batch is not None:
         given["size"] = checks.count(batch, "batch")
@@ -125,7 +125,7 @@ def _of_stream(
     fresh: int,
 ) -> Batches:
     if order is not None:
-        raise ValueError(f"order: expected none beside stream=, got {order!r}")
+        raise ValueError(f"order: expected None with stream=, got {order!r}")
     size = n if batch == "all" else batch
     if size is None:
         size = n if kept is None else kept.size

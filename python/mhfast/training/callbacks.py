@@ -86,7 +86,7 @@ class Calls:
         self.last = [-1] * len(callbacks)
 
     def due(self, k: int) -> bool:
-        """Tell whether one is due at θ_k."""
+        """Return whether one is due at θ_k."""
         return any(k % _every(one) == 0 for one in self.callbacks)
 
     def __call__(self, k: int, model: Any, at_end: bool = False) -> bool:
@@ -115,7 +115,7 @@ def prepared(
     Raises
     ------
     TypeError
-        If one is no function.
+        If one is not a function.
     """
     given = callback if isinstance(callback, list | tuple) else [callback]
     callbacks: list[Plain | Callback] = []

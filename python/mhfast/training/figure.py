@@ -21,7 +21,7 @@ BAND = (0.1, 0.9)
 """The quantiles over the runs between which a band is drawn."""
 
 LARGEST = 1e300
-"""Where a line ends: matplotlib works out ranges in float64."""
+"""Largest value of a line that is drawn: matplotlib computes ranges in float64."""
 
 LOGARITHMIC = ("loss", "grad_norm")
 """The kinds of record that have a logarithmic axis, unless a value is negative."""
@@ -79,12 +79,12 @@ def _given_axes(
 
 
 def _flowed(run: Run) -> bool:
-    """Tell whether the run is the solution of a gradient flow, whose times are recorded."""
+    """Return whether the run is the solution of a gradient flow, whose times are recorded."""
     return isinstance(run.optimizer, GradientFlow)
 
 
 def _timed(run: Run, panels: dict[str, list[str]]) -> bool:
-    """Tell whether all that is drawn has a time; steps before the flow have none."""
+    """Return whether all that is drawn has a time; steps before the flow have none."""
     drawn = [run.steps[name] for members in panels.values() for name in members]
     return _flowed(run) and all(np.isin(k, run.steps["time"]).all() for k in drawn)
 
@@ -129,14 +129,14 @@ def _drawable(rows: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
 
 
 def _is_positive(drawn: Sequence[npt.NDArray[np.float64]]) -> bool:
-    """Tell whether a logarithmic axis shows all values: none is negative, one is above 0."""
+    """Return whether a logarithmic axis shows all values: none is negative, one is above 0."""
     values = np.concatenate([rows.ravel() for rows in drawn])
     values = values[np.isfinite(values)]
     return bool(values.size and values.min() >= 0 and values.max() > 0)
 
 
 def _diverged(run: Run) -> npt.NDArray[np.bool_]:
-    """Tell which of R runs are left out beside others, since their values grew beyond any range."""
+    """Return which of R runs are left out, because their values grew beyond any range."""
     if isinstance(run.reason, str):
         return np.zeros(0, bool)
     ended = np.array([reason == "nonfinite" for reason in run.reason])

@@ -126,7 +126,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
             run = _fields(about, arrays)
             _check(run)
             return run
-        # Damage shows as whatever zipfile, zlib, NumPy, json or a constructor make of it.
+        # A damaged file raises whatever zipfile, zlib, NumPy, json or a constructor make of it.
         except Exception as error:
             cause = str(error) or type(error).__name__
             raise ValueError(
@@ -161,7 +161,7 @@ def _check(run: Mapping[str, Any]) -> None:
             raise ValueError(f"the record {name!r} is not one of numbers and steps")
         expected = k.shape if runs is None else (runs, *k.shape)
         if rows.shape[: len(expected)] != expected:
-            raise ValueError(f"the record {name!r} has not one row a step")
+            raise ValueError(f"the record {name!r} does not have one row per step")
     if runs is None:
         fits = isinstance(run["reason"], str) and isinstance(run["stopped"], int | None)
     else:
@@ -259,7 +259,7 @@ def _decode(kind: str, value: Any) -> Any:
 
 
 def write_at_once(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write a temporary file beside it, flush it to disk and rename it."""
+    """Write a temporary file in the same directory, flush it to disk and rename it."""
     # Not from the name of the file, which may already be as long as a name can be.
     draft = path.with_name(f".{uuid.uuid4().hex}.part")
     try:

@@ -57,13 +57,13 @@ def gradient_flow(
 
     by an adaptive Runge-Kutta method of `scipy.integrate`, which chooses its steps such that the
     estimated error of each is at most atol + rtol |θ|, in the root mean square over all entries.
-    The error at time t is the sum of what is left of these. SciPy works in float64; a float32 model
-    is evaluated at θ rounded to float32.
+    The error at time t is the sum of what the flow has made of these. SciPy works in float64; a
+    float32 model is evaluated at θ rounded to float32.
 
     Parameters
     ----------
     model : Classifier, Layer or Run
-        The initial model, without a run axis. A Run goes on from its model, at the time that it
+        The initial model, without a run axis. A Run continues from its model, at the time that it
         has reached: it keeps loss, wrt and record unless they are given, and its history.
     X : array (n, T, d) of the model's dtype, or Dataset
     y : array
@@ -75,7 +75,7 @@ def gradient_flow(
         default 101 equally spaced ones. Between steps of the solver θ is its interpolation, which
         is of order 7 for "DOP853" and 4 for "RK45".
     method : {"DOP853", "RK45", "RK23", "LSODA"}
-        Explicit Runge-Kutta methods of order 8, 5 and 3, or LSODA, which goes over to an implicit
+        Explicit Runge-Kutta methods of order 8, 5 and 3, or LSODA, which switches to an implicit
         method where the flow is stiff; its Jacobian then takes a gradient for each entry of θ.
     rtol, atol : float, optional
         The tolerances, by default 1e-8 and 1e-10, for a float32 model 1e-5 and 1e-7.
@@ -100,7 +100,7 @@ def gradient_flow(
     Run
         θ_k, the values at k and ``steps`` belong to the k-th of the times, which are
         ``history["time"]``; `Run.plot` draws against them. Its ``optimizer`` holds method, rtol,
-        atol and l2. Its ``reason`` is "steps" at the end; "solver" if the solver has found no step
+        atol and l2. Its ``reason`` is "steps" at the end; "solver" if the solver found no step
         within the tolerances, and "nonfinite" if the first gradient is not finite.
 
     Raises
@@ -123,7 +123,7 @@ def gradient_flow(
 
     Examples
     --------
-    The flow of a model with W = QKᵀ leaves every QᵀQ - KᵀK as it is:
+    The flow of a model with W = QKᵀ leaves every QᵀQ - KᵀK unchanged:
 
     >>> import mhfast as mh
     >>> import numpy as np
@@ -159,7 +159,7 @@ def gradient_flow(
 
 
 def _dtype(model: object) -> str:
-    """Return the dtype of the model or the run; of what is neither, any, as it is refused later."""
+    """Return the dtype of the model or the run; any for other objects, which are rejected later."""
     kept = model.model if isinstance(model, Run) else model
     return kept.dtype.name if isinstance(kept, Model) else "float64"
 
@@ -191,7 +191,7 @@ def _followed(
     theta: Vector,
     _: Vector,
 ) -> str:
-    """Go through the times from θ on, and return why it ended."""
+    """Integrate from θ through the times, and return why it ended."""
     objective, first = iterates.objective, iterates.run.step
 
     def downhill(_: float, theta: Vector) -> Vector:

@@ -91,8 +91,8 @@ class FunctionRows:
             self.buffer = np.empty((self.capacity, *value.shape), dtype)
         if value.shape != self.buffer.shape[1:]:
             raise ValueError(
-                f"record {self.entry.key!r}: expected shape {self.buffer.shape[1:]} as at first, "
-                f"got {value.shape} at step {k}"
+                f"record {self.entry.key!r}: expected shape {self.buffer.shape[1:]} of its first "
+                f"value, got {value.shape} at step {k}"
             )
         self.buffer[len(self.taken)] = value
         self.taken.append(k)

@@ -91,8 +91,8 @@ class Iterates(Generic[AnyM]):
             self.rows[key] = []
         elif value.shape != self.rows[key][0][1].shape:
             raise ValueError(
-                f"record {key!r}: expected shape {self.rows[key][0][1].shape} as at first, "
-                f"got {value.shape} at step {self.step}"
+                f"record {key!r}: expected shape {self.rows[key][0][1].shape} of its first "
+                f"value, got {value.shape} at step {self.step}"
             )
         self.rows[key].append((self.step, value))
 
@@ -180,7 +180,7 @@ def begin(
 
     Parameters
     ----------
-    what : the function that the caller has called
+    what : the function that was called
     solver : its settings
     most : the largest number of steps
 

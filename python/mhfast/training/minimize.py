@@ -1,4 +1,4 @@
-"""`minimize`: L-BFGS with a line search, for the end of convex parts."""
+"""`minimize`: L-BFGS with a line search, for convex problems and near minima."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def minimize(
 ) -> Run[M]:
     r"""Minimize the loss by L-BFGS with a line search, until the gradient is small.
 
-    For what is convex, such as the readouts of a model whose W is fixed, or a model near a minimum,
-    where gradient descent needs many steps. It minimizes
+    For convex problems, such as the readouts of a model whose W is fixed, and near a minimum, where
+    gradient descent needs many steps. It minimizes
 
         f(θ) = L(θ) + Σ_P λ_P/2 ‖P‖²
 
@@ -59,19 +59,19 @@ def minimize(
     Parameters
     ----------
     model : Classifier, Layer or Run
-        The initial model, without a run axis. A Run goes on from its model: it keeps loss, wrt and
-        record unless they are given, and its history. Its thresholds ``stop`` are not checked, and
-        L-BFGS begins without a memory.
+        The initial model, without a run axis. A Run continues from its model: it keeps loss, wrt
+        and record unless they are given, and its history. Its thresholds ``stop`` are not checked,
+        and L-BFGS starts with an empty memory.
     X : array (n, T, d) of the model's dtype, or Dataset
     y : array
         Targets of the shape of model(X); None with a Dataset.
     steps : int
-        The largest number of steps, of some gradients each.
+        The largest number of steps, each of which takes several gradients.
     gtol : float
         The norm of the gradient of f at which to end, at least 0. Its lowest value is set by the
         rounding of values, which a line search compares: see Notes.
     memory : int
-        The number of steps that the approximation of the Hessian is made of.
+        The number of steps from which the Hessian is approximated.
     l2 : float or dict by parameter
         λ; the recorded loss and grad_norm do not contain the term.
     loss : str, a loss with a parameter, or a function of outputs and targets
@@ -93,7 +93,7 @@ def minimize(
     Run
         Its ``optimizer`` holds memory, gtol and l2. Its ``reason`` is "gtol"; "steps";
         "line_search" if no lower value was found along the last direction, as happens at the
-        precision of f; or "nonfinite". `train` takes it on with an optimizer of its own.
+        precision of f; or "nonfinite". `train` continues it with an optimizer.
 
     Raises
     ------

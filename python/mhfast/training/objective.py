@@ -1,4 +1,4 @@
-"""What the solvers of SciPy see of a model: a vector θ in float64, and a function of it.
+"""A model as the solvers of SciPy see it: a vector θ in float64, and a function of it.
 
 The entries of all that is trained, one parameter after the other, are one vector. The function is
 L(θ) + Σ_P λ_P/2 ‖P‖², the second part over the trained parameters P. A float32 model is evaluated

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 
 UNSHOWN = (OSError, ValueError, AttributeError)
-"""What a stream raises that is a closed pipe, a closed file or None."""
+"""The exceptions of a stream that is a closed pipe, a closed file or None."""
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def _bar(
 
 
 def _lasting(show: Callable[[int], object]) -> Callable[[int], None]:
-    """Return ``show`` for a stream that may be closed at any time: work goes on without a bar."""
+    """Return ``show`` for a stream that may be closed at any time: work continues without a bar."""
     open_ = True
 
     def lasting(k: int) -> None:

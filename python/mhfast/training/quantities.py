@@ -157,11 +157,11 @@ def _pairs(record: Record) -> list[tuple[str | Metric, int]]:
 def _unknown(what: str, vocabulary: Sequence[str], tests: Sequence[str]) -> str:
     message = f"record: expected one of {', '.join(vocabulary)} or a function"
     for test in tests:
-        message += f", behind '{test}_' also {', '.join(OF_ANY_SET)}"
+        message += f", after '{test}_' also {', '.join(OF_ANY_SET)}"
     if not tests:
         if what in {f"test_{name}" for name in OF_ANY_SET}:
-            return f"record: expected test= beside {what!r}, got no test set"
-        message += ", with test= also names behind 'test_'"
+            return f"record: expected test= with {what!r}, got no test set"
+        message += ", with test= also names after 'test_'"
     return f"{message}; got {what!r}{close_to(what, vocabulary)}"
 
 

@@ -45,7 +45,7 @@ Stopped: TypeAlias = int | npt.NDArray[np.int64] | None
 
 
 class History(dict[str, Rows]):
-    """A dict of records whose KeyError tells a misspelt name what there is."""
+    """A dict of records whose KeyError lists the records that exist."""
 
     def __missing__(self, name: str) -> NoReturn:
         """Raise the KeyError."""
@@ -102,7 +102,7 @@ class Run(Generic[ModelT_co]):
         If training took place inside the span of the tokens, the run in that span, from which it is
         resumed bit for bit; see `train`.
     segments : tuple of Segment
-        Which steps were taken with which settings on which data, in order; empty where that is not
+        Which steps were taken with which settings on which data, in order; empty if that is not
         known.
     batches : Batches or None
         The setting ``batch`` with ``order`` and ``seed``; None if steps are taken on all samples.
@@ -267,7 +267,7 @@ class Run(Generic[ModelT_co]):
         Records of the training data and of test sets share a panel, and so do all cosines. The loss
         and the norm of the gradient have a logarithmic axis, unless a value is negative. With R
         runs a line is the mean over the runs, in a band from the 10 % to the 90 % quantile; runs
-        that ended as "nonfinite" beside others are counted in the legend and left out.
+        that ended as "nonfinite" while others did not are counted in the legend and left out.
 
         Parameters
         ----------
@@ -285,7 +285,7 @@ class Run(Generic[ModelT_co]):
         ImportError
             If matplotlib is not installed.
         TypeError
-            If `ax` is no Axes.
+            If `ax` is not an Axes.
         ValueError
             If there is no scalar record, or not one of `ax` for each panel.
 

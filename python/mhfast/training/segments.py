@@ -1,7 +1,7 @@
 """The segments of a run: which steps were taken with which settings, on which data.
 
-Continuing a run with what it had goes on with its last segment, so that a run in two calls is the
-run in one.
+A run that is resumed with the same settings and data extends its last segment, so that a run made
+by two calls equals the one made by a single call.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from .._arguments import losses
 from .._arguments.losses import Loss
 from ..dataset.dataset import Dataset
+from ..dataset.words import Tokens
 from ..optimizers import OPTIMIZERS, SOLVERS, Optimizer, Solver, fields_of, of_runs
 from .batches import Batches
 
@@ -35,7 +36,7 @@ class Segment:
     Attributes
     ----------
     first : int
-        The step k from which on: the first step of the segment takes θ_k to θ_{k+1}.
+        The step k at which it begins: its first step takes θ_k to θ_{k+1}.
     optimizer : GradientDescent, Adam, ..., or the settings of a solver
     loss : str, or a loss with a parameter
     wrt : tuple of str
@@ -56,7 +57,7 @@ class Segment:
 
 
 def extended(segments: tuple[Segment, ...], now: Segment) -> tuple[Segment, ...]:
-    """Return the segments of a run that goes on with the settings and data of `now`."""
+    """Return the segments of a run that continues with the settings and data of `now`."""
     before = tuple(segment for segment in segments if segment.first < now.first)
     if before and replace(before[-1], first=now.first) == now:
         return before
@@ -86,13 +87,15 @@ def _of(data: str | tuple[str, ...], which: Any) -> str | tuple[str, ...]:
 
 
 def fingerprint(data: Dataset) -> str | tuple[str, ...]:
-    """Return what tells data sets apart, of each run where there is a run axis.
+    """Return a fingerprint that distinguishes data sets, for each run if there is a run axis.
 
     16 hexadecimal digits of all numbers that training depends on. Of tokens and queries the sum of
     the bits of each row enters, which one pass over them gives.
     """
     axes = data._run_axes
-    parts = [(name, getattr(data, name)) for name in ("X", "query", "y", "lengths", "weight")]
+    names = ("query", "y", "lengths", "weight")
+    X = data.X if data.words is None else _sums_of_words(data.words, data.lengths)
+    parts = [("X", X), *((name, getattr(data, name)) for name in names)]
     if data.runs is None:
         return _digest(parts)
     return tuple(
@@ -101,7 +104,21 @@ def fingerprint(data: Dataset) -> str | tuple[str, ...]:
     )
 
 
+def _sums_of_words(words: Tokens, lengths: npt.NDArray[np.int64] | None) -> npt.NDArray[np.uint64]:
+    """Return what `_bits` returns for the array of tokens, (n, T), perhaps with a run axis."""
+    of_words = _bits(words.embedding, "X")
+    if of_words.ndim == 1:
+        sums: npt.NDArray[np.uint64] = of_words[words.ids]
+    else:
+        sums = of_words[np.arange(len(of_words)).reshape(-1, 1, 1), words.ids]
+    if lengths is None:
+        return sums
+    return np.where(np.arange(sums.shape[-1]) < lengths[..., None], sums, np.uint64(0))
+
+
 def _bits(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    if array.dtype == np.uint64:
+        return array  # sums already
     if name not in _BY_ROW:
         return array.astype(np.float64)
     bits = array.view(np.uint32 if array.dtype == np.float32 else np.uint64)
@@ -115,7 +132,8 @@ def _digest(parts: Iterable[tuple[str, npt.NDArray[Any] | None]]) -> str:
         if array is None:
             digest.update(b"none")
             continue
-        digest.update(str(array.shape[:-1] if name in _BY_ROW else array.shape).encode())
+        by_row = name in _BY_ROW and array.dtype != np.uint64
+        digest.update(str(array.shape[:-1] if by_row else array.shape).encode())
         for first in range(0, len(array), BLOCK):  # X may be larger than memory
             digest.update(_bits(array[first : first + BLOCK], name).tobytes())
     return digest.hexdigest()

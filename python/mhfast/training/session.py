@@ -30,6 +30,7 @@ Callbacks: TypeAlias = (
 )
 Slots: TypeAlias = tuple[Array, ...]
 
+_UNUSED = Batches(size=1)  # what the core gets of a run that steps on all samples
 _REASONS = _core.StopReason.__members__
 
 
@@ -127,7 +128,7 @@ class Loop:
             New samples for the steps.
         """
         run, every = self.run, self.every()
-        batches = run.batches or Batches(size=1)
+        batches = run.batches or _UNUSED
         size = 0 if run.batches is None else batches.size  # 0: steps on all samples
         return _core.train(
             samples=problem.data, parameters=self.parameters, runs=run.runs or 0,

@@ -25,7 +25,7 @@ Draw: TypeAlias = Callable[..., Dataset]
 
 @dataclass(frozen=True)
 class Stream:
-    r"""A population that `mhfast.train` draws new samples from, every so many steps.
+    r"""A population that `mhfast.train` draws new samples from, every step or every few steps.
 
     The samples of steps k = j every, ..., j every + every - 1 are ``function(B, seed=s)``, with
     s = `mhfast.reference.sample_seed`\ (seed, j) for the ``seed`` of `mhfast.train`. From the
@@ -102,7 +102,7 @@ class Draws:
     loss : str
         Its name in the core.
     first : CoreProblem
-        The samples of the step that was asked for first, which settle what all later ones have.
+        The samples of the first step requested, which determine the shapes of all later ones.
     """
 
     stream: Stream
@@ -156,7 +156,7 @@ def draws(
     runs : RunAxis
         That of model, step sizes and data.
     problem : CoreProblem
-        The data of the training, which have the same shape but for the number of samples.
+        The data of the training, which have the same shape except for the number of samples.
 
     Raises
     ------
@@ -196,7 +196,8 @@ def _checked(
     for name in ("X", "query"):
         array = getattr(data, name)
         if array is not None and not np.isfinite(array).all():
-            raise ValueError(f"stream: expected finite numbers, got others in {name} at {step=}")
+            where = f"{name} at {step=}"
+            raise ValueError(f"stream: expected finite numbers, got NaN or inf in {where}")
     try:
         return _core_arguments.problem(model, data, loss=loss, runs=runs)
     except (TypeError, ValueError) as error:

@@ -16,6 +16,7 @@ as Adam cannot be treated this way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +27,7 @@ import numpy.typing as npt
 from .._arguments.lists import AXES
 from .._arguments.values import Array, frozen, same_fields
 from ..models import Model
-from ..models.problem import CoreParameters, CoreProblem, with_arrays
+from ..models.problem import CoreParameters, CoreProblem, CoreTokens, CoreWords, with_arrays
 from ..models.problem import named as by_name
 from ..optimizers import GradientDescent, Momentum, NormalizedGradientDescent, PolyakStep, StepRule
 
@@ -78,8 +79,8 @@ class Subspace:
     def problem(self, problem: CoreProblem) -> CoreProblem:
         """Return the data inside: tokens and queries in coordinates of the span."""
         X, Z, y, weight, lengths = problem.data
-        Z = None if Z is None else self._inside("query", Z)
-        return problem._replace(data=(self._inside("query", X), Z, y, weight, lengths))
+        Z = None if Z is None else self._tokens_inside(Z)
+        return problem._replace(data=(self._tokens_inside(X), Z, y, weight, lengths))
 
     def __getitem__(self, which: Any) -> Subspace:
         """Select one run, or several."""
@@ -128,7 +129,7 @@ class Subspace:
         return np.asarray(np.sqrt(total))
 
     def holds(self, start: Model) -> bool:
-        """Tell whether the initial parameters lie in the span, so that nothing outside matters."""
+        """Return whether the initial parameters lie in the span: nothing outside matters then."""
         size: Any = 0.0
         for name, array in start.parameters.items():
             size = size + _squares(name, array)
@@ -136,10 +137,16 @@ class Subspace:
         return bool(np.all(self.rest(start) <= unit * np.sqrt(size)))
 
     def spans(self, tokens: npt.NDArray[np.float64]) -> bool:
-        """Tell whether tokens (tokens, d) or (R, tokens, d) are in the span."""
+        """Return whether tokens (tokens, d) or (R, tokens, d) are in the span."""
         left = tokens - tokens @ self.basis @ np.swapaxes(self.basis, -1, -2)
         sizes = np.linalg.norm(tokens, axis=-1)
         return bool(np.all(np.linalg.norm(left, axis=-1) <= WITHIN * sizes))
+
+    def _tokens_inside(self, tokens: CoreTokens) -> CoreTokens:
+        if isinstance(tokens, CoreWords):
+            embedding = self._inside("query", tokens.embedding[..., None, :, :])[..., 0, :, :]
+            return tokens._replace(embedding=np.ascontiguousarray(embedding))
+        return self._inside("query", tokens)
 
     def _inside(self, name: str, array: Array) -> Array:
         """Project an array into the span; tokens in float64, large products in their dtype."""
@@ -172,8 +179,11 @@ def enter(run: Any, problem: CoreProblem) -> Subspace | None:
     model: Model = run.start
     if run.subspace is None and (run.step > 0 or _size(model) < MIN_SIZE):
         return None
-    if any(side is not None and side.size > MAX_TOKENS for side in problem.data[:2]):
-        return None
+    for side in problem.data[:2]:
+        if isinstance(side, CoreWords):
+            return None  # the cost of a sample does not grow with the dimension of tokens
+        if side is not None and side.size > MAX_TOKENS:
+            return None
     tokens = _tokens(problem, model, run.wrt)
     if run.subspace is not None:
         entered: Subspace = run.subspace
@@ -213,6 +223,8 @@ def _distinct(tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def _tokens(problem: CoreProblem, start: Model, names: Iterable[str]) -> npt.NDArray[np.float64]:
     """Return rows (rows, d) or (R, rows, d) whose span the gradients by `names` never leave."""
     X, Z = problem.data[:2]
+    assert not isinstance(X, CoreWords)
+    assert not isinstance(Z, CoreWords)
     spanning = [X]
     if Z is not None and problem.token is None:
         spanning.append(Z)
@@ -233,7 +245,7 @@ def _tokens(problem: CoreProblem, start: Model, names: Iterable[str]) -> npt.NDA
 
 def _size(model: Model) -> int:
     """Return the size of the parameters of one run, in numbers."""
-    return sum(int(np.prod(array.shape[-AXES[name] :])) for name, array in model.parameters.items())
+    return sum(math.prod(array.shape[-AXES[name] :]) for name, array in model.parameters.items())
 
 
 def _squares(name: str, array: Array) -> Array:

@@ -85,10 +85,10 @@ def train(
         The number of steps to take; for a Run, the number of further steps.
     until : int
         In place of ``steps``: the step at which to end, counted from step 0 of the run. A Run that
-        has got there takes no step.
+        has reached it takes no step.
     optimizer : one of `mhfast.optimizers`
         If it is of another kind than that of the Run, its state (momentum or moments) starts at
-        zero. So it does if nothing that trains now, by ``wrt``, was trained last.
+        zero. The same holds if nothing that trains now, by ``wrt``, was trained last.
     batch : int or "all", optional
         The number B of samples that a step is taken on; "all", the default, for full-batch steps.
         The loss of a batch is (n / B) Σ wℓ / Σ w, the first sum over the batch and the second over
@@ -97,7 +97,7 @@ def train(
     stream : function (n, seed) -> Dataset, Dataset, or `Stream`
         In place of batches of the data: the samples of each step are new ones, ``stream(B,
         seed=s)`` with another s at every step, and the step is one on all of them. A Dataset of
-        `mhfast.data` stands for its population. `Stream` draws every so many steps. B is
+        `mhfast.data` stands for its population. `Stream` draws every few steps. B is
         ``batch``, by default the n of the data, which are then used only by records and
         thresholds. Samples have no weights.
     order : str
@@ -120,8 +120,8 @@ def train(
         What to record, by default the loss; with ``batch`` once an epoch. Names are those of
         `mhfast.training.quantities`: loss, accuracy, margin, grad_norm, param_norm, distance,
         cosine, the parameters, attention, attention_max and attention_groups; for test sets the
-        first three with the prefix ``test_``
-        or ``<name of the test set>_``. A function of the model returns a number or an array, with R
+        first three with the prefix ``test_`` or
+        ``<name of the test set>_``. A function of the model returns a number or an array, with R
         runs a number or an array (R, ...). In a dict the number is the period in steps, otherwise
         it is 1. Values at k belong to θ_k, before step k + 1; they are recorded at k = 0, every, 2
         every, ..., and at the last k. They are of all training samples with ``batch`` too, for
@@ -200,15 +200,16 @@ def train(
     record = arguments.restored(run.record if record is None else record)
     entries = recording.parse(record, tuple(run.model.parameters), tuple(tests))
     run = replace(
-        _with_optimizer(run, optimizer),
+        run,
+        **_new_optimizer(run, optimizer),
         loss=run.loss if loss is None else _core_arguments.loss(run.model, loss, data.y),
         wrt=run.wrt if wrt is None else arguments.wrt(run.model, wrt),
         stop=arguments.stop(run.stop if stop is None else stop),
         record={entry.function or entry.key: entry.every for entry in entries},
         batches=batches,
     )
-    if not run.state.keys() & set(run.wrt):  # nothing of what trains now has moments
-        run = replace(run, state={}, since=_here(run) if run.state else run.since)
+    if run.state and not run.state.keys() & set(run.wrt):  # nothing that trains now has moments
+        run = replace(run, state={}, since=_here(run))
     rule = arguments.optimizer(run.optimizer)  # that of a solver is none
     arguments.settings_of_parameters(rule, run.model)
     if isinstance(run.model, Stack):
@@ -219,15 +220,16 @@ def train(
         )  # fmt: skip
         return cast("Run[M]", stacked)
     _core_arguments.differentiable(run.model, _core_arguments.bits(run.wrt))
-    problem, test_problems = arguments.problems(run, data, tests)
+    problem, test_problems = arguments.problems(run, data, tests, stream is None)
     drawn, axis = draws(stream, run, problem.runs, problem)
     problem = problem._replace(runs=axis)
     run = spread(run, problem.runs.length)
     frozen = arguments.frozen(run, released=stop is not None)
-    run = replace(run, since=arguments.since(run, frozen))
+    segments = run.segments
     if last > first:
         now = Segment(first, rule, run.loss, run.wrt, fingerprint(data), batches)
-        run = replace(run, segments=extended(run.segments, now))
+        segments = extended(segments, now)
+    run = replace(run, since=arguments.since(run, frozen), segments=segments)
     since = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
     settings = core_settings(rule, last, run.runs, since, run.wrt)
     sides = arguments.directions(directions, run.model, problem.runs)
@@ -275,14 +277,14 @@ def train(
     return ended
 
 
-def _with_optimizer(run: Run[M], optimizer: Optimizer | None) -> Run[M]:
-    """Return the run with an optimizer, which takes over the state of one of its kind."""
+def _new_optimizer(run: Run[M], optimizer: Optimizer | None) -> dict[str, Any]:
+    """Return what an optimizer changes of a run; it takes over the state of one of its kind."""
     if optimizer is None:
-        return run
+        return {}
     optimizer = arguments.optimizer(optimizer)
     if type(optimizer) is type(run.optimizer):
-        return replace(run, optimizer=optimizer)
-    return replace(run, optimizer=optimizer, state={}, since=_here(run))
+        return {"optimizer": optimizer}
+    return {"optimizer": optimizer, "state": {}, "since": _here(run)}
 
 
 def _here(run: Run[M]) -> int | tuple[int, ...]:

@@ -1,8 +1,8 @@
 """The model family in JAX: all steps of all runs in one compiled lax.scan.
 
-Runs go side by side under vmap, or one after the other with lax.map. Each way is tried as it is,
-where XLA may use all cores for one operation, and with its runs, or the samples of a single one,
-shared out by hand to one device a core.
+Runs go side by side under vmap, or one after the other with lax.map. Each way is tried unchanged,
+where XLA may use all cores for one operation, and with its runs, or the samples of a single run,
+divided by hand among one device per core.
 """
 
 from __future__ import annotations

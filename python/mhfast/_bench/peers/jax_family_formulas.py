@@ -3,7 +3,7 @@
 Shapes of one run: X (n,T,d), Z (n,q,d), W (H,d,d), readout U (H,q,d) or V (H,d,p); y is (n,) for
 a classifier with the logistic loss, (n,q,p) for a layer with the squared loss. Rows of queries and
 heads (q H of them) are attended together; weights are held queries first, (n, q H, T), or keys
-first, (n, T, q H). What was tried as well and is slower on all that is measured: autodiff keys
+first, (n, T, q H). Also tried, and slower on everything that is measured: autodiff keys
 first; sums of elementwise products in place of matrix products; runs or samples as the last axis.
 """
 

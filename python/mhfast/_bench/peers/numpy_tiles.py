@@ -2,7 +2,7 @@
 
 Attention weights are held keys first, Aᵀ (samples, T keys, queries and heads): products with W, U
 and the readout of all heads are single matrix products, softmax reduces over an axis whose
-neighbours are contiguous (NumPy vectorizes that, a reduction over a short last axis it does not),
+neighbours are contiguous (NumPy vectorizes that, but not a reduction over a short last axis),
 and nothing is transposed in memory. Samples, and the queries of long ones, are taken in tiles whose
 weights fit a cache; every array is allocated once. The derivative of the loss is multiplied into X
 at the end, the softmax gradient is D = A∘(C - rowsum(A∘C)) with rowsum(A∘C) = ⟨U, A X⟩ by rows.

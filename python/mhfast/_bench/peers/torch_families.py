@@ -25,7 +25,7 @@ Gradient: TypeAlias = Callable[..., tuple[Tensor, Tensor, Tensor]]
 def trainings(problem: Trainees, training: Training, threads: int) -> list[Formulation]:
     """Every way of writing it, in a Python loop."""
     torch.set_num_threads(threads)
-    # Weights of saturated attention would else become denormal numbers, which are slow.
+    # Weights of saturated attention would otherwise become denormal numbers, which are slow.
     torch.set_flush_denormal(True)
     return [_loop(name, gradient, problem, training) for name, gradient in _ways(training)]
 

@@ -1,4 +1,4 @@
-"""`MultiHeadClassifier`: classes of sets of tokens, two or one against the others."""
+"""`MultiHeadClassifier`: classes of sets of tokens, two or several."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
 
         Φ(X) = H^(-1/2) Σ_h ⟨U_h, softmax(Z W_h Xᵀ) X⟩,
 
-    the `mhfast.Classifier`, trained on all samples at once by `mhfast.train`. Of two classes the
-    second of the sorted ones has label 1, and is predicted where Φ(X) > 0. For K > 2 classes there
-    are K models, trained side by side on one class against the others; the class with the largest
+    the `mhfast.Classifier`, trained on all samples at once by `mhfast.train`. With two classes the
+    second in sorted order has label 1, and is predicted where Φ(X) > 0. For K > 2 classes there are
+    K models, trained side by side, each on one class against the others; the class with the largest
     output is predicted.
 
     A sample X is T tokens of d numbers. Samples are (n, T, d), or with `tokens` = T rows (n, T d),
@@ -59,7 +59,7 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
         The step size, in place of that of the optimizer.
     loss : str, or a loss with a parameter
         A loss of margins, such as "logistic" or "hinge", or one of real targets, such as "squared",
-        which then are the labels ±1.
+        whose targets are then the labels ±1.
     class_weight : dict of weights by class, or "balanced", optional
         Factors of the weights of the samples of each class; "balanced" stands for n / (K n_k), as
         everywhere in scikit-learn. They weigh samples in the same way in each of the K problems.
@@ -82,24 +82,23 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
         What is recorded in `history_`, as in `mhfast.train`; with early stopping also the
         quantities of the held-out samples, such as "validation_accuracy".
     warm_start : bool
-        Whether `fit` goes on from the run of the last fit, with the state of its optimizer, for
-        `steps` further steps. Heads, start, query and dtype of the first fit stay.
+        Whether `fit` continues the run of the last fit, with the state of its optimizer, for
+        `steps` more steps. Heads, start, query and dtype of the first fit are kept.
     early_stopping : bool
         Whether to hold out samples, to end when their loss no longer falls, and to return the
         model whose held-out loss is smallest.
     validation_fraction : float
-        The part of the samples that early stopping holds out,
-        of each class alike.
+        The fraction of the samples that early stopping holds out, the same of each class.
     n_iter_no_change : int
         Early stopping ends training after this many steps in a row whose held-out loss is not
         smaller by more than `tol` than the smallest before them.
     tol : float
-        The decrease that counts, at least 0.
+        The smallest decrease that counts, at least 0.
     random_state : int, numpy.random.Generator, numpy.random.RandomState or None
-        Seed of the initializer and of what is held out. Only an integer gives the same result in
-        every fit.
+        Seed of the initializer and of the choice of held-out samples. Only an integer gives the
+        same result in every fit.
     num_threads : int, optional
-        Threads, in place of the default. The result is the same for every number.
+        Threads, in place of the default. The result does not depend on it.
     row_map : str
         How logits become attention weights: the `attention` of an `mhfast.Classifier`.
     normalize : bool, optional
@@ -114,11 +113,11 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
     run_ : mhfast.Run
         The run, which `mhfast.train` can resume; `history_` is its history.
     n_iter_ : int
-        Steps taken, over all fits that continued each other.
+        Steps taken, over all fits that continue one another.
     validation_loss_ : array (steps + 1,)
         With early stopping: the held-out loss at each step of the last fit.
     best_step_ : int
-        With early stopping: the step of the smallest of them, and of `model_`.
+        With early stopping: the step with the smallest of them, at which `model_` was taken.
     tokens_, dim_, n_features_in_ : int
         T, d and T d.
 
@@ -127,7 +126,7 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
     For scikit-learn 1.3 and later. Without `intercept` center the features: outputs of centered
     tokens are 0, whatever the parameters.
 
-    One against the others fits every query side, and needs no readout of its own. With the logistic
+    One-vs-rest works with every query side and needs no readout of its own. With the logistic
     loss the minimizer over all functions is Φ_k = log p_k / (1 - p_k) for the probability p_k of
     class k given X, so that the largest output is the most probable class, and the sigmoids of the
     outputs, divided by their sum, are its probability; "exponential" (half of that), "squared"
@@ -219,7 +218,7 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
 
         Returns
         -------
-        The estimator itself.
+        self : MultiHeadClassifier
 
         Raises
         ------
@@ -275,7 +274,7 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
 
         Returns
         -------
-        The estimator itself.
+        self : MultiHeadClassifier
 
         Raises
         ------
@@ -380,7 +379,7 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
     def predict_proba(self, X: npt.ArrayLike) -> Array:
         """Compute the probabilities of the classes.
 
-        Of two classes they are 1 / (1 + exp(±Φ)); of several, these numbers of each class divided
+        For two classes they are 1 / (1 + exp(±Φ)); for more, these numbers of all classes divided
         by their sum, computed from their logarithms. They are the probabilities of the logistic
         loss; with another loss the method does not exist.
 
@@ -422,7 +421,7 @@ class MultiHeadClassifier(ClassifierMixin, MultiHeadEstimator):  # type: ignore[
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         # Without a constant term one class cannot be predicted everywhere, whatever its weight,
-        # which a check of class_weight asks for under this tag.
+        # which a check of class_weight requires under this tag.
         tags.classifier_tags.poor_score = not self.intercept
         return tags
 

@@ -127,7 +127,7 @@ class MultiHeadEstimator(BaseEstimator):  # type: ignore[misc]
 
         Returns
         -------
-        The estimator itself.
+        self : MultiHeadClassifier or MultiHeadRegressor
 
         Raises
         ------
@@ -202,11 +202,11 @@ class MultiHeadEstimator(BaseEstimator):  # type: ignore[misc]
         return self.model_(X, num_threads=self.num_threads).T
 
     def _continues(self, incremental: bool) -> bool:
-        """Tell whether training goes on from the run of an earlier call."""
+        """Return whether training continues the run of an earlier call."""
         return (incremental or self.warm_start) and hasattr(self, "run_")
 
     def _fit(self, data: Training, strata: npt.NDArray[Any] | None) -> None:
-        """Train on all samples, but for those that early stopping holds out."""
+        """Train on all samples except those that early stopping holds out."""
         stopping, test, training = None, None, data.dataset()
         seed = samples.seed(self.random_state)
         if self.early_stopping:

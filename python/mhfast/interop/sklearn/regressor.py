@@ -64,23 +64,23 @@ class MultiHeadRegressor(RegressorMixin, MultiHeadEstimator):  # type: ignore[mi
         What is recorded in `history_`, as in `mhfast.train`; with early stopping also the
         quantities of the held-out samples, such as "validation_accuracy".
     warm_start : bool
-        Whether `fit` goes on from the run of the last fit, with the state of its optimizer, for
-        `steps` further steps. Heads, start, query and dtype of the first fit stay.
+        Whether `fit` continues the run of the last fit, with the state of its optimizer, for
+        `steps` more steps. Heads, start, query and dtype of the first fit are kept.
     early_stopping : bool
         Whether to hold out samples, to end when their loss no longer falls, and to return the
         model whose held-out loss is smallest.
     validation_fraction : float
-        The part of the samples that early stopping holds out.
+        The fraction of the samples that early stopping holds out.
     n_iter_no_change : int
         Early stopping ends training after this many steps in a row whose held-out loss is not
         smaller by more than `tol` than the smallest before them.
     tol : float
-        The decrease that counts, at least 0.
+        The smallest decrease that counts, at least 0.
     random_state : int, numpy.random.Generator, numpy.random.RandomState or None
-        Seed of the initializer and of what is held out. Only an integer gives the same result in
-        every fit.
+        Seed of the initializer and of the choice of held-out samples. Only an integer gives the
+        same result in every fit.
     num_threads : int, optional
-        Threads, in place of the default. The result is the same for every number.
+        Threads, in place of the default. The result does not depend on it.
     row_map : str
         How logits become attention weights: the `attention` of an `mhfast.Classifier`.
     normalize : bool, optional
@@ -93,11 +93,11 @@ class MultiHeadRegressor(RegressorMixin, MultiHeadEstimator):  # type: ignore[mi
     run_ : mhfast.Run
         The run, which `mhfast.train` can resume; `history_` is its history.
     n_iter_ : int
-        Steps taken, over all fits that continued each other.
+        Steps taken, over all fits that continue one another.
     validation_loss_ : array (steps + 1,)
         With early stopping: the held-out loss at each step of the last fit.
     best_step_ : int
-        With early stopping: the step of the smallest of them, and of `model_`.
+        With early stopping: the step with the smallest of them, at which `model_` was taken.
     tokens_, dim_, n_features_in_ : int
         T, d and T d.
 
@@ -177,13 +177,13 @@ class MultiHeadRegressor(RegressorMixin, MultiHeadEstimator):  # type: ignore[mi
         ----------
         X : array (n, T, d), or (n, T d) with `tokens`
         y : array (n,) or (n, K)
-            Real targets; of several columns each has a model of its own.
+            Real targets; each of several columns has a model of its own.
         sample_weight : array (n,), optional
             Weights w >= 0 with a positive sum: the loss is Σ w ℓ / Σ w.
 
         Returns
         -------
-        The estimator itself.
+        self : MultiHeadRegressor
 
         Raises
         ------
@@ -227,7 +227,7 @@ class MultiHeadRegressor(RegressorMixin, MultiHeadEstimator):  # type: ignore[mi
 
         Returns
         -------
-        The estimator itself.
+        self : MultiHeadRegressor
 
         Raises
         ------

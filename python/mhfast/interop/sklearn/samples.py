@@ -36,7 +36,7 @@ def tokenized(X: Array, tokens: int | None, dim: int | None = None) -> Array:
         checks.shape(X, "X", "n T d", (None, tokens, dim))
         return X
     if tokens is None:
-        raise ValueError(f"tokens: expected T beside X of shape (n, T d) = {X.shape}, got None")
+        raise ValueError(f"tokens: expected T for X of shape (n, T d) = {X.shape}, got None")
     if X.shape[1] % tokens:
         raise ValueError(
             f"X: expected a number of features divisible by tokens = {tokens}, got {X.shape[1]}"
@@ -45,7 +45,7 @@ def tokenized(X: Array, tokens: int | None, dim: int | None = None) -> Array:
 
 
 def with_constant(X: Array) -> Array:
-    """Return X (n, T, d + 1) with a constant 1 behind the features of each token."""
+    """Return X (n, T, d + 1) with a constant 1 after the features of each token."""
     return np.concatenate([X, np.ones((*X.shape[:-1], 1), X.dtype)], axis=-1)
 
 

@@ -1,4 +1,4 @@
-"""Early stopping: the held-out loss of each step, and the model with the smallest."""
+"""Early stopping: the held-out loss at each step, and the model for which it is smallest."""
 
 from __future__ import annotations
 

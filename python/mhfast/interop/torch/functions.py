@@ -62,7 +62,7 @@ def classifier(
     Raises
     ------
     TypeError
-        If an argument is no dense CPU tensor of float32 or float64, or they are of two dtypes.
+        If an argument is not a dense CPU tensor of float32 or float64, or dtypes differ.
     ValueError
         If a shape or a value does not fit.
     RuntimeError
@@ -137,7 +137,7 @@ def layer(
 
 
 class Settings(NamedTuple):
-    """The arguments of a call that are no tensors, except an external query."""
+    """The arguments of a call that are not tensors, except an external query."""
 
     kind: type[Classifier | Layer]
     query: Any

@@ -49,8 +49,8 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         """Take over the options of `model` and its parameters."""
         if isinstance(model.query, np.ndarray):
             raise ValueError(
-                "query: expected None or an integer, got an external query, which comes with the "
-                "calls of a module"
+                "query: expected None or an integer, got an external query, which is passed to "
+                "each call of a module"
             )
         self.query, self.scale, self.causal = model.query, model.scale, model.causal
         self.row_map, self.normalize = str(model.attention), model.normalize
@@ -99,7 +99,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         Raises
         ------
         TypeError
-            If an argument is no dense CPU tensor of float32 or float64, or they are of two dtypes.
+            If an argument is not a dense CPU tensor of float32 or float64, or dtypes differ.
         ValueError
             If a shape or a value does not fit.
 
@@ -152,7 +152,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         return Settings(self._kind, asking, self.scale, self.causal, self.row_map, self.normalize)
 
     def model(self) -> Any:
-        """Make the `mhfast` model that has a copy of the parameters as they are now.
+        """Return an `mhfast` model with a copy of the current parameters.
 
         Returns
         -------
@@ -172,7 +172,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
 
     @classmethod
     def from_model(cls, model: Classifier | Layer) -> Self:
-        """Make the module that has a copy of the parameters of an `mhfast` model, and its dtype.
+        """Create a module with a copy of the parameters of an `mhfast` model, of the same dtype.
 
         A run axis is kept, so that one module trains R models.
 
@@ -183,7 +183,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
 
         Returns
         -------
-        The module.
+        MultiHeadClassifier or MultiHeadLayer
 
         Raises
         ------
@@ -241,8 +241,9 @@ class MultiHeadClassifier(_Module):
     Parameters
     ----------
     heads, tokens, dim : int
-        H, T and d. U is (H, q, d) with q = `tokens` without a query or prompt, else as many as
-        that; for external queries, which come with the calls, `tokens` is their q and T is free.
+        H, T and d. U is (H, q, d), where q = `tokens` without a query or prompt, else the number of
+        their rows; for external queries, which are passed to each call, `tokens` is their q and T
+        may vary.
     query : int, optional
         The token of each sample that is the query; None for all of them.
     prompt_rows : int, optional

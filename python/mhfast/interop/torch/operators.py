@@ -16,7 +16,7 @@ In the signatures `readout` is U or V, and `wanted` has a bit for each entry of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,10 +24,9 @@ import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from ..._arguments import checks
 from ...gradients import backward
 from ...models import Classifier, Layer
-from ...models.problem import borrowing
+from ..borrowed import borrowed
 from ..tangents import directional
 
 Tensor: TypeAlias = Any  # a torch.Tensor; types of torch are not checked
@@ -82,36 +81,13 @@ def chosen(wanted: int) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------- on the CPU
 
 
-@lru_cache(maxsize=64)
-def _checked(
-    kind: Any, arrays: tuple[tuple[Any, Any], ...], token: int | None, *settings: Any
-) -> Any:
-    """Return a model of zeros, checked once for all calls of these shapes."""
-    zeros = [None if shape is None else np.zeros(shape, dtype) for shape, dtype in arrays]
-    for array in zeros:
-        if array is not None:
-            array.flags.writeable = False  # then the model keeps the pages, which nothing touches
-    W, readout, prompt = zeros
-    assert W is not None
-    assert readout is not None
-    names = ("scale", "causal", "attention", "normalize")
-    return kind(W, readout, token, prompt, **dict(zip(names, settings, strict=True)))
-
-
-def _model(
-    W: Tensor, readout: Tensor, prompt: Tensor | None, settings: Sequence[Any]
-) -> Classifier | Layer:
+def _model(W: Tensor, readout: Tensor, prompt: Tensor | None, settings: Sequence[Any]) -> Any:
     """Make the model that borrows the memory of the tensors for one call."""
     is_layer, token, *others, _ = settings
     kind: Any = Layer if is_layer else Classifier
-    arrays = array(W), array(readout), array(prompt)
-    kept = tuple((None, None) if a is None else (a.shape, a.dtype) for a in arrays)
-    model: Classifier | Layer = _checked(kind, kept, token, *others)
     names = names_of(kind)[:3]
-    return borrowing(
-        model,
-        {n: checks.ready(a) for n, a in zip(names, arrays, strict=True) if a is not None},
-    )
+    tensors = zip(names, (W, readout, prompt), strict=True)
+    return borrowed(kind, {n: array(t) for n, t in tensors if t is not None}, token, *others)
 
 
 def _outputs(*inputs: Any) -> Tensor:

@@ -1,6 +1,6 @@
-"""Learning a layer from inputs of one's own choice.
+"""Learning a layer from chosen inputs.
 
-`mhfast.learn_layer_by_queries` runs all of it: `oracle` counts what is asked, `probing` finds the
+`mhfast.learn_layer_by_queries` runs all of it: `oracle` counts the queries, `probing` finds the
 size of tokens, the sum of the values and the noise, `starts` and `fitting` the heads at one
 difference of tokens, and `learning` follows them to all differences.
 """

@@ -19,7 +19,7 @@ from ..examples import Float64
 from .oracle import Rows
 
 DAMPING = 1e-3
-"""Of the diagonal of N, at first."""
+"""The initial damping, relative to the diagonal of N."""
 
 MOST_DAMPING = 1e8
 FASTER, SLOWER = 0.1, 10.0
@@ -29,10 +29,10 @@ UNSATURATED = 6.0
 """Score up to which a head is not saturated."""
 
 STILL = 1e-13
-"""Relative step in A below which nothing moves any more."""
+"""Relative step in A below which the fit has converged."""
 
 SETTLED = 1e-9
-"""Share of the squares of the residuals that a step must save, else it is the last."""
+"""Share by which a step must lower the sum of squared residuals; otherwise it is the last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,8 @@ class Fit:
 def fit_heads(rows: Rows, A: Float64, *, steps: int = 60, rounding: float = 0.0) -> Fit:
     """Fit from a start A by Levenberg-Marquardt.
 
-    Steps end where they save nothing; at residuals below `rounding` where they save less than half.
+    Stops where steps no longer lower the residuals; below `rounding`, where they save less than
+    half.
     """
     damping = DAMPING
     A = A.copy()
@@ -111,7 +112,7 @@ def identified(rows: Rows, fit: Fit) -> float:
     return worst
 
 
-def told(rows: Rows, A: Float64) -> bool:
+def determined(rows: Rows, A: Float64) -> bool:
     """Whether every head has as many rows at which it is not saturated as it has unknowns."""
     scores = rows.Q @ A.T + rows.b[:, None]
     return bool((np.abs(scores) < UNSATURATED).sum(axis=0).min() >= A.shape[1])

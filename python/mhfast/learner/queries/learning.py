@@ -27,7 +27,7 @@ from .search import IDENTIFIED, ROWS, Search
 from .signs import signs
 
 NOISY_POLISH = 64.0
-"""Rows of the last fits of a noisy oracle, over the least number, unless the caller says more."""
+"""Rows of the last fits of a noisy oracle, over the least number, by default."""
 
 APART = 2.0
 """Norm of the differences of tokens in the last fits, over that of typical tokens."""
@@ -39,7 +39,7 @@ HELD_OUT = 24
 """Inputs of different tokens for the verdict."""
 
 SHARP = 1e-10
-"""Unit of rounding up to which an oracle is one of float64."""
+"""Largest unit of rounding of an oracle that counts as float64."""
 
 EXACT = 1e-8
 SINGLE = 3.6e-6
@@ -60,13 +60,13 @@ def learn_layer_by_queries(
     queries: int | None = None,
     seed: int = 0,
 ) -> QueryLearning:
-    """Learn a layer F(X) = Σ_h softmax(X W_h Xᵀ) X V_h from inputs of one's own choice.
+    """Learn a layer F(X) = Σ_h softmax(X W_h Xᵀ) X V_h from chosen inputs.
 
     Parameters
     ----------
     oracle : callable or Layer
         A function of float64 tokens (n, T, d) to outputs (n, T, p) of float32 or float64, each
-        input for itself.  A Layer is asked in its own dtype.
+        input independently.  A Layer is evaluated in its own dtype.
     d, T : int
         Dimension and number of tokens.
     heads : int
@@ -76,24 +76,24 @@ def learn_layer_by_queries(
         layer is then one of tokens (x, 1), of dimension d + 1.
     noise : float, optional
         Standard deviation of the noise on every output.  None means that it is measured by asking
-        some inputs twice.
+        for the outputs of some inputs twice.
     queries : int, optional
-        About how many inputs to ask altogether where there is noise: more give smaller errors.
-        None means 64 times the rows that could determine the heads.  Without noise what is needed
-        is asked.
+        Approximate number of all inputs to ask if there is noise: more give smaller errors.
+        None means 64 times the rows that could determine the heads.  Without noise as many as
+        needed are asked.
     seed : int
 
     Returns
     -------
     QueryLearning
         `.layer`, `.learnt`, `.verdict`, `.queries` and more.  A layer is *learnt* only if it
-        predicts inputs of other kind that were held out, to 1e-8 relative (float32: 3.6e-6) or to
-        the noise, and if no other layer near it gives the same answers.
+        predicts the outputs of held-out inputs of another kind, to 1e-8 relative (float32: 3.6e-6)
+        or to the noise, and if no other layer near it gives the same answers.
 
     Raises
     ------
     TypeError
-        The oracle cannot be called or returns no real numbers; a number is of another kind.
+        The oracle cannot be called or returns no real numbers; an argument is of the wrong kind.
     ValueError
         Outputs are not of shape (n, T, p) or not finite; a setting is out of range.
 
@@ -101,7 +101,7 @@ def learn_layer_by_queries(
     -----
     Inputs of two tokens x and x - δ, repeated, make an output a sum of H hyperbolic tangents.  At
     one δ the heads are found from differences of outputs by a tensor decomposition, then fitted;
-    from there δ moves to every direction of a basis.  The documentation has the formulas.
+    from there δ is moved to every direction of a basis.  The documentation has the formulas.
 
     Examples
     --------
@@ -135,7 +135,7 @@ class _Learner:
     oracle: Oracle
     heads: int
     bias: bool
-    told_noise: float | None
+    given_noise: float | None
     budget: int | None
     rng: np.random.Generator
     noise: float = 0.0
@@ -148,14 +148,14 @@ class _Learner:
     sum: Sum | None = None
 
     def run(self) -> None:
-        """Learn as much as there is to learn."""
+        """Learn as much as can be learnt."""
         with self.oracle.part("noise"):
             again = measured_noise(self.oracle, self.rng)
-            self.noise = again if self.told_noise is None else self.told_noise
+            self.noise = again if self.given_noise is None else self.given_noise
         if self.oracle.tokens == 1:
             self.learn_sum()
             self.layer = self.idle_layer()
-            self.missing = "with T = 1 attention is idle: of the heads there is only the sum of V"
+            self.missing = "with T = 1 attention has no effect: only the sum of V is determined"
             return
         with self.oracle.part("size"):
             size, effect = token_size(self.oracle, self.noise, self.rng)
@@ -217,9 +217,9 @@ class _Learner:
         return Layer(W, np.concatenate([V, shared], axis=1))
 
     def first_heads(self, pairs: Pairs) -> tuple[Search, Float64, Fit | None]:
-        """Find the heads at one δ: as many as were asked for, or as few as suffice.
+        """Find the heads at one δ: as many as were requested, or as few as suffice.
 
-        Where a head is much sharper than others, these show with larger tokens only.
+        If one head is much sharper than others, these have an effect at larger tokens only.
         """
         tries = [(self.heads, 1.0), *((self.heads, factor) for factor in LARGER)]
         for heads, factor in (*tries, *((fewer, 1.0) for fewer in range(self.heads - 1, 0, -1))):
@@ -239,12 +239,12 @@ class _Learner:
                 return search, delta, self.signed(search.pairs, delta, fit)
         self.missing = (
             f"no {self.heads} heads or fewer give the outputs of inputs of two tokens: there are "
-            f"more heads, or it is no such layer"
+            f"more heads, or it is not such a layer"
         )
         return search, delta, None
 
     def signed(self, pairs: Pairs, delta: Float64, fit: Fit) -> Fit | None:
-        """Choose the signs of the heads where outputs of pairs leave them open."""
+        """Choose the signs of the heads if outputs of pairs do not determine them."""
         if self.oracle.tokens > 2:
             return fit
         chosen, reason = signs(
@@ -258,7 +258,7 @@ class _Learner:
     def polish(
         self, search: Search, W: Float64, V: Float64
     ) -> tuple[Float64, Float64, list[tuple[Rows, Fit]]]:
-        """Fit again at δ at right angles, where errors are not enlarged, from new queries."""
+        """Fit again at orthogonal δ, where errors are not amplified, from new queries."""
         d, heads = self.oracle.dim, len(W)
         count = search.inputs_for(heads, NOISY_POLISH if self.noise > 0.0 else ROWS)
         if self.budget is not None and self.noise > 0.0:

@@ -1,7 +1,7 @@
-"""The layer that is asked: a function of tokens, of which only values are seen.
+"""The layer that is queried: a function of tokens of which only the values are known.
 
 Inputs are made of two tokens x and z = x - δ, repeated: x stands m times, z stands T - m times.  In
-the rows of x and of z every head weighs two values only, so that for the query q = x or z
+the rows of x and of z every head attends to two values only, so that for the query q = x or z
 
     out = z S + Σ_h σ(q W_h δᵀ + b) δ V_h + β,    b = log(m / (T - m)),    S = Σ_h V_h,
 
@@ -33,7 +33,7 @@ PORTION = 1 << 22
 """Numbers of the largest array of tokens that the oracle is given at a time."""
 
 ROUNDINGS = 32.0
-"""Rounding errors, relative to the terms of an output, that are put up with."""
+"""Rounding errors, relative to the terms of an output, that are tolerated."""
 
 NOISE_ALLOWED = 1.4
 """Residual of a fit over the noise, at most: of few rows, and of a sum that has noise itself."""
@@ -43,7 +43,7 @@ Ask = Callable[[Float64], npt.ArrayLike]
 
 @dataclass(eq=False)
 class Oracle:
-    """A function of tokens (n, T, d) with outputs (n, T, p), and the count of what it was asked.
+    """A function of tokens (n, T, d) with outputs (n, T, p), and the count of the queries.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Oracle:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what is asked inside under this name."""
+        """Count the queries made in the block under this name."""
         before, self._part = self._part, name
         try:
             yield
@@ -82,7 +82,7 @@ class Oracle:
         Raises
         ------
         TypeError, ValueError
-            The outputs are no finite real numbers of this shape.
+            The outputs are not finite real numbers of this shape.
         """
         size = max(1, PORTION // (self.tokens * max(self.dim, self.out_dim or 1)))
         parts = [self._one(X[begin : begin + size]) for begin in range(0, len(X), size)]
@@ -138,7 +138,7 @@ def as_oracle(oracle: Layer | Ask, tokens: int, dim: int) -> Oracle:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What rows of two-token inputs of one δ say: y = Σ_h tanh((q·a_h + b) / 2) c_h.
+    """The equations from rows of two-token inputs of one δ: y = Σ_h tanh((q·a_h + b) / 2) c_h.
 
     a_h = W_h δᵀ (with biases: and one more number) and c_h = δ V_h.
 
@@ -161,7 +161,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Asks inputs of two tokens.
+    """Queries the oracle with inputs of two tokens.
 
     Attributes
     ----------
@@ -197,7 +197,8 @@ class Pairs:
     def rows(self, x: Float64, delta: Float64, *, like: int = 1) -> Rows:
         """Ask for tokens x (n, d) and x - delta, both on the grid; 2 n rows, of x and then of z.
 
-        Where T > 2 numbers m of x alternate after every `like` inputs: so the sign of a head shows.
+        If T > 2, numbers m of x alternate after every `like` inputs, which shows the sign of a
+        head.
         """
         T = self.oracle.tokens
         m = np.resize(np.repeat(self.shifts, like), len(x))

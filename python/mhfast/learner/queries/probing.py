@@ -1,4 +1,4 @@
-"""What is asked first: how large tokens must be, the sum of the values, and the noise."""
+"""The first queries: how large tokens must be, the sum of the values, and the noise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPEATS = 4
 """Inputs of random equal tokens that check the sum."""
 
 NOISE_NUMBERS = 512
-"""Outputs that noise, if there is any, is measured from."""
+"""Number of outputs from which the noise is measured."""
 
 NOISY_REPEATS = 16
 """Inputs of every token of a basis while only a start is wanted, if there is noise."""
@@ -44,7 +44,7 @@ class Sum:
     misfit : float
         Root mean square residual at other tokens, over that of the outputs.
     allowed : float
-        What noise and rounding explain of it, or 1e-5 for rounding inside the oracle.
+        The part of it that noise and rounding explain, or 1e-5 for rounding inside the oracle.
     """
 
     values: Float64
@@ -56,7 +56,7 @@ class Sum:
 def measured_noise(oracle: Oracle, rng: np.random.Generator) -> float:
     """Return the standard deviation of an output by asking the same inputs twice.
 
-    Differences of the size of rounding are no noise: sums may be done in another order.
+    Differences of the size of rounding are not noise: sums may be computed in another order.
     """
     noise, count = 0.0, 2
     for _ in range(2):
@@ -75,7 +75,7 @@ def token_size(
     """Return the norm of tokens at which attention is neither flat nor saturated.
 
     The effect of attention, y without what equal weights give, over the norm of tokens grows with
-    their square and then no more: where it is .6 of the last is the size, found by bisection.
+    their square and then levels off; the size is where it is .6 of the limit, found by bisection.
 
     Returns
     -------
@@ -132,8 +132,8 @@ def sum_of_values(
         offset = equal(np.zeros((repeats, d))).mean(axis=0)
     values = (equal(basis) - offset).reshape(repeats, d, -1).mean(axis=0) / step
     x = on_grid(rng.standard_normal((REPEATS, d)) * size / np.sqrt(d), size / np.sqrt(d))
-    told = equal(x)
-    scale = max(float(np.sqrt(np.mean(told**2))), effect * size, 1e-300)
-    misfit = float(np.sqrt(np.mean((told - x @ values - offset) ** 2))) / scale
+    found = equal(x)
+    scale = max(float(np.sqrt(np.mean(found**2))), effect * size, 1e-300)
+    misfit = float(np.sqrt(np.mean((found - x @ values - offset) ** 2))) / scale
     allowed = max(LINEAR, 4.0 * noise / scale)
     return Sum(values, np.broadcast_to(offset, values.shape[1:]).copy(), misfit, allowed)

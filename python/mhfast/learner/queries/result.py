@@ -1,4 +1,4 @@
-"""What `learn_layer_by_queries` returns: a layer, what was asked, and whether to believe it."""
+"""What `learn_layer_by_queries` returns: a layer, the queries made, and whether to trust it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class QueryLearning:
     ----------
     layer : Layer or None
         The layer that was found, learnt or not; with biases, of tokens (x, 1) of dimension d + 1.
-        None if nothing was.
+        None if none was found.
     learnt : bool
         Whether all decisive certificates hold and nothing is missing.
     heads : int
-        The number of heads of `layer`, or as asked if there is none.
+        The number of heads of `layer`, or as requested if there is none.
     held_out : float or None
         ‖F(X) - Y‖ / ‖Y‖ over inputs of T different tokens that nothing was learnt from.
     certificates : tuple of Certificate
@@ -29,13 +29,13 @@ class QueryLearning:
     asked : dict
         The same by part.
     noise : float
-        Standard deviation of the noise of an output, as told or as measured by asking again.
+        Standard deviation of the noise of an output, as given, or as measured by asking again.
     standard_error : float or None
         Where there is noise: the expected ‖error‖ / ‖parameters‖ over all W and V together.
     size : float
         Norm of the typical tokens that were asked.
     method : str or None
-        What found the heads: gradients, second derivatives, or random starts.
+        How the heads were found: gradients, second derivatives, or random starts.
     seconds : float
     missing : str or None
         Why nothing more could be learnt.
@@ -69,9 +69,9 @@ class QueryLearning:
     def verdict(self) -> str:
         """*Learnt* with what certifies it, or *not learnt* with what is missing."""
         if self.learnt:
-            told = ", ".join(f"{c.name} {c.value:.2g}" for c in self.certificates if c.decisive)
+            text = ", ".join(f"{c.name} {c.value:.2g}" for c in self.certificates if c.decisive)
             heads = "1 head" if self.heads == 1 else f"{self.heads} heads"
-            return f"learnt, {heads}, {self.queries} queries: {told}"
+            return f"learnt, {heads}, {self.queries} queries: {text}"
         if self.missing is not None:
             return f"not learnt: {self.missing}"
         return "not learnt: " + "; ".join(

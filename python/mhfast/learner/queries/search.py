@@ -1,4 +1,4 @@
-"""Heads at one δ, and from there at others: what is asked for a fit, and whether it is right."""
+"""Heads at one δ, and from there at others: the queries for a fit, and whether it is right."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..examples import Float64
-from .fitting import Fit, fit_heads, identified, told
+from .fitting import Fit, determined, fit_heads, identified
 from .oracle import Pairs, Rows
 from .starts import starts
 
@@ -30,11 +30,11 @@ FIRST_RADII = (0.02, 2.0)
 """Norms of queries, over that of typical tokens, while no head is known."""
 
 NEAR = (0.25, 0.06, 0.015, 0.015, 0.004, 0.004, 0.001, 0.001)
-"""Steps from the first δ towards a basis vector, over its norm: smaller ones where one fails, and
-from there, heads being linear in δ, the first again."""
+"""Steps from the first δ towards a basis vector, over its norm: smaller ones if one fails, and
+then, since heads are linear in δ, the first again."""
 
 DOUBTFUL = 1e6
-"""Effect of a head over rounding, and inverse condition, from which a head less is not tried."""
+"""Effect of a head over rounding, and inverse condition, above which one head less is not tried."""
 
 BETWEEN = 1e3
 """Residual half-way between two fits, over that of a fit: their errors are not of rounding only."""
@@ -59,7 +59,7 @@ class Search:
     def inputs_for(self, heads: int, over: float) -> int:
         """Return how many inputs give `over` times the rows that determine the heads at one δ.
 
-        A row tells A at most min(H, p) numbers, and H rows go to C.
+        A row determines at most min(H, p) numbers of A, and H rows are used for C.
         """
         p, d = self.pairs.values.shape[1], self.pairs.oracle.dim
         least = heads + heads * (d + self.pairs.bias) / min(heads, p)
@@ -73,8 +73,8 @@ class Search:
     def rows(self, delta: Float64, A: Float64, count: int) -> Rows:
         """Ask inputs of one δ whose scores at heads A are neither flat nor saturated.
 
-        By turns the query x or the query x - δ is moved along the a_h, as little as possible, to
-        have random scores of standard deviation 2.5; the other query is left as it comes.
+        Alternately the query x or the query x - δ is moved along the a_h, as little as possible, to
+        have random scores of standard deviation 2.5; the other query is left unchanged.
         """
         d = len(delta)
         q = self.rng.standard_normal((count, d)) * AWAY * self.pairs.size / np.sqrt(d)
@@ -93,13 +93,13 @@ class Search:
         return self.pairs.rows(self.pairs.grid(q), delta)
 
     def fit(self, rows: Rows, A: Float64, steps: int = 60) -> tuple[Fit, bool]:
-        """Fit, and tell whether what is left is noise or rounding."""
+        """Fit, and return whether the residual is noise or rounding."""
         limit = self.pairs.limit(rows.scale)
         fit = fit_heads(rows, A, steps=steps, rounding=limit if self.pairs.noise == 0.0 else 0.0)
         return fit, fit.residual <= limit
 
     def heads_at(self, delta: Float64, heads: int) -> tuple[Fit, str] | None:
-        """Find so many heads at one δ, all of them determined; return what found them, too."""
+        """Find that many heads at one δ, all determined; also return how they were found."""
         rows = self.first_rows(delta, self.inputs_for(heads, 2.0 * self.over))
         for method, A in starts(self.pairs, delta, heads, self.rng):
             fit, good = self.fit(rows, A)
@@ -115,7 +115,7 @@ class Search:
         return None
 
     def too_many(self, rows: Rows, fit: Fit) -> bool:
-        """Whether a head less gives the same outputs, which is tried where it may be so."""
+        """Whether one head less gives the same outputs, which is tried where it is possible."""
         effects = np.linalg.norm(fit.C, axis=1) / np.sqrt(fit.C.shape[1])
         limit = self.pairs.limit(rows.scale)
         if effects.min() <= limit:
@@ -172,7 +172,7 @@ class Search:
         count = self.inputs_for(len(A), self.over)
         rows = self.rows(other, A, count)
         fit, good = self.fit(rows, A)
-        if good and not told(rows, fit.A):
+        if good and not determined(rows, fit.A):
             rows = self.rows(other, fit.A, count)
             fit, good = self.fit(rows, fit.A)
         if good and self.between(delta, other, first, fit):

@@ -1,4 +1,4 @@
-"""The signs of heads, which inputs of two tokens leave open.
+"""The signs of heads, which inputs of two tokens do not determine.
 
 tanh is odd: where both tokens stand equally often, (a_h, c_h) and (-a_h, -c_h) make the same y.
 With T = 2 that is always so, and the sign shows in Σ_h c_h = δ S alone.  With T > 2 it shows in y.
@@ -14,10 +14,10 @@ from ..examples import Float64
 
 TOLD_APART = 1e-6
 NOISY_SIGNS = 0.1
-"""Misfits of a choice of signs, relative, that are as good as none, without and with noise."""
+"""Relative misfits of a choice of signs that count as zero, without and with noise."""
 
 MOST_SIGNS = 14
-"""Heads up to which all choices of signs are tried."""
+"""Largest number of heads for which all choices of signs are tried."""
 
 
 def signs(
@@ -28,7 +28,7 @@ def signs(
     Returns
     -------
     tuple of (array (H,), str) or of (None, str)
-        The signs; or None and the reason why they cannot be told.
+        The signs; or None and the reason why they cannot be determined.
     """
     if len(C) > MOST_SIGNS:
         choices = np.sign(np.linalg.lstsq(C.T, target, rcond=None)[0])[None]

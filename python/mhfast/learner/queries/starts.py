@@ -73,7 +73,7 @@ def _by_gradients(
     found = decompose(slopes.transpose(1, 2, 0), heads, rng)
     if found is not None:
         A, _, profile = found
-        yield "gradients", _lengths(pairs, A, profile, centres, rows.b[:: 2 * d], _slope)
+        yield "gradients", _lengths(pairs, A, profile, centres, rows.b[:: 2 * d], _first_derivative)
 
 
 def _by_hessians(
@@ -100,7 +100,10 @@ def _by_hessians(
     spread = profile.T.reshape(heads, 2 * points, -1)
     centres = np.concatenate([x, x - delta])
     along = np.stack([np.linalg.svd(one)[0][:, 0] for one in spread], axis=1)
-    yield "second derivatives", _lengths(pairs, A, along, centres, rows.b[:: len(around)], _curve)
+    yield (
+        "second derivatives",
+        _lengths(pairs, A, along, centres, rows.b[:: len(around)], _second_derivative),
+    )
 
 
 def _base_points(pairs: Pairs, delta: Float64, points: int, rng: np.random.Generator) -> Float64:
@@ -111,7 +114,7 @@ def _base_points(pairs: Pairs, delta: Float64, points: int, rng: np.random.Gener
 
 
 def _step(pairs: Pairs, order: int) -> float:
-    """Return the length of differences, over that of tokens, by what is lost to noise."""
+    """Return the length of differences, over that of tokens, which depends on the noise."""
     lost = pairs.limit(0.0) / max(pairs.magnitude(0.0), 1e-300)
     return float(np.clip(2.0 * lost ** (1.0 / order), 2e-3, 1.0))
 
@@ -123,7 +126,7 @@ def decompose(T: Float64, heads: int, rng: np.random.Generator) -> Factors | Non
     -------
     tuple of array (n_i, heads) or None
         The factors, those of two of the modes with columns of norm 1.  None where no two modes are
-        of rank `heads`, or the third has but one slice or tells no heads apart.
+        of rank `heads`, or the third has only one slice or does not distinguish the heads.
     """
     size = float(np.abs(T).max(initial=0.0))
     if not 0.0 < size < np.inf:
@@ -169,11 +172,11 @@ def decompose(T: Float64, heads: int, rng: np.random.Generator) -> Factors | Non
     return factors[0], factors[1], factors[2]
 
 
-def _slope(score: Float64) -> Float64:
+def _first_derivative(score: Float64) -> Float64:
     return np.asarray(1.0 - np.tanh(0.5 * score) ** 2)
 
 
-def _curve(score: Float64) -> Float64:
+def _second_derivative(score: Float64) -> Float64:
     tau = np.tanh(0.5 * score)
     return np.asarray(tau * (1.0 - tau**2))
 
@@ -183,15 +186,15 @@ def _lengths(
 ) -> Float64:
     """Give directions A (d, H) the lengths (and biases) whose profile over base points fits best.
 
-    A profile (points, H) tells a head's a_h up to a factor of the profile.
+    A profile (points, H) determines a head's a_h up to a factor of the profile.
     """
     A = A / np.linalg.norm(A, axis=0)
     lengths = np.concatenate([LENGTHS, -LENGTHS]) * np.sqrt(len(A)) / pairs.size
     biases = BIASES if pairs.bias else np.zeros(1)
     score = (centres @ A)[:, :, None, None] * lengths[:, None] + biases + b[:, None, None, None]
-    told = shape(score)
-    norm = np.sqrt(np.sum(told**2, axis=0)) + 1e-300
-    like = np.abs(np.einsum("khlb,kh->hlb", told, profile)) / norm
+    predicted = shape(score)
+    norm = np.sqrt(np.sum(predicted**2, axis=0)) + 1e-300
+    like = np.abs(np.einsum("khlb,kh->hlb", predicted, profile)) / norm
     best = like.reshape(len(A.T), -1).argmax(axis=1)
     at, of = np.unravel_index(best, like.shape[1:])
     found = (A * lengths[at]).T
