@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib import rc_context
 
 import mhfast as mh
-from mhfast._demo.figure import BLUE, ORANGE, STYLE, titled
+from mhfast.figures import BLUE, ORANGE, STYLE, titled
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--heads", type=int, default=2)

@@ -2,6 +2,8 @@
 
 #include <pybind11/stl.h>
 
+#include "../training/step.hpp"
+
 #include <optional>
 
 namespace mhfast {
@@ -76,6 +78,57 @@ OptimizerOfPython make_optimizer(const AnyRule& rule, const py::tuple& lr,
   return out;
 }
 
+/// A parameter (heads, rows, columns) with its gradient and what the optimizer keeps of it.
+template <class real>
+Trained<real> read_tensor(TensorName name, const py::handle& theta, const py::handle& gradient,
+                          const py::tuple& state, int slots, double lr) {
+  const std::vector<py::ssize_t> any{-1, -1, -1};
+  Trained<real> out{};
+  out.name = name;
+  out.theta = write_array<real>(theta, "parameters", any);
+  const auto array = py::reinterpret_borrow<py::array>(theta);
+  const std::vector<py::ssize_t> shape(array.shape(), array.shape() + 3);
+  out.heads = int(shape[0]);
+  out.rows = int(shape[1]);
+  out.columns = int(shape[2]);
+  out.size = shape[1] * shape[2];
+  out.gradient = write_array<real>(gradient, "gradients", shape);
+  if (int(state.size()) != slots)
+    throw py::value_error("state: expected " + std::to_string(slots) + " arrays of each parameter");
+  if (slots > 0) out.first = write_array<real>(state[0], "state", shape);
+  if (slots > 1) out.second = write_array<real>(state[1], "state", shape);
+  out.lr = {lr};
+  return out;
+}
+
+/// Parameters are stepped in place, `names` are their places among TensorName; gradients are
+/// overwritten.
+void call_step(const OptimizerOfPython& optimizer, const std::vector<unsigned>& names,
+               const py::list& parameters, const py::list& gradients, const py::list& state,
+               std::int64_t step, double loss) {
+  const std::size_t count = names.size();
+  if (count == 0 || parameters.size() != count || gradients.size() != count ||
+      state.size() != count)
+    throw py::value_error("names: expected one for each parameter, gradient and state");
+  unsigned wrt = 0;
+  for (const unsigned name : names) {
+    if (name >= kPrompt) throw py::value_error("names: expected parameters that have heads");
+    wrt |= 1U << name;
+  }
+  const Optimizer settings = optimizer.checked(step + 1, 0, wrt);
+  with_type_of(parameters[0], [&](auto zero) {
+    using real = decltype(zero);
+    std::vector<Trained<real>> tensors;
+    tensors.reserve(count);
+    for (std::size_t i = 0; i < count; ++i)
+      tensors.push_back(read_tensor<real>(TensorName(names[i]), parameters[i], gradients[i],
+                                          state[i].cast<py::tuple>(), settings.slots(),
+                                          settings.lr[names[i]][0]));
+    const py::gil_scoped_release released;
+    take_step(settings, tensors, step, loss);
+  });
+}
+
 }  // namespace
 
 Optimizer OptimizerOfPython::checked(std::int64_t last, py::ssize_t runs, unsigned wrt) const {
@@ -104,6 +157,9 @@ void register_optimizers(py::module_& m) {
       .def_property_readonly("rule", [](const OptimizerOfPython& o) { return o.settings.rule; })
       .def_readonly("lr", &OptimizerOfPython::lr)
       .def_readonly("schedule", &OptimizerOfPython::schedule);
+  m.def("step", call_step, py::arg("optimizer"), py::kw_only(), py::arg("names"),
+        py::arg("parameters"), py::arg("gradients"), py::arg("state"), py::arg("step"),
+        py::arg("loss"));
 }
 
 }  // namespace mhfast

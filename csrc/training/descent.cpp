@@ -223,6 +223,23 @@ void Descent<real>::choose_rates_of(const Rule& rule, std::int64_t step,
 }
 
 template <class real>
+void Descent<real>::update(const Member& member) {
+  if (directs()) {
+    make_directions(member);
+    member.wait();
+    if (member.index == 0) choose_directions();
+    member.wait();
+  }
+  apply(member);
+  if (!projects()) return;
+  measure_parameters(member);
+  member.wait();
+  if (member.index == 0) choose_projections();
+  member.wait();
+  project(member);
+}
+
+template <class real>
 void Descent<real>::make_directions(const Member& member) {
   directions_->make(kept_, frozen_, member);
 }

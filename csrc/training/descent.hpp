@@ -86,6 +86,8 @@ class Descent {
 
   // Each called by all members of a team, with a barrier after it.
   void scan(const Member& member);
+  /// The step itself, with barriers of its own, after choose_rates.
+  void update(const Member& member);
   void make_directions(const Member& member);
   void apply(const Member& member);
   void measure_parameters(const Member& member);

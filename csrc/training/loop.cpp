@@ -379,7 +379,7 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
     return;
   }
   if (!again_) {
-    update(member);
+    descent_->update(member);
     if (task_.wrt[kPrompt]) {
       if (leader) rescale_prompt();
       member.wait();  // one member's, and loaded by every other
@@ -765,23 +765,6 @@ void Loop<real>::repeat_rows(std::int64_t reached) {
     for (int l = 0; l < count_; ++l)
       for (std::int64_t row = from + 1; row <= to; ++row) repeat_row(r, l, from, row);
   }
-}
-
-template <class real>
-void Loop<real>::update(const Member& member) {
-  if (descent_->directs()) {
-    descent_->make_directions(member);
-    member.wait();
-    if (member.index == 0) descent_->choose_directions();
-    member.wait();
-  }
-  descent_->apply(member);
-  if (!descent_->projects()) return;
-  descent_->measure_parameters(member);
-  member.wait();
-  if (member.index == 0) descent_->choose_projections();
-  member.wait();
-  descent_->project(member);
 }
 
 template <class real>

@@ -137,7 +137,6 @@ class Loop {
   void evaluate_tests(const Member& member);
   void record();
   void repeat_row(const Record& r, int lane, std::int64_t from, std::int64_t to);
-  void update(const Member& member);
   bool wants_totals() const;
   bool wants_norm() const;
   double gradient_norm(int lane) const;

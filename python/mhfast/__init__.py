@@ -16,7 +16,7 @@ from .dataset.dataset import Dataset, as_dataset
 from .dataset.words import Tokens
 from .gradients import Gradients, backward, dot, hvp, norm, value_and_grad
 from .learner import learn_layer, learn_layer_by_queries
-from .models import Classifier, Layer, LowRank, explain, stack
+from .models import Classifier, Layer, LowRank, Stack, explain, stack
 from .optimizers import rules as _rules
 from .optimizers.rules import *  # noqa: F403  # every optimizer
 from .sweeps.sweep import SweepInterrupted, sweep
@@ -42,6 +42,7 @@ __all__ = [
     "LowRank",
     "Reduction",
     "Run",
+    "Stack",
     "Stream",
     "Sweep",
     "SweepInterrupted",

@@ -278,6 +278,19 @@ def train(
     threads: int,
 ) -> TrainingResult: ...
 
+# Parameters and state (H, rows, columns) are stepped in place, gradients are overwritten; names are
+# places among the parameters, and several parameters may have one.
+def step(
+    optimizer: Optimizer,
+    *,
+    names: Sequence[int],
+    parameters: list[Array],
+    gradients: list[Array],
+    state: list[tuple[Array, ...]],
+    step: int,
+    loss: float,
+) -> None: ...
+
 # Learning a layer: float64 only; rows are sample * T + query, None for all of them.
 Float64: TypeAlias = npt.NDArray[np.float64]
 Int64: TypeAlias = npt.NDArray[np.int64]

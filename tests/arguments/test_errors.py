@@ -373,7 +373,7 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(model="model"),
         TypeError,
-        "model: expected a Classifier or a Layer, got str",
+        "model: expected a Classifier, a Layer or a Stack, got str",
     ),
     (
         lambda: value_and_grad(X=X[:0], y=y[:0]),

@@ -17,7 +17,14 @@ pytest.importorskip("cvxpy")
 from matplotlib.figure import Figure
 
 from mhfast import cli, theory
-from mhfast._atlas import catalogue, command, next_token_attention, next_token_bias, report
+from mhfast._atlas import (
+    catalogue,
+    command,
+    induction_heads,
+    next_token_attention,
+    next_token_bias,
+    report,
+)
 from mhfast._atlas.experiment import Claim, Experiment, Outcome
 
 PAGES = Path(__file__).parents[2] / "docs" / "atlas"
@@ -157,6 +164,40 @@ def test_separations_of_one_context(norm, margin):
     W = next_token_bias.separation(one, norm)
     # Clarabel stops at a gap of 1e-8
     assert next_token_bias.normalized_margin(W, one, norm) == pytest.approx(margin, rel=1e-6)
+
+
+def test_sequences_repeat_what_follows_a_trigger():
+    """Rows of weight 1 hold a token that was there before, and what followed it follows again."""
+    words, tokens, n = 11, 23, 40
+    data = induction_heads.sequences(n, 3, words=words, tokens=tokens)
+    assert data.X.shape == (n, tokens, words + tokens)
+    word = data.X[..., :words].argmax(axis=-1)
+    assert (data.X[..., words:] == np.eye(tokens)).all()
+    np.testing.assert_array_equal(data.y[:, :-1], word[:, 1:])
+    weight = np.asarray(data.weight)
+    assert 0.1 < weight.mean() < 0.5
+    for i, t in np.argwhere(weight > 0):
+        before = np.flatnonzero(word[i, :t] == word[i, t])
+        assert before.size
+        assert (word[i, before + 1] == data.y[i, t]).all()
+
+
+def test_weights_of_heads_are_measured_where_they_matter():
+    """Even weights: 1/(t+1) of the token before; of what followed, its share of the tokens seen."""
+    words, tokens = 11, 23
+    data = induction_heads.sequences(7, 0, words=words, tokens=tokens)
+    start = induction_heads.two_layers(words, tokens, 0)
+    even = start.replace(layers=[layer.replace(W=np.zeros_like(layer.W)) for layer in start.layers])
+    expected = np.mean([1 / (t + 1) for t in range(1, tokens - 1)])
+    assert induction_heads.previous_token(even, data) == pytest.approx(expected, rel=1e-12)
+    word = data.X[..., :words].argmax(axis=-1)
+    shares = [
+        np.count_nonzero(word[i, :t] == word[i, t]) / (t + 1)
+        for i, t in np.argwhere(np.asarray(data.weight) > 0)
+    ]
+    found = induction_heads.after_the_same(even, data, words)
+    assert found == pytest.approx(np.mean(shares), rel=1e-12)
+    assert induction_heads.without_first(even) == even
 
 
 @pytest.mark.slow

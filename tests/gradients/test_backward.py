@@ -170,7 +170,13 @@ def test_the_cotangent_is_named_in_errors():
             the.model, the.X, None, TypeError,
             "cotangent: expected an array of the shape of the outputs, got None",
         ),
-        ("model", the.X, None, TypeError, "model: expected a Classifier or a Layer, got str"),
+        (
+            "model",
+            the.X,
+            None,
+            TypeError,
+            "model: expected a Classifier, a Layer or a Stack, got str",
+        ),
     ):  # fmt: skip
         with pytest.raises(kind) as caught:
             mh.backward(model, X, cotangent)

@@ -116,6 +116,8 @@ def test_wrong_arguments(options, error, message):
 
 def test_a_run_is_not_a_model():
     run = mh.train(classifier(), data_set(), steps=0, optimizer=RATE)
-    with pytest.raises(TypeError, match="model: expected a Classifier, Layer or Run, got str"):
+    with pytest.raises(
+        TypeError, match="model: expected a Classifier, Layer, Stack or Run, got str"
+    ):
         mh.evaluate("model", data_set())
     assert mh.evaluate(run.model, data_set())["loss"] == run.history["loss"][-1]

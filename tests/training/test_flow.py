@@ -193,7 +193,11 @@ def named(name, value=0.0):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"model": "model"}, TypeError, "model: expected a Classifier, Layer or Run, got str"),
+        (
+            {"model": "model"},
+            TypeError,
+            "model: expected a Classifier, Layer, Stack or Run, got str",
+        ),
         (
             {"model": classifier(runs=R)},
             ValueError,

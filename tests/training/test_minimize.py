@@ -199,7 +199,11 @@ def test_records_have_room():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"model": "model"}, TypeError, "model: expected a Classifier, Layer or Run, got str"),
+        (
+            {"model": "model"},
+            TypeError,
+            "model: expected a Classifier, Layer, Stack or Run, got str",
+        ),
         ({"model": classifier(runs=R)}, ValueError, "minimize: expected one model .* length 6"),
         ({"steps": -1}, ValueError, "steps: expected an integer of at least 0"),
         ({"gtol": -1.0}, ValueError, "gtol: expected a finite number of at least 0"),

@@ -391,7 +391,7 @@ def test_wrong_arguments(options, error, message):
 
 def test_wrong_data():
     model, data = problem()
-    with pytest.raises(TypeError, match=r"model: .*Classifier, Layer or Run, got str"):
+    with pytest.raises(TypeError, match=r"model: .*Classifier, Layer, Stack or Run, got str"):
         mh.train("model", data, **wrong())
     with pytest.raises(TypeError, match=r"y: .*None"):
         mh.train(model, data.X, **wrong())

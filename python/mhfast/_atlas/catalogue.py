@@ -19,6 +19,7 @@ NAMES = (
     "softmax_regression_in_context",
     "linear_attention_in_context",
     "head_specialization",
+    "induction_heads",
     "prompt_attention",
     "rank_growth",
 )

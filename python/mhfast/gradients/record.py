@@ -15,11 +15,11 @@ from .._arguments import checks
 from .._arguments.lists import AXES
 from .._arguments.runs import NO_RUNS, RunAxis
 from .._arguments.values import Array, Optional, Value, describe, same_fields
-from ..models import Model
-from ..models import problem as arguments
+from ..models import AnyModel, Model, Stack
+from ..models.depth import by_layer, of_layer, with_arrays
 from ..models.problem import CoreGradients
 
-M = TypeVar("M", bound=Model)
+M = TypeVar("M", bound=AnyModel)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,6 +40,7 @@ class Gradients:
     prompt : array (q, d) or None
     X : array (n, T, d) or None
     query : array (n, q, d) or None
+    layers : tuple of Gradients, one for each layer of a `Stack`, or None
 
     Examples
     --------
@@ -61,6 +62,7 @@ class Gradients:
     prompt: Optional = None
     X: Optional = None
     query: Optional = None
+    layers: tuple[Gradients, ...] | Any = None  # None where there are none
 
     @classmethod
     def _of_core(cls, arrays: CoreGradients) -> Gradients:
@@ -100,8 +102,8 @@ class Gradients:
         if self.runs is None:
             raise TypeError("expected Gradients with a run axis, got some without")
         runs = checks.run_index(index, self.runs)
-        return Gradients(
-            **{name: x[runs] if x.ndim > AXES[name] else x for name, x in _fields(self)}
+        return _changed(
+            self, {name: x[runs] if x.ndim > _axes(name) else x for name, x in _fields(self)}
         )
 
     def __add__(self, other: Gradients) -> Gradients:
@@ -140,7 +142,7 @@ class Gradients:
 
 
 Factor: TypeAlias = float | npt.NDArray[Any]
-Vector: TypeAlias = Gradients | Model
+Vector: TypeAlias = Gradients | AnyModel
 
 
 def dot(a: Vector, b: Vector) -> Value:
@@ -223,9 +225,12 @@ def norm(g: Vector) -> Value:
 
 
 def _fields(g: Vector) -> Iterator[tuple[str, Array]]:
-    if isinstance(g, Model):
+    """Yield the arrays by name; those of layer j of a stack are named "j.W", ..."""
+    if isinstance(g, Model | Stack):
         yield from g.parameters.items()
     elif isinstance(g, Gradients):
+        for j, part in enumerate(g.layers or ()):
+            yield from ((f"{j}.{name}", array) for name, array in _fields(part))
         for name in AXES:
             array: Array | None = getattr(g, name)
             if array is not None:
@@ -234,16 +239,30 @@ def _fields(g: Vector) -> Iterator[tuple[str, Array]]:
         raise TypeError(f"expected Gradients or a model, got {type(g).__name__}")
 
 
+def _axes(name: str) -> int:
+    return AXES[of_layer(name)[1]]
+
+
+def _changed(g: Gradients, arrays: dict[str, Array]) -> Gradients:
+    """Return gradients of the fields of `g` with other arrays."""
+    of_layers = None
+    if g.layers is not None:
+        split = by_layer({name: array for name, array in arrays.items() if "." in name})
+        of_layers = tuple(Gradients(**split.get(j, {})) for j in range(len(g.layers)))
+    plain = {name: array for name, array in arrays.items() if "." not in name}
+    return Gradients(**plain, layers=of_layers)
+
+
 def _runs(g: Vector) -> RunAxis:
     runs = NO_RUNS
     for name, x in _fields(g):
-        runs = runs.meet(name, x.shape, AXES[name])
+        runs = runs.meet(name, x.shape, _axes(name))
     return runs
 
 
 def _rows(name: str, x: Array) -> Array:
     """Return an array as one row of entries for each run, or a single row that all share."""
-    return x.reshape(x.shape[0] if x.ndim > AXES[name] else 1, -1)
+    return x.reshape(x.shape[0] if x.ndim > _axes(name) else 1, -1)
 
 
 def _exponent(fields: dict[str, Array]) -> npt.NDArray[np.intc]:
@@ -269,29 +288,30 @@ def _pairwise(operation: Callable[[Array, Array], Array], a: Gradients, b: Gradi
         raise TypeError(f"expected Gradients to combine with Gradients, got {type(b).__name__}")
     left, right = dict(_fields(a)), dict(_fields(b))
     _check_alike(left, right)
-    return Gradients(**{name: operation(x, right[name]) for name, x in left.items()})
+    return _changed(a, {name: operation(x, right[name]) for name, x in left.items()})
 
 
 def _scaled(operation: Callable[[Array, Any], Array], g: Gradients, factor: Factor) -> Gradients:
     if isinstance(factor, numbers.Real):
         # A Python float keeps float32 entries float32 whereas a NumPy scalar would promote them.
         number = float(factor)
-        return Gradients(**{name: operation(x, number) for name, x in _fields(g)})
+        return _changed(g, {name: operation(x, number) for name, x in _fields(g)})
     if not isinstance(factor, np.ndarray) or factor.dtype.kind not in "iuf":
         raise TypeError(f"expected a real number to scale Gradients, got {type(factor).__name__}")
     if factor.ndim != 1:
         raise ValueError(f"expected one factor for each run, of shape (R,), got {factor.shape}")
     _runs(g).meet("factor", factor.shape, 0)
-    return Gradients(
-        **{
-            name: operation(x, factor.astype(x.dtype).reshape(-1, *[1] * AXES[name]))
+    return _changed(
+        g,
+        {
+            name: operation(x, factor.astype(x.dtype).reshape(-1, *[1] * _axes(name)))
             for name, x in _fields(g)
-        }
+        },
     )
 
 
 def _moved(operation: Callable[[Array, Array], Array], model: M, g: Gradients) -> M:
-    if not isinstance(model, Model):
+    if not isinstance(model, Model | Stack):
         raise TypeError(f"expected a model to move by Gradients, got {type(model).__name__}")
     changes: dict[str, Array] = {}
     for name, x in _fields(g):
@@ -302,16 +322,15 @@ def _moved(operation: Callable[[Array, Array], Array], model: M, g: Gradients) -
         _check_entries(name, parameter, x)
         changes[name] = operation(parameter, x)
         changes[name].flags.writeable = False
-    return arguments.with_arrays(model, changes)
+    return with_arrays(model, changes)
 
 
 def _check_alike(a: dict[str, Array], b: dict[str, Array]) -> None:
-    for name in AXES:
+    for name in {**a, **b}:
         if (name in a) != (name in b):
             one = "first" if name in a else "second"
             raise ValueError(f"{name}: expected in both or in neither, got it in the {one} only")
-        if name in a:
-            _check_entries(name, a[name], b[name])
+        _check_entries(name, a[name], b[name])
 
 
 def _check_entries(name: str, x: Array, y: Array) -> None:
@@ -320,6 +339,6 @@ def _check_entries(name: str, x: Array, y: Array) -> None:
         raise TypeError(f"{name}: expected one dtype, got {x.dtype} and {y.dtype}")
     if x.shape == y.shape:
         return
-    axes = AXES[name]
+    axes = _axes(name)
     if x.ndim == y.ndim or x.shape[-axes:] != y.shape[-axes:]:
         raise ValueError(f"{name}: expected one shape, got {x.shape} and {y.shape}")

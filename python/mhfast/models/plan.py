@@ -35,6 +35,8 @@ def explain(
 
     Raises
     ------
+    TypeError
+        If it is not a Classifier or a Layer.
     ValueError
         If the shape does not fit the model, or run axes differ.
 
@@ -45,6 +47,8 @@ def explain(
     >>> mh.explain(model, (20, 5, 9))["plan"] in ("samples", "hybrid", "rows", "tiles")
     True
     """
+    if not isinstance(model, Model):
+        raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
     query = X.query if isinstance(X, Dataset) else None
     given = X._given if isinstance(X, Dataset) else X
     shape = given if isinstance(given, tuple) else np.shape(given)

@@ -29,6 +29,7 @@ from ..dataset.words import Tokens
 from .low_rank import LowRank
 
 if TYPE_CHECKING:
+    from .depth import Stack
     from .model import Model
 
 M = TypeVar("M", bound="Model")
@@ -267,7 +268,7 @@ def bits(names: Iterable[str]) -> int:
     return sum(BITS[name] for name in names)
 
 
-def loss(model: Model, loss: object, y: npt.ArrayLike | None = None) -> Loss:
+def loss(model: Model | Stack, loss: object, y: npt.ArrayLike | None = None) -> Loss:
     """Check a loss of the model; "cross_entropy" of probabilities y becomes that of soft labels.
 
     Raises
@@ -294,11 +295,12 @@ def loss(model: Model, loss: object, y: npt.ArrayLike | None = None) -> Loss:
     return cast(Loss, loss)
 
 
-def _are_probabilities(model: Model, y: npt.ArrayLike) -> bool:
+def _are_probabilities(model: Model | Stack, y: npt.ArrayLike) -> bool:
     """Tell whether y has a number for each output of a row, (n, q, p), rather than classes."""
     array = checks.as_array(y, "y")
-    p = model._out_dim
-    return array.dtype.kind == "f" and array.ndim >= 3 and p in (-1, array.shape[-1])
+    outputs: int = getattr(model, "out_dim")  # noqa: B009  (a classifier has no such loss)
+    outputs_fit = array.ndim >= 3 and outputs in (-1, array.shape[-1])  # -1: as many as features
+    return array.dtype.kind == "f" and outputs_fit
 
 
 def differentiable(model: Model, bits: int) -> None:

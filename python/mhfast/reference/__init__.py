@@ -7,12 +7,14 @@ to be fast.  Gradients are dicts of arrays by name.
 
 `model`: parameters, query rows and visible keys.  `attention`: weights and outputs.  `losses`.
 `gradients`: centred, so that they are accurate in saturation.  `normalized`: directions of
-gradients that underflow.  `hessian`.  `training`: the optimizers.  `batches`: the samples of each
-step.  `populations`: those that a stream draws.  `runs`: the run axis, a loop.
+gradients that underflow.  `hessian`.  `depth`: layers one after the other.  `training`: the
+optimizers.  `batches`: the samples of each step.  `populations`: those that a stream draws.
+`runs`: the run axis, a loop.
 """
 
 from .attention import attention, outputs
 from .batches import batches, sample_seed
+from .depth import stack_outputs, stack_value_and_grad
 from .gradients import backward, textbook_value_and_grad, value_and_grad
 from .hessian import hvp
 from .losses import LOSSES, loss_terms
@@ -39,6 +41,8 @@ __all__ = [
     "sample_seed",
     "scaled_gradients",
     "sphere_samples",
+    "stack_outputs",
+    "stack_value_and_grad",
     "textbook_value_and_grad",
     "train",
     "value_and_grad",

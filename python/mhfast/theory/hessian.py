@@ -16,7 +16,7 @@ from .._arguments.losses import Loss
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients
-from ..models import Classifier
+from ..models import Classifier, Stack
 from .inputs import check_finite, double, settled
 from .margin import cast_to
 from .runs import over_runs
@@ -122,6 +122,8 @@ def hessian_extremes(
     >>> mh.theory.hessian_extremes(model, data, wrt="U").smallest > -1e-12  # but in U alone it is
     True
     """
+    if isinstance(model, Stack):
+        raise TypeError("model: expected a Classifier or a Layer, got Stack")
     data = as_dataset(X, y)
     _, own = mhfast.value_and_grad(
         model, data, loss=loss, wrt=wrt, num_threads=num_threads

@@ -20,8 +20,9 @@ from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..dataset.words import Tokens
 from ..gradients import Gradients
-from ..models import Model
+from ..models import AnyModel, Model, Stack, depth
 from ..models import problem as _core_arguments
+from ..models.depth import of_layer
 from ..models.problem import CoreParameters, CoreProblem
 from ..optimizers import OPTIMIZERS, ByParameter, Optimizer, Solver, StepRule
 from .history import NamedRows
@@ -59,35 +60,37 @@ def _optimizers(value: object) -> str:
     return f"one of {', '.join(known)}, such as GradientDescent(lr)"
 
 
-def settings_of_parameters(optimizer: Optimizer | Solver, model: Model) -> None:
+def settings_of_parameters(optimizer: Optimizer | Solver, model: AnyModel) -> None:
     """Raise ValueError if a setting is given for a parameter that the model does not have.
 
     Or if it has none at all.
     """
     if not model.parameters:
         raise ValueError(f"model: expected a parameter to train, got {model!r}")
+    names = dict.fromkeys(of_layer(name)[1] for name in model.parameters)
     for setting, value in vars(optimizer).items():
         if type(value) is not ByParameter:
             continue
         for name in value:
-            if name not in model.parameters:
-                known = ", ".join(model.parameters)
+            if name not in names:
+                known = ", ".join(names)
                 raise ValueError(
                     f"{setting}: expected names of parameters of the model, {known}, got {name!r}"
                 )
 
 
-def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: Model) -> Dataset:
+def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: AnyModel) -> Dataset:
     """Return the training data; lists of numbers adapt to the dtype of the model."""
     if isinstance(X, Dataset):
         return as_dataset(X, y)
+    dtype = model.dtype if isinstance(model, Stack) else model._sizes[2]
     if isinstance(X, Tokens):
-        checks.real(X.embedding, "X", model._sizes[2])
+        checks.real(X.embedding, "X", dtype)
         return as_dataset(X, y)
-    return as_dataset(checks.real(X, "X", model._sizes[2]), y)
+    return as_dataset(checks.real(X, "X", dtype), y)
 
 
-def tests(test: Tests | None, model: Model) -> dict[str, Dataset]:
+def tests(test: Tests | None, model: AnyModel) -> dict[str, Dataset]:
     """Return the test sets by name.
 
     Raises
@@ -272,9 +275,12 @@ def last_step(first: int, count: int | None, until: int | None) -> int:
     return last
 
 
-def wrt(model: Model, names: Wrt) -> tuple[str, ...]:
+def wrt(model: AnyModel, names: Wrt) -> tuple[str, ...]:
     """Return the names of the trained parameters, at least one."""
-    asked = _core_arguments.wrt(model, names)
+    if isinstance(model, Stack):
+        asked = depth.wrt(model, names)
+    else:
+        asked = _core_arguments.wrt(model, names)
     if not asked:
         raise ValueError(f"wrt: expected at least one of {', '.join(model.parameters)}, got none")
     return asked
@@ -302,14 +308,14 @@ def stop(value: Stop) -> Stop:
     return {name: checks.finite(number, f"stop[{name!r}]") for name, number in value.items()}
 
 
-def carry(error: Exception, run: Run) -> None:
+def carry(error: Exception, run: Run[Any]) -> None:
     """Attach the run to the exception, so that nothing recorded is lost."""
     vars(error)["run"] = run
     if hasattr(error, "add_note"):  # from Python 3.11 on
         error.add_note(f"Training ended at step {run.step}; .run holds the run so far.")
 
 
-def warn_of_nonfinite(run: Run, first: int, data: Dataset) -> None:
+def warn_of_nonfinite(run: Run[Any], first: int, data: Dataset) -> None:
     """Warn if the training that began at step ``first`` could not take one step from it."""
     reasons = np.atleast_1d(np.asarray(run.reason))
     ended = np.atleast_1d(np.asarray(run.stopped if run.stopped is not None else -1))

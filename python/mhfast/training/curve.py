@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ MOST_LINES = 12
 Numbers = npt.NDArray[np.float64]
 
 
-def html(run: Run) -> str:
+def html(run: Run[Any]) -> str:
     """Return the repr of the run above a curve of its first scalar record, if there is one."""
     text = f"<code>{escape(repr(run))}</code>"
     scalar = 1 if run.runs is None else 2

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-def table(run: Run) -> DataFrame:
+def table(run: Run[Any]) -> DataFrame:
     """Return the history as `Run.to_dataframe` describes."""
     pandas = _optional("pandas", "to_dataframe")
     columns = {}
@@ -42,7 +42,7 @@ def scalar_columns(run: Run) -> Iterator[tuple[str, npt.NDArray[np.int64], npt.N
                 yield f"{name}[{j}]", run.steps[name], rows[..., j]
 
 
-def figure(run: Run, ax: Axes | Sequence[Axes] | npt.NDArray[np.object_] | None) -> Figure:
+def figure(run: Run[Any], ax: Axes | Sequence[Axes] | npt.NDArray[np.object_] | None) -> Figure:
     """Return the figure that `Run.plot` describes."""
     _optional("matplotlib.figure", "plot")
     from .figure import draw

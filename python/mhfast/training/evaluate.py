@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,21 +13,22 @@ from .. import config
 from .._arguments.checks import Wrt
 from .._arguments.losses import Loss
 from ..dataset.dataset import Dataset
-from ..models import Model
+from ..gradients import Gradients, norm, value_and_grad
+from ..models import AnyModel, Stack
 from ..models.problem import loss as checked_loss
 from ..optimizers import GradientDescent, core_settings
 from . import arguments, quantities
 from .arguments import Directions, Tests
 from .history import prepare
-from .quantities import Record
+from .quantities import OF_ANY_SET, OF_ATTENTION, Entry, Record
 from .reduction import Group, refuse_records
-from .run import fresh
+from .run import Run, fresh
 from .run_axis import spread
 from .session import Loop
 
 
 def evaluate(
-    model: Model,
+    model: AnyModel,
     X: npt.ArrayLike | Dataset,
     y: npt.ArrayLike | None = None,
     *,
@@ -35,7 +37,7 @@ def evaluate(
     wrt: Wrt = None,
     test: Tests | None = None,
     directions: Directions | None = None,
-    start: Model | None = None,
+    start: AnyModel | None = None,
     num_threads: int | None = None,
 ) -> dict[str, Any]:
     """Compute what training can record of a model, without training.
@@ -44,7 +46,7 @@ def evaluate(
 
     Parameters
     ----------
-    model : Classifier or Layer
+    model : Classifier, Layer or Stack
     X : array (n, T, d) or (R, n, T, d) of the model's dtype, or Dataset
     y : array
         Targets of the shape that model and loss require; None with a Dataset.
@@ -59,7 +61,7 @@ def evaluate(
         Test sets; one without a name is called "test".
     directions : Gradients, model, dict of arrays by parameter, or a dict or sequence of them
         Directions for the record "cosine".
-    start : Classifier or Layer, optional
+    start : Classifier, Layer or Stack, optional
         The model that distance is measured from; by default ``model`` itself.
     num_threads : int, optional
         Number of threads for this call, instead of the default.
@@ -93,7 +95,7 @@ def evaluate(
 
 def evaluate_together(
     group: Group | None,
-    model: Model,
+    model: AnyModel,
     X: npt.ArrayLike | Dataset,
     y: npt.ArrayLike | None = None,
     *,
@@ -102,12 +104,12 @@ def evaluate_together(
     wrt: Wrt,
     test: Tests | None,
     directions: Directions | None,
-    start: Model | None = None,
+    start: AnyModel | None = None,
     num_threads: int | None = None,
 ) -> dict[str, Any]:
     """Do `evaluate` on the samples of all processes of a group, if there is one."""
     rule = GradientDescent(0.0)
-    run = fresh(model, rule)
+    run: Run[Any] = fresh(model, rule)
     data = arguments.dataset(X, y, model)
     tests = arguments.tests(test, model)
     entries = quantities.parse(record, tuple(model.parameters), tuple(tests))
@@ -119,6 +121,9 @@ def evaluate_together(
         wrt=run.wrt if wrt is None else arguments.wrt(model, wrt),
         start=model if start is None else _like(model, start),
     )
+    if isinstance(model, Stack):
+        refuse_of_stack(entries, data, tests, directions)
+        return of_stack(run, model, data, tests, entries, {}, num_threads)
     problem, test_problems = arguments.problems(run, data, tests)
     run = spread(run, problem.runs.length)
     given = arguments.directions(directions, run.model, problem.runs)
@@ -138,7 +143,89 @@ def evaluate_together(
     }
 
 
-def _like(model: Model, start: Model) -> Model:
+def refuse_of_stack(
+    entries: Sequence[Entry],
+    data: Dataset,
+    tests: Mapping[str, Dataset],
+    directions: Directions | None,
+) -> None:
+    """Raise ValueError for records and data that a `Stack` does not have."""
+    if directions is not None:
+        raise ValueError("directions: expected None beside a Stack, got some")
+    for entry in entries:
+        if entry.function is None and entry.name in (*OF_ATTENTION, "cosine"):
+            raise ValueError(
+                f"record: a Stack has no record {entry.key!r}; record a function of the model, "
+                "which can call model.attention(X)"
+            )
+    for name, one in {"the data": data, **tests}.items():
+        if one.runs is not None:
+            raise ValueError(
+                f"X: expected {name} without a run axis beside a Stack, got R = {one.runs}"
+            )
+
+
+def of_stack(
+    run: Run[Stack],
+    model: Stack,
+    data: Dataset,
+    tests: Mapping[str, Dataset],
+    entries: Sequence[Entry],
+    known: Mapping[str, float],
+    num_threads: int | None,
+) -> dict[str, Any]:
+    """Return what is to be recorded of a stack, by key.
+
+    Parameters
+    ----------
+    run : its loss, wrt and start
+    model : the stack
+    data, tests, entries : the training data, the test sets, what to record
+    known : quantities of the training data that need not be computed
+    num_threads : int, optional
+    """
+    sets = [*tests.values(), data]  # the training data have the number -1
+    whole: dict[int, dict[str, Any]] = {}
+    found: dict[str, Any] = {}
+    for entry in entries:
+        name, j = entry.name, entry.dataset
+        if entry.function is not None:
+            found[entry.key] = entry.function(model)
+        elif j < 0 and name in known:
+            found[entry.key] = known[name]
+        elif name in OF_ANY_SET:
+            if j not in whole:
+                whole[j] = _of_set(model, sets[j], run.loss, num_threads)
+            found[entry.key] = whole[j][name]
+        elif name == "grad_norm":
+            _, g = value_and_grad(model, data, loss=run.loss, wrt=run.wrt, num_threads=num_threads)
+            found[entry.key] = norm(g)
+        elif name in model.parameters:
+            found[entry.key] = model.parameters[name].copy()
+        else:
+            start = run.start if name == "distance" else None
+            found[entry.key] = norm(model if start is None else _minus(model, start))
+    return found
+
+
+def _minus(model: Stack, start: Stack) -> Gradients:
+    parts = []
+    for layer, before in zip(model.layers, start.layers, strict=True):
+        pairs = layer.parameters.items()
+        parts.append(Gradients(**{name: a - before.parameters[name] for name, a in pairs}))
+    return Gradients(layers=tuple(parts))
+
+
+def _of_set(model: Stack, data: Dataset, loss: Loss, num_threads: int | None) -> dict[str, Any]:
+    """Return loss, accuracy and margin of a stack: those of its end."""
+    end, _ = model._end(data, None, loss, None, None, num_threads)
+    rows = Dataset(end.X, end.y, weight=end.weight, lengths=end.lengths)
+    record: Any = OF_ANY_SET
+    found = evaluate(end.layer, rows, record=record, loss=loss, num_threads=num_threads)
+    return {**found, "loss": end.factor * found["loss"]}
+
+
+def _like(model: AnyModel, start: AnyModel) -> AnyModel:
     """Return ``start``, whose parameters must be those of ``model`` with other values."""
     if type(start) is not type(model):
         raise TypeError(

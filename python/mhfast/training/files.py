@@ -4,7 +4,8 @@
 |------------------------|------------------------------------------------------|
 | about                  | JSON text: everything that is not an array           |
 | model.W, start.W, ...  | parameters at the step reached and at step 0; a      |
-|                        | W or V that is not there is the identity             |
+| model.j.W, ...         | W or V that is not there is the identity; those of   |
+|                        | layer j of a stack are model.j.W, ...                |
 | query, schedule, lr    | if the model or the optimizer has such an array      |
 | stopped                | with a run axis                                      |
 | state.W.j, ...         | state of the optimizer, such as moments              |
@@ -30,7 +31,7 @@ import numpy.typing as npt
 from .._arguments import losses
 from .._arguments.lists import PARAMETERS
 from .._arguments.values import frozen
-from ..models import Classifier, Layer, Model
+from ..models import AnyModel, Classifier, Layer, Model, Stack
 from ..models.problem import of_arrays
 from ..optimizers import OPTIMIZERS, SOLVERS, fields_of
 from . import segments
@@ -62,12 +63,7 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
             arrays[name] = np.array(settings.pop(name))
     about = {
         "format": _FORMAT,
-        "model": next(name for name, kind in _MODELS.items() if isinstance(model, kind)),
-        "query": None if "query" in arrays else model.query,
-        "scale": model.scale,
-        "causal": model.causal,
-        "attention": str(model.attention),
-        "normalize": model.normalize,
+        **_settings(model, "query" in arrays),
         "optimizer": [optimizer.name, settings],
         "arrays": list(arrays),
         "names": list(run["history"]),
@@ -82,8 +78,23 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
     write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
 
 
+def _settings(model: AnyModel, has_queries: bool) -> dict[str, Any]:
+    """Return what a model has beside its arrays."""
+    if isinstance(model, Stack):
+        layers = [_settings(layer, has_queries) for layer in model.layers]
+        return {"model": "stack", "residual": model.residual, "layers": layers}
+    return {
+        "model": next(name for name, kind in _MODELS.items() if isinstance(model, kind)),
+        "query": None if has_queries else model.query,
+        "scale": model.scale,
+        "causal": model.causal,
+        "attention": str(model.attention),
+        "normalize": model.normalize,
+    }
+
+
 def _parts(
-    model: Model, start: Model, state: Mapping[str, tuple[npt.NDArray[Any], ...]]
+    model: AnyModel, start: AnyModel, state: Mapping[str, tuple[npt.NDArray[Any], ...]]
 ) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a run, or of the run in its subspace, by their names in the file."""
     arrays: dict[str, npt.NDArray[Any]] = {}
@@ -91,7 +102,7 @@ def _parts(
         arrays |= {f"{role}.{name}": array for name, array in of_role.parameters.items()}
     for name, slots in state.items():
         arrays |= {f"state.{name}.{j}": slot for j, slot in enumerate(slots)}
-    if isinstance(model.query, np.ndarray):
+    if isinstance(model, Model) and isinstance(model.query, np.ndarray):
         arrays["query"] = model.query
     return arrays
 
@@ -170,7 +181,7 @@ def _check(run: Mapping[str, Any]) -> None:
         raise ValueError("its loss and what it trained do not fit the model")
 
 
-def _layout(model: Model) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+def _layout(model: AnyModel) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     return {name: (array.shape, array.dtype) for name, array in model.parameters.items()}
 
 
@@ -213,23 +224,25 @@ def _subspace(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) 
     )
 
 
-def _model(role: str, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Model:
+def _model(role: str, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+    if about["model"] == "stack":
+        layers = [_model(f"{role}.{j}", of, arrays) for j, of in enumerate(about["layers"])]
+        return Stack(layers, about["residual"])
     given: dict[str, Any] = {
         name: arrays[f"{role}.{name}"] for name in PARAMETERS if f"{role}.{name}" in arrays
     }
     query = arrays.get("query", about["query"])
-    made: Model = of_arrays(
+    return of_arrays(
         _MODELS[about["model"]], given, query=query, scale=about["scale"], causal=about["causal"],
         attention=about.get("attention", "softmax"), normalize=about.get("normalize"),
     )  # fmt: skip
-    return made
 
 
 def _state(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, tuple[npt.NDArray[Any], ...]]:
     state: dict[str, tuple[npt.NDArray[Any], ...]] = {}
     for key, array in arrays.items():  # in the order in which they were written
         if key.startswith("state."):
-            name = key.split(".")[1]
+            name = key.removeprefix("state.").rpartition(".")[0]
             state[name] = (*state.get(name, ()), array)
     return state
 

@@ -16,7 +16,7 @@ from ..dataset.dataset import Dataset
 from ..models import Model
 from ..optimizers import GradientFlow, Method, Sizes
 from .arguments import Directions, Tests
-from .iterates import Iterates, begin
+from .iterates import Solved, begin
 from .objective import Vector
 from .quantities import Record
 from .run import Run
@@ -185,7 +185,7 @@ def _times(given: npt.ArrayLike | None, first: float, until: float) -> npt.NDArr
 
 
 def _followed(
-    iterates: Iterates[M],
+    iterates: Solved[M],
     solver: GradientFlow,
     times: npt.NDArray[np.float64],
     theta: Vector,

@@ -1,4 +1,4 @@
-"""The run of a solver that is not in the core: its settings, and records by `mhfast.evaluate`."""
+"""A run whose loop is in Python: models one after the other, and records by `mhfast.evaluate`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .._arguments.checks import Wrt
 from .._arguments.losses import Loss
 from ..dataset.dataset import Dataset
-from ..models import Model
+from ..models import AnyModel, Model
 from ..models import problem as _core_arguments
 from ..optimizers import GradientDescent, Solver, of_parameter
 from . import arguments, quantities
@@ -27,18 +27,17 @@ from .run import Interrupted, Run, fresh
 from .segments import Segment, extended, fingerprint
 
 M = TypeVar("M", bound=Model)
+AnyM = TypeVar("AnyM", bound=AnyModel)
 
 
 @dataclass
-class Iterates(Generic[M]):
+class Iterates(Generic[AnyM]):
     """Models θ_k one after the other, and what is recorded of them.
 
     Attributes
     ----------
     run : Run
         The settings, and the run before the first step.
-    objective : Objective
-        What is minimized, or flows downhill.
     entries : tuple of Entry
         What to record.
     evaluated : function (model, record) -> dict
@@ -53,21 +52,20 @@ class Iterates(Generic[M]):
         The bytes that each record may take.
     """
 
-    run: Run[M]
-    objective: Objective[M]
+    run: Run[AnyM]
     entries: tuple[Entry, ...]
     evaluated: Callable[..., dict[str, Any]]
     most: int
-    model: M = field(init=False)
+    model: AnyM = field(init=False)
     step: int = field(init=False)
-    rows: dict[str, list[tuple[int, npt.NDArray[Any]]]] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, list[tuple[int, npt.NDArray[Any]]]] = field(default_factory=dict, init=False)
+    sizes: dict[str, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.model, self.step = self.run.model, self.run.step
 
-    def take(self, step: int, theta: npt.NDArray[np.float64], **others: float) -> None:
-        """Go to θ_k, and record what is due there; ``others`` are scalars to record as well.
+    def record_due(self) -> None:
+        """Record what is due at θ_k.
 
         Raises
         ------
@@ -75,10 +73,7 @@ class Iterates(Generic[M]):
             If the value of a function does not fit its earlier values, or rows take too much
             memory.
         """
-        self.model, self.step = self.objective.at(theta), step
-        for key, value in others.items():
-            self._add(key, 1, np.float64(value))
-        self._record([entry for entry in self.entries if step % entry.every == 0])
+        self._record([entry for entry in self.entries if self.step % entry.every == 0])
 
     def _record(self, due: list[Entry]) -> None:
         for entry in due:
@@ -101,9 +96,9 @@ class Iterates(Generic[M]):
             )
         self.rows[key].append((self.step, value))
 
-    def ended(self, reason: str) -> Run[M]:
-        """Return the run up to the last iterate, of which everything is recorded."""
-        if reason not in ("interrupted", "exception"):
+    def ended(self, reason: str) -> Run[AnyM]:
+        """Return the run up to the last iterate; where it ends there, everything is recorded."""
+        if reason not in ("interrupted", "exception", "checkpoint"):
             self._record([entry for entry in self.entries if self.step % entry.every > 0])
         history = {key: np.stack([value for _, value in rows]) for key, rows in self.rows.items()}
         steps = {key: np.array([k for k, _ in rows]) for key, rows in self.rows.items()}
@@ -115,6 +110,37 @@ class Iterates(Generic[M]):
             reason=reason, stopped=None if reason == "steps" else self.step,
         )  # fmt: skip
 
+    @contextmanager
+    def rescued(self) -> Iterator[None]:
+        """Attach the run so far to an exception, as `mhfast.train` does."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise Interrupted(self.ended("interrupted")) from None
+        except Exception as error:
+            arguments.carry(error, self.ended("exception"))
+            raise
+
+
+@dataclass
+class Solved(Iterates[M]):
+    """The iterates of a solver of SciPy, which knows a model as a vector θ.
+
+    Attributes
+    ----------
+    objective : Objective
+        What is minimized, or flows downhill.
+    """
+
+    objective: Objective[M]
+
+    def take(self, step: int, theta: Vector, **others: float) -> None:
+        """Go to θ_k, and record what is due there; ``others`` are scalars to record as well."""
+        self.model, self.step = self.objective.at(theta), step
+        for key, value in others.items():
+            self._add(key, 1, np.float64(value))
+        self.record_due()
+
     def solved(self, go: Callable[[Vector, Vector], str], **others: float) -> Run[M]:
         """Return the run that ``go`` takes from θ_0, if value and gradient there are finite.
 
@@ -125,7 +151,7 @@ class Iterates(Generic[M]):
         others : float
             Scalars to record at θ_0.
         """
-        with self._rescued():
+        with self.rescued():
             theta = self.objective.vector(self.run.model)
             self.take(self.run.step, theta, **others)
             value, gradient = self.objective(theta)
@@ -133,17 +159,6 @@ class Iterates(Generic[M]):
             ended = self.ended(go(theta, gradient) if finite else "nonfinite")
         arguments.warn_of_nonfinite(ended, self.run.step, self.objective.data)
         return ended
-
-    @contextmanager
-    def _rescued(self) -> Iterator[None]:
-        """Attach the run so far to an exception, as `mhfast.train` does."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            raise Interrupted(self.ended("interrupted")) from None
-        except Exception as error:
-            arguments.carry(error, self.ended("exception"))
-            raise
 
 
 def begin(
@@ -160,7 +175,7 @@ def begin(
     record: Record | None,
     directions: Directions | None,
     num_threads: int | None,
-) -> Iterates[M]:
+) -> Solved[M]:
     """Check the arguments that solvers share with `mhfast.train`, and return θ of step 0.
 
     Parameters
@@ -177,6 +192,11 @@ def begin(
         If a shape, a name or a number does not fit, or there is a run axis.
     """
     run: Run[M] = model if isinstance(model, Run) else fresh(model, GradientDescent(0.0))
+    if not isinstance(run.model, Model):
+        raise TypeError(
+            f"{what}: expected a Classifier, a Layer or a Run of one, got a "
+            f"{type(run.model).__name__}"
+        )
     data = arguments.dataset(X, y, run.model)
     tests = arguments.tests(test, run.model)
     record = arguments.restored(run.record if record is None else record)
@@ -208,4 +228,4 @@ def begin(
         start=run.start, num_threads=num_threads,
     )  # fmt: skip
     objective = Objective(run.model, data, run.loss, run.wrt, l2, num_threads)
-    return Iterates(run, objective, entries, whole, most)
+    return Solved(run, entries, whole, most, objective)

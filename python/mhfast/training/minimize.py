@@ -17,7 +17,7 @@ from ..models import Model
 from ..optimizers import LBFGS, Sizes
 from . import arguments
 from .arguments import Directions, Tests
-from .iterates import Iterates, begin
+from .iterates import Solved, begin
 from .objective import Vector
 from .quantities import Record
 from .run import Run
@@ -136,7 +136,7 @@ def minimize(
 
 
 def _minimized(
-    iterates: Iterates[M], solver: LBFGS, most: int, theta: Vector, gradient: Vector
+    iterates: Solved[M], solver: LBFGS, most: int, theta: Vector, gradient: Vector
 ) -> str:
     """Take the steps from θ on, and return why they ended."""
     objective, first = iterates.objective, iterates.run.step

@@ -15,7 +15,7 @@ from .._arguments import losses
 from .._arguments.losses import Loss
 from .._arguments.names import Threshold
 from .._arguments.values import Array, same_fields
-from ..models import Model
+from ..models import AnyModel, Model
 from ..optimizers import Optimizer, Solver
 from . import curve, display, files
 from .batches import Batches
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     # What is said to be a Run without its model is that of any model.
-    ModelT_co = TypeVar("ModelT_co", bound=Model, default=Model, covariant=True)
+    ModelT_co = TypeVar("ModelT_co", bound=AnyModel, default=Model, covariant=True)
 else:
     from typing import TypeVar
 
-    ModelT_co = TypeVar("ModelT_co", bound=Model, covariant=True)
+    ModelT_co = TypeVar("ModelT_co", bound=AnyModel, covariant=True)
 
-ModelT = TypeVar("ModelT", bound=Model)
+ModelT = TypeVar("ModelT", bound=AnyModel)
 
 Stop: TypeAlias = Mapping[Threshold, float] | Callable[[int, Any], object]
 Rows: TypeAlias = npt.NDArray[Any]
@@ -67,7 +67,7 @@ class Run(Generic[ModelT_co]):
 
     Attributes
     ----------
-    model : Classifier or Layer
+    model : Classifier, Layer or Stack
         The parameters θ_k at the step reached. With R runs, those of a run that stopped earlier are
         from the step where it stopped.
     history : dict of arrays (rows, ...) or (R, rows, ...)
@@ -91,7 +91,7 @@ class Run(Generic[ModelT_co]):
     optimizer, loss, wrt, record, stop
         The settings, which are kept when the run is resumed unless they are given again. With
         `mhfast.minimize` or `mhfast.gradient_flow`, ``optimizer`` is the settings of the solver.
-    start : Classifier or Layer
+    start : Classifier, Layer or Stack
         The initial parameters θ_0, from which "distance" is measured.
     state : dict of tuples of arrays
         The state of `Momentum` (velocity) and `Adam` (moments), for each parameter in ``wrt``.
@@ -163,7 +163,9 @@ class Run(Generic[ModelT_co]):
         IndexError
             If there is no such run.
         """
-        return selected(self, index)
+        run: Any = self  # a stack has no runs to select from
+        selected_run: Run[ModelT_co] = selected(run, index)
+        return selected_run
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the run as an .npz archive without pickled objects.
@@ -328,8 +330,10 @@ class Run(Generic[ModelT_co]):
 
 def fresh(model: ModelT, optimizer: Optimizer) -> Run[ModelT]:
     """Return a run at step 0 with the default settings."""
-    if not isinstance(model, Model):
-        raise TypeError(f"model: expected a Classifier, Layer or Run, got {type(model).__name__}")
+    if not isinstance(model, AnyModel):
+        raise TypeError(
+            f"model: expected a Classifier, Layer, Stack or Run, got {type(model).__name__}"
+        )
     return Run(
         model=model,
         history={},
@@ -381,7 +385,7 @@ class Interrupted(KeyboardInterrupt):
         return f"training was interrupted at step {self.run.step}; .run holds the run so far"
 
 
-def _stored(run: Run) -> dict[str, Any]:
+def _stored(run: Run[Any]) -> dict[str, Any]:
     """Return the fields of the run with placeholders for its functions."""
     values = {item.name: getattr(run, item.name) for item in fields(run)}
     values["record"] = {

@@ -190,7 +190,7 @@ def _shapes(problem: CoreProblem) -> list[tuple[int, ...]]:
 def _checked(
     stream: Stream, batches: Batches, step: int, model: Model, loss: str, runs: RunAxis
 ) -> CoreProblem:
-    data = _drawn(stream, batches, step)
+    data = drawn(stream, batches, step)
     if data.weight is not None:
         raise ValueError("stream: expected samples without weights, got a Dataset with weight")
     for name in ("X", "query"):
@@ -204,7 +204,8 @@ def _checked(
         raise type(error)(f"stream: {error}") from error
 
 
-def _drawn(stream: Stream, batches: Batches, step: int) -> Dataset:
+def drawn(stream: Stream, batches: Batches, step: int) -> Dataset:
+    """Draw the samples of a step."""
     draw, block = stream.draw, step // stream.every
     seeds = [sample_seed(seed, block) for seed in batches.seeds]
     if isinstance(batches.seed, int):

@@ -15,10 +15,10 @@ from .. import _core, config
 from .._arguments.checks import Wrt
 from .._arguments.losses import Loss
 from ..dataset.dataset import Dataset
-from ..models import Model
+from ..models import AnyModel, Model, Stack
 from ..models import problem as _core_arguments
 from ..optimizers import Optimizer, core_settings
-from . import arguments
+from . import arguments, depth
 from . import batches as batching
 from . import quantities as recording
 from .arguments import Directions, Tests
@@ -37,7 +37,7 @@ from .session import Callbacks, Loop
 from .streams import Draw, Stream, as_stream, draws
 from .subspace import enter
 
-M = TypeVar("M", bound=Model)
+M = TypeVar("M", bound=AnyModel)
 
 
 def train(
@@ -75,7 +75,7 @@ def train(
 
     Parameters
     ----------
-    model : Classifier, Layer or Run
+    model : Classifier, Layer, Stack or Run
         The initial model. A Run is resumed bit for bit, as if it had never stopped; it keeps its
         optimizer and its state, loss, wrt, record and stop unless they are given. Data, test sets
         and directions are not part of a run and must be given again.
@@ -199,7 +199,7 @@ def train(
     50
     """
     with joined(reduce) as group:
-        run: Run[M] = (
+        run: Run[Any] = (
             model if isinstance(model, Run) else fresh(model, arguments.optimizer(optimizer))
         )
         first, last = run.step, arguments.last_step(run.step, steps, until)
@@ -228,6 +228,15 @@ def train(
             run = replace(run, state={}, since=_here(run))
         rule = arguments.optimizer(run.optimizer)  # that of a solver is none
         arguments.settings_of_parameters(rule, run.model)
+        if isinstance(run.model, Stack):
+            if group is not None:
+                raise ValueError("reduce: expected None for a Stack, which one process trains")
+            stacked = depth.trained(
+                run, data, tests, entries, rule, last, stream=stream, directions=directions,
+                callback=callback, checkpoint=arguments.checkpoint(checkpoint), progress=progress,
+                num_threads=num_threads,
+            )  # fmt: skip
+            return cast("Run[M]", stacked)
         _core_arguments.differentiable(run.model, _core_arguments.bits(run.wrt))
         problem, test_problems = arguments.problems(run, data, tests, stream is None)
         drawn, axis = draws(stream, run, problem.runs, problem)
