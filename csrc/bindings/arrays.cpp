@@ -79,5 +79,6 @@ MHFAST_INSTANTIATE(float)
 MHFAST_INSTANTIATE(double)
 MHFAST_INSTANTIATE(std::int32_t)
 MHFAST_INSTANTIATE(std::int64_t)
+#undef MHFAST_INSTANTIATE
 
 }  // namespace mhfast

@@ -73,21 +73,23 @@ void call_function(const py::object& function, const OwnLossCall& call) {
 bool PythonLoss::call(const OwnLossCall& call) noexcept {
   const FlushToZero::Paused paused;
   const py::gil_scoped_acquire held;
-  if (!error_.is_none()) return false;
+  if (failed_.load(std::memory_order_relaxed)) return false;
+  py::object failure;
   try {
     call_function(function_, call);
     return true;
   } catch (py::error_already_set& error) {
-    error_ = error.value();
-    if (error.trace()) PyException_SetTraceback(error_.ptr(), error.trace().ptr());
+    failure = error.value();
+    if (error.trace()) PyException_SetTraceback(failure.ptr(), error.trace().ptr());
   } catch (const py::builtin_exception& error) {
     error.set_error();
-    error_ = py::error_already_set().value();
+    failure = py::error_already_set().value();
   } catch (const std::bad_alloc&) {
-    error_ = py::module_::import("builtins").attr("MemoryError")();
+    failure = py::module_::import("builtins").attr("MemoryError")();
   } catch (const std::exception& error) {
-    error_ = py::module_::import("builtins").attr("RuntimeError")(error.what());
+    failure = py::module_::import("builtins").attr("RuntimeError")(error.what());
   }
+  if (!failed_.exchange(true)) error_ = std::move(failure);
   return false;
 }
 

@@ -3,6 +3,7 @@
 
 #include <pybind11/numpy.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "../problem/own_loss.hpp"
@@ -12,7 +13,8 @@ namespace mhfast {
 namespace py = pybind11;
 
 /// A Python function, called with the interpreter lock. Its first exception is kept, after which no
-/// call is made.
+/// call is begun. Where the interpreter has no lock, threads may be in the function together, and
+/// the one that is first to fail writes the error; it is read when all are done.
 class PythonLoss final : public OwnLoss {
  public:
   explicit PythonLoss(py::object function) : function_(std::move(function)) {}
@@ -23,6 +25,7 @@ class PythonLoss final : public OwnLoss {
 
  private:
   py::object function_, error_ = py::none();
+  std::atomic<bool> failed_{false};
 };
 
 /// A compiled function.

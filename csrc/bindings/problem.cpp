@@ -327,5 +327,6 @@ OfRuns<const real*> read_tensors(const py::tuple& in, const char* argument, cons
                                                   bool, RowMap, std::optional<Loss>);
 MHFAST_INSTANTIATE(float)
 MHFAST_INSTANTIATE(double)
+#undef MHFAST_INSTANTIATE
 
 }  // namespace mhfast

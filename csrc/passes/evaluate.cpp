@@ -339,5 +339,6 @@ void for_runs(std::ptrdiff_t runs, int threads, double flops_of_one,
                                 std::ptrdiff_t, std::ptrdiff_t, int, real*);
 MHFAST_INSTANTIATE(float)
 MHFAST_INSTANTIATE(double)
+#undef MHFAST_INSTANTIATE
 
 }  // namespace mhfast

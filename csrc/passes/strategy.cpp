@@ -60,5 +60,6 @@ std::unique_ptr<Strategy<real>> make_strategy(PassState<real>& state) {
   template std::unique_ptr<Strategy<real>> make_strategy<real>(PassState<real>&);
 MHFAST_INSTANTIATE(float)
 MHFAST_INSTANTIATE(double)
+#undef MHFAST_INSTANTIATE
 
 }  // namespace mhfast

@@ -157,5 +157,6 @@ std::shared_ptr<Population<real>> icl_regression(std::vector<double> root, doubl
   template std::shared_ptr<Population<real>> icl_regression<real>(std::vector<double>, double);
 MHFAST_INSTANTIATE(float)
 MHFAST_INSTANTIATE(double)
+#undef MHFAST_INSTANTIATE
 
 }  // namespace mhfast

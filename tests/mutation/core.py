@@ -178,7 +178,7 @@ class Tree:
         subprocess.run(
             ["cmake", "-S", path, "-B", path / "build", "-G", "Ninja", f"-Dpybind11_DIR={pybind11}",
              f"-DPython_EXECUTABLE={sys.executable}", f"-DMHFAST_ONLY={INSTRUCTION_SET}",
-             "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1"],
+             "-DMHFAST_TOGETHER=OFF", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1"],
             check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
 
