@@ -1,6 +1,6 @@
 // The parameters of one pass, as kernels take them: W times the scale, U or V transposed, and the
-// product of a shared query with W. Identities are null. Where tokens are words of a dictionary E there
-// are tables too:
+// product of a shared query with W. Identities are null. Where tokens are words of a dictionary E
+// there are tables too:
 //
 //   scores    E W Z^T for all pairs of words, [key word][query word], or [key word][row up to qL]
 //             where the query rows are shared

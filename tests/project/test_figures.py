@@ -9,8 +9,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DRAWN = sorted((ROOT / "docs").rglob("*.png"))
-OWN_SIZE = {"rates.png"}  # until examples/theory_rates.py draws with mhfast.figures
-SIZED = [path for path in DRAWN if path.name not in OWN_SIZE]
 
 
 def width(path: Path) -> int:
@@ -27,7 +25,7 @@ def test_there_are_figures_and_each_is_shown():
         assert any(f"{figure.name})" in page for page in pages), figure.name
 
 
-@pytest.mark.parametrize("figure", SIZED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("figure", DRAWN, ids=lambda path: path.stem)
 def test_a_figure_of_the_documentation_is_1600_pixels_wide(figure):
     assert width(figure) == 1600
 
