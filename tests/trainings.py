@@ -77,7 +77,7 @@ def draw(kind, parameter, dtype, n, T, d, H, *, runs=None, size=0.3, seed=0):
             rest["query"] = T - 1
         if kind is mh.Classifier:
             return mh.Classifier(W, new(H, rows, d), **rest)
-        return mh.Layer(W, None if outputs == d else new(H, d, 4), **rest)
+        return mh.Layer(W, None if parameter == "prompt and identity" else new(H, d, 4), **rest)
 
     rows = 1 if parameter == "token" else 3 if parameter.startswith(("prompt", "query")) else T
     outputs = d if parameter == "prompt and identity" else 4

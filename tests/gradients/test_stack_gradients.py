@@ -198,7 +198,9 @@ def test_gradients_are_vectors():
     for twin in (copy.deepcopy(g), pickle.loads(pickle.dumps(g))):
         assert twin == g
     assert twin != h
-    with pytest.raises(ValueError, match=r"0.Q: expected gradients by 0.W"):
+    with pytest.raises(
+        ValueError, match=r"0.Q: expected gradients by parameters of the model, 0.W"
+    ):
         model + mh.Gradients(layers=(mh.Gradients(Q=np.ones(2)), mh.Gradients()))
     with pytest.raises(ValueError, match=r"1.V: expected in both or in neither"):
         g + mh.Gradients(layers=(g.layers[0], mh.Gradients(W=g.layers[1].W)))

@@ -298,9 +298,10 @@ def loss(model: Model | Stack, loss: object, y: npt.ArrayLike | None = None) -> 
 def _are_probabilities(model: Model | Stack, y: npt.ArrayLike) -> bool:
     """Tell whether y has a number for each output of a row, (n, q, p), rather than classes."""
     array = checks.as_array(y, "y")
-    outputs: int = getattr(model, "out_dim")  # noqa: B009  (a classifier has no such loss)
-    outputs_fit = array.ndim >= 3 and outputs in (-1, array.shape[-1])  # -1: as many as features
-    return array.dtype.kind == "f" and outputs_fit
+    outputs = getattr(model, "_out_dim", None)  # -1: as many as features
+    if outputs is None:
+        outputs = getattr(model, "out_dim")  # noqa: B009  (of a stack)
+    return array.dtype.kind == "f" and array.ndim >= 3 and outputs in (-1, array.shape[-1])
 
 
 def differentiable(model: Model, bits: int) -> None:
