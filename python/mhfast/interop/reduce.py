@@ -214,7 +214,8 @@ def dask(
     from distributed import wait
 
     size = checks.count(len(parts), "number of parts")
-    workers: list[str] = list(client.nthreads())[:size]  # type: ignore[no-untyped-call]
+    cluster: Any = client  # whose methods have no types
+    workers: list[str] = list(cluster.nthreads())[:size]
     if len(workers) < size:
         raise ValueError(f"parts: expected at most one for each worker, {len(workers)}, got {size}")
     hub: Any = client.submit(
@@ -233,7 +234,7 @@ def dask(
         done = _finished(wait, running)
         running -= done
         failed += [task for task in tasks if task in done and task.status == "error"]
-        alive = client.nthreads()  # type: ignore[no-untyped-call]  # scheduler_info has none from time to time
+        alive = cluster.nthreads()  # scheduler_info has none from time to time
         lost = [worker for worker in workers if worker not in alive]
         why = f"the worker {lost[0]} was lost" if lost else "another process failed"
         if (failed or lost) and workers[0] in alive:
