@@ -61,7 +61,8 @@ void LoadedModel<real>::load(const Parameters<real>& parameters, const real* wor
   }
 }
 
-/// Tables of one head, whose W times the scale and U or V have been loaded.
+/// Tables of one head, whose W times the scale and U or V this member has loaded. What the first
+/// member sets, others do not read in the phase of loading.
 template <class real>
 void LoadedModel<real>::load_tables(const Parameters<real>& parameters, const real* words,
                                     int head) {
@@ -84,7 +85,8 @@ void LoadedModel<real>::load_tables(const Parameters<real>& parameters, const re
     multiply(queries, tables_.row, scores);
   }
   real* const values = values_table_ + head * tables_.values;
-  if (!s.is_layer()) return multiply(transposed(head), tables_.value_row, values);
+  if (!s.is_layer())
+    return multiply(transposed_ + head * transposed_size_, tables_.value_row, values);
   kernels_.scale_rows(parameters.V + head * (std::ptrdiff_t(d) * s.p), real(1), d, s.p,
                       int(tables_.value_row), queries);
   multiply(queries, tables_.value_row, values);

@@ -201,6 +201,23 @@ def test_threads_resuming_and_files(kind, tmp_path):
     np.testing.assert_array_equal(alone.model.W, whole[1].model.W)
 
 
+@pytest.mark.parametrize("parameter", ["dense", "prompt", "low rank"])
+@pytest.mark.parametrize("kind", [mh.Classifier, mh.Layer])
+def test_calls_of_several_threads(kind, parameter):
+    """With work enough for four, each of which makes the tables of its heads."""
+    model, data = draw(kind, parameter, np.float64, 600, 12, 7, 5)
+    X = of_words(data.X)
+    loss = "logistic" if kind is mh.Classifier else "squared"
+    for _ in range(5):
+        found = [
+            (model(X, num_threads=k), mh.value_and_grad(model, X, data.y, loss=loss, num_threads=k))
+            for k in (1, 2, 4)
+        ]
+        for outputs, (value, gradient) in found[1:]:
+            np.testing.assert_array_equal(outputs, found[0][0])
+            assert (value, gradient) == found[0][1]
+
+
 @pytest.mark.parametrize("kind", [mh.Classifier, mh.Layer])
 @pytest.mark.parametrize("lengths", [False, True])
 def test_batches_and_test_sets(kind, lengths):
