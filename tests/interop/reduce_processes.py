@@ -91,8 +91,11 @@ def main():
         timeout=timedelta(seconds=60),
     )  # fmt: skip
     work(task, folder, rank, size, adapters.torch_distributed)
-    if task == "train":
-        distributed.destroy_process_group()
+    if task == "die":
+        os._exit(
+            0
+        )  # PyTorch would end the group, of which the other process is missing, by a signal
+    distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

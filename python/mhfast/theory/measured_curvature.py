@@ -148,7 +148,8 @@ def second(around: LocalCurvature, within: Array) -> Array:
 
 def outputs(around: LocalCurvature, within: Array) -> Array:
     """Bound |Φ_i - Φ_i(θ)| within a distance of θ, for `within` of shape (..., 1) or (n,)."""
-    return np.asarray((around.gradients + second(around, within) * within / 2) * within)
+    with np.errstate(over="ignore"):  # the bound is then infinite, and right
+        return np.asarray((around.gradients + second(around, within) * within / 2) * within)
 
 
 def third(around: LocalCurvature, within: Array) -> Array:
