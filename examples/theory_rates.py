@@ -186,9 +186,9 @@ with rc_context(STYLE):
     name(middle_long, 0.03, 0.06, told, BLUE, transform=middle_long.transAxes)
     middle_long.set(ylabel="training loss")
     if len(steps):
-        right_long.plot(ends, bounds_by_k.T, "--", color=ORANGE, linewidth=0.5, alpha=0.4)
+        right_long.plot(ends, bounds_by_k.T, ".", color=ORANGE, markersize=3, alpha=0.4)
         right_long.plot(steps, curves.T, color=BLUE, linewidth=0.5, alpha=0.4)
-        right_long.plot(ends, bounds_by_k.mean(axis=0), "--", color=ORANGE)
+        right_long.plot(ends, bounds_by_k.mean(axis=0), "D", color=ORANGE, markersize=4)
         right_long.plot(steps, curves.mean(axis=0), color=BLUE)
         name(right_long, ends[-1], bounds_by_k.max(), "theorem", ORANGE, ha="right")
         name(right_long, 0.03, 0.06, "measured", BLUE, transform=right_long.transAxes)
