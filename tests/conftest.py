@@ -8,7 +8,7 @@ from mhfast import _core
 
 # What is not among the packages of ".[test]". A test that needs one of these is marked `peers`, or
 # `slow`, so that it is among those that CI runs where they are installed.
-PEERS = {"torch": '"torch==2.13.0"', "jax": "jax"}
+PEERS = {"torch": '"torch==2.13.0"', "jax": "jax", "flatbuffers": "flatbuffers"}
 
 
 def _missing(report):

@@ -43,6 +43,8 @@ def test_samples_that_devices_cannot_share_equally():
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 @pytest.mark.parametrize("check", ["runs", "second", "scan", "shards", "exported"])
 def test_on_four_devices(check, kind):
+    if check == "exported":
+        pytest.importorskip("flatbuffers")  # with which JAX writes what it exports
     run(PROGRAM, check, kind)
 
 
