@@ -374,10 +374,11 @@ def problem(
         y = weight = None
     elif y is None:
         raise TypeError("y: expected labels with the array X, got None")
-    if query is weight is lengths is None and X.shape[1:] == core.plain and not runs.length:
+    shape = X.shape
+    if query is weight is lengths is None and shape[1:] == core.plain and not runs.length:
         if y is None or loss is None:
             return CoreProblem((X, None, None, None, None), NO_RUNS, False)
-        targets = sample_checks.targets(y, loss, "n", X.shape[:1], X.dtype)
+        targets = sample_checks.targets(y, loss, "n", shape[:1], X.dtype)
         if targets.ndim == 1:
             return CoreProblem((X, None, targets, None, None), NO_RUNS, False)
 
