@@ -86,16 +86,9 @@ Totals Engine<real>::totals(int lane) const {
 
 template <class real>
 bool Engine<real>::needs_scaling(bool together) {
-  state_.scales.gather(state_.width > 1 ? state_.data.runs : 0);
-  return gathered_needs_scaling(together);
-}
-
-template <class real>
-bool Engine<real>::gathered_needs_scaling(bool together) {
   // Above this, entries 1e-8 (float) or 1e-16 (double) times the largest still are normal numbers.
   constexpr double kUnderflow = sizeof(real) == 4 ? -50.0 : -600.0;
-  const int runs = state_.width > 1 ? state_.data.runs : 0;
-  return state_.scales.needs_scaling(state_.options, runs, together, kUnderflow);
+  return state_.scales.needs_scaling(state_.options, lanes_of_runs(), together, kUnderflow);
 }
 
 template class Engine<float>;

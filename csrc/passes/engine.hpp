@@ -75,16 +75,16 @@ class Engine {
   /// After a pass.
   Totals totals(int lane = 0) const;
 
-  /// After a pass for scales or the gradient, with Options::gaps: whether the largest factors of
-  /// the gradient are so small that it takes a scaled pass, which leaves them out. `together`: one
-  /// scale for all heads.
-  bool needs_scaling(bool together);
-  /// For one of several parts of the samples: the maxima that the above compares, of the heads and
-  /// last of the readout, and others in their place; then the above, from these.
-  void gather_scales() { state_.scales.gather(0); }
+  /// After a pass for scales or the gradient, with Options::gaps: finds the largest factors of the
+  /// gradient.
+  void gather_scales() { state_.scales.gather(lanes_of_runs()); }
+  /// Those of the heads and last of the readout, for one of several parts of the samples, and the
+  /// largest of all parts in their place.
   double gathered_scale(int part) const { return state_.scales.gathered(part); }
   void replace_scale(int part, double maximum) { state_.scales.replace(part, maximum); }
-  bool gathered_needs_scaling(bool together);
+  /// Then, whether they are so small that it takes a scaled pass, which leaves them out.
+  /// `together`: one scale for all heads.
+  bool needs_scaling(bool together);
   /// What the scaled pass leaves out: share() and, as whole numbers, the logarithms of the rest.
   double log_scale_W(int head, int lane = 0) const { return state_.scales.log_of_W(head)[lane]; }
   double log_scale_readout(int lane = 0) const { return state_.scales.log_of_readout()[lane]; }
@@ -97,6 +97,9 @@ class Engine {
   Engine(const Data<real>& data, std::optional<Loss> loss, const Options& options, const Plan& plan,
          int threads);
   void lay_out(Arena& layout);
+
+  /// Runs that are lanes; 0: lanes are samples, or parts of them.
+  int lanes_of_runs() const { return state_.width > 1 ? state_.data.runs : 0; }
 
   const int threads_;
   const double expected_seconds_;

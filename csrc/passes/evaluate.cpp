@@ -144,6 +144,7 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
     if (engine.own_loss_failed()) return;
     if (careful) {
       if (member.index == 0) {
+        engine.gather_scales();
         scaled = engine.needs_scaling(gradient.prompt != nullptr);
         if (scaled) engine.restart();
       }

@@ -352,7 +352,7 @@ template <class real>
 void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
   const bool leader = member.index == 0;
   const bool loss_only = step_ == task_.last_step && (batch_ || !records_norm_);
-  const bool complete = evaluate_whole(member) && evaluate(*engine_, loss_only, member);
+  const bool complete = evaluate_whole(member) && evaluate(shards_, loss_only, member);
   if (complete) {
     member.wait();
     if (leader) {
@@ -451,7 +451,7 @@ bool Loop<real>::evaluate_whole(const Member& member) {
   member.wait();
   whole_engine_->load_parameters(parameters(), member);
   member.wait();
-  if (!evaluate(*whole_engine_, !whole_norm_due_, member)) return false;
+  if (!evaluate({whole_engine_.get()}, !whole_norm_due_, member)) return false;
   member.wait();
   for (int l = 0; leader && whole_norm_due_ && l < count_; ++l)
     norms_[l] = descent_->gradient_norm(l);
@@ -481,52 +481,41 @@ void Loop<real>::differentiate(Engine<real>& engine, const Member& member) {
                                 gradient_[kK]);
 }
 
-/// Loss and gradient at theta_k. False when the pass was interrupted.
+/// Loss and gradient at theta_k, of the samples of these engines: one, or with several processes
+/// all shards, whose processes make the same passes. False when a pass was interrupted.
 template <class real>
-bool Loop<real>::evaluate(Engine<real>& engine, bool loss_only, const Member& member) {
-  if (sums_) return evaluate_shards(loss_only, member);
-  const bool leader = member.index == 0;
+bool Loop<real>::evaluate(const std::vector<Engine<real>*>& engines, bool loss_only,
+                          const Member& member) {
+  const auto of_gradient = [&] { return scaled_ ? Pass::kScaledGradient : Pass::kGradient; };
   // A step after one whose gradient was scaled is as a rule another.
-  const bool only_scales = scaled_ && !loss_only;
-  const Pass first = loss_only ? Pass::kLoss : only_scales ? Pass::kScales : Pass::kGradient;
-  if (!pass(engine, first, member)) return false;
-  if (loss_only) return true;
-  if (engine.gathers_gaps()) {
-    if (leader) {
-      choose_scales(engine);
-      if (scaled_ || only_scales) engine.restart();
+  Pass kind = loss_only ? Pass::kLoss : scaled_ ? Pass::kScales : Pass::kGradient;
+  while (true) {
+    for (Engine<real>* engine : engines)
+      if (!pass(*engine, kind, member)) return false;
+    if (sums_ && !add_up(kind, member)) return false;
+    if (loss_only) return true;
+    if (!engines[0]->gathers_gaps() || kind == Pass::kScaledGradient) break;
+    if (member.index == 0) {
+      choose_scales(engines);
+      if (of_gradient() != kind)
+        for (Engine<real>* engine : engines) engine->restart();
     }
     member.wait();
-    if (scaled_ && !pass(engine, Pass::kScaledGradient, member)) return false;
-    if (!scaled_ && only_scales && !pass(engine, Pass::kGradient, member)) return false;
+    if (of_gradient() == kind) break;
+    kind = of_gradient();
   }
-  differentiate(engine, member);
+  if (sums_)
+    take_sums(member);
+  else
+    differentiate(*engines[0], member);
   restore_gradients(member);
   descent_->scan(member);
   return true;
 }
 
-/// The same over all shards of all processes, which make the same calls: one, and one more where
-/// the gradient is scaled.
+/// A member's heads of the gradient over all samples of all processes.
 template <class real>
-bool Loop<real>::evaluate_shards(bool loss_only, const Member& member) {
-  const bool leader = member.index == 0;
-  Pass kind = loss_only ? Pass::kLoss : scaled_ ? Pass::kScales : Pass::kGradient;
-  while (true) {
-    for (Engine<real>* shard : shards_)
-      if (!pass(*shard, kind, member)) return false;
-    if (!add_up(kind, member)) return false;
-    if (loss_only) return true;
-    if (!engine_->gathers_gaps() || kind == Pass::kScaledGradient) break;
-    if (leader) choose_scales(*engine_);
-    member.wait();
-    const Pass next = scaled_ ? Pass::kScaledGradient : Pass::kGradient;
-    if (next == kind) break;
-    kind = next;
-    for (Engine<real>* shard : shards_)
-      if (leader) shard->restart();
-    member.wait();
-  }
+void Loop<real>::take_sums(const Member& member) {
   const double* sum = sums_->gradient(0);
   for (Trained<real>& tensor : descent_->tensors()) {
     for (int h = member.index; h < tensor.heads; h += member.count)
@@ -534,9 +523,6 @@ bool Loop<real>::evaluate_shards(bool loss_only, const Member& member) {
                      tensor.gradient + h * tensor.size, [](double x) { return real(x); });
     sum += tensor.heads * tensor.size;
   }
-  restore_gradients(member);
-  descent_->scan(member);
-  return true;
 }
 
 /// Adds up what a pass over the shards has left. False when the caller aborts.
@@ -591,13 +577,6 @@ bool Loop<real>::add_numbers(Pass kind) {
   return true;
 }
 
-template <class real>
-bool Loop<real>::shards_need_scaling(bool together) {
-  bool needed = false;
-  for (Engine<real>* shard : shards_) needed = shard->gathered_needs_scaling(together);
-  return needed;
-}
-
 /// From a member's gradients by the scaled copies to those by the parameters, unless steps take
 /// these factors as logarithms.
 template <class real>
@@ -614,9 +593,13 @@ void Loop<real>::restore_gradients(const Member& member) {
 
 /// Decides whether a gradient that is to be normalized must have its largest factors taken out.
 template <class real>
-void Loop<real>::choose_scales(Engine<real>& engine) {
+void Loop<real>::choose_scales(const std::vector<Engine<real>*>& engines) {
   const bool together = task_.optimizer.norm_scope() != Scope::kHead || task_.wrt[kPrompt];
-  scaled_ = sums_ ? shards_need_scaling(together) : engine.needs_scaling(together);
+  for (Engine<real>* engine : engines) {
+    if (!sums_) engine->gather_scales();  // else they have those of all processes
+    scaled_ = engine->needs_scaling(together);
+  }
+  const Engine<real>& engine = *engines[0];
   descent_->set_scaled(scaled_ || task_.exponents.any());
   for (Trained<real>& tensor : descent_->tensors())
     for (int h = 0; h < tensor.heads; ++h)

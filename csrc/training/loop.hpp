@@ -12,14 +12,13 @@
 //   (| whole  a pass over all samples, where steps are taken    as below
 //             on batches and it is due, up to norms of heads)
 //   | pass    partial gradients, totals, scales of a chunk      chunk       what was loaded
-//             whether the caller's own loss has failed      any
+//             whether the caller's own loss has failed          any
 //   | scales  scales of heads (normalized steps only)           first
 //   | reduce  a head's gradients, with l2, and their norms      head        partials, the prompt
 //   (| reduce gradient of the prompt, from all heads            first       heads' products)
-//   (| sums   with several processes: what all of them add up,  first       heads' gradients,
-//   totals
-//             and from it totals and scales, before a head's
-//             gradients of all samples are taken up            head        the sums)
+//   (| sums   with several processes: what they add up, and     first       heads' gradients and
+//             from it totals and scales, before a head's                    totals of shards
+//             gradients of all samples are taken from it        head        the sums)
 //   | decide  rates, what stops and what is due, the numbers    first       totals, norms
 //             of the next batch's samples
 //   | tests   load and pass over each test set that is due      as above
@@ -120,18 +119,17 @@ class Loop {
   void load(const Member& member);
   void prepare_step();
   void advance_step(const Member& member, const FlushToZero& flush);
-  bool evaluate(Engine<real>& engine, bool loss_only, const Member& member);
-  bool evaluate_shards(bool loss_only, const Member& member);
+  bool evaluate(const std::vector<Engine<real>*>& engines, bool loss_only, const Member& member);
   bool evaluate_whole(const Member& member);
   bool pass(Engine<real>& engine, Pass kind, const Member& member);
   void differentiate(Engine<real>& engine, const Member& member);
   bool add_up(Pass kind, const Member& member);
   bool add_numbers(Pass kind);
-  bool shards_need_scaling(bool together);
+  void take_sums(const Member& member);
   Totals totals(const Engine<real>& engine, int lane) const {
     return sums_ ? totals_ : engine.totals(lane);
   }
-  void choose_scales(Engine<real>& engine);
+  void choose_scales(const std::vector<Engine<real>*>& engines);
   void decide(const FlushToZero& flush);
   void end(int lane, StopReason reason);
   void evaluate_tests(const Member& member);
