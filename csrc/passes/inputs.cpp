@@ -4,10 +4,10 @@
 //   dL/dX += A^T U + D^T (Z W),   dL/dZ += D X W^T
 //
 // With an identity in the place of W or V the product with it is left out. A sample at a time, some
-// of its query rows at a time, a head at a time. A and D come from
-// scores_rows with query rows as lanes; the sums over rows are products with features as lanes, for
-// which A, D and Z W are transposed. A classifier's gradient is linear in the derivative of its
-// loss, which is multiplied in at the end.
+// of its query rows at a time, a head at a time. A and D come from scores_rows with query rows as
+// lanes; the sums over rows are products with features as lanes, for which A, D and Z W are
+// transposed. A classifier's gradient is linear in the derivative of its loss, which is multiplied
+// in at the end.
 #include "inputs.hpp"
 
 #include <algorithm>

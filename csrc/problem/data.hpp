@@ -31,8 +31,8 @@ using Tensors = std::array<Pointer, kTensors>;
 /// its weight perhaps (n, q). For self-attention z is x; an external z may begin at the same
 /// address. Where the query is shared z is not used. Where the shape has words, x is the dictionary
 /// (words, d), `keys` are the words of the tokens (n, T) and `queries` those of the query rows
-/// (n, q), z is not used. Runs that are lanes of one engine have their
-/// arrays `run` numbers apart, 0 where they share one.
+/// (n, q), and z is not used. Runs that are lanes of one engine have their arrays `run` numbers
+/// apart, 0 where they share one.
 template <class real>
 struct Data {
   Shape shape;

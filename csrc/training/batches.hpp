@@ -5,9 +5,10 @@
 // and j(b, m) the integer `below` m that b gives,
 //
 //   replace   c = k; sample i of the batch of step k is j(b_i, n)
-// shuffle   an epoch is floor(n / B) steps; c = e, the epoch. Starting from the identity, entry i
-// of a permutation changes places with entry i + j(b_i, n - i), i = 0, 1, ... (Fisher and Yates),
-// and the batches of the epoch are its entries in turn. The last n mod B of them are left out.
+//   shuffle   an epoch is floor(n / B) steps; c = e, the epoch. Starting from the identity, entry i
+//             of a permutation changes places with entry i + j(b_i, n - i), i = 0, 1, ... (Fisher
+//             and Yates), and the batches of the epoch are its entries in turn. The last n mod B of
+//             them are left out.
 #pragma once
 
 #include <cstdint>
