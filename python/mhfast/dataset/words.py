@@ -85,8 +85,7 @@ class Tokens:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape (n, T, d), or (R, n, T, d), of the tokens."""
-        runs = self.ids.shape[:-2] or self.embedding.shape[:-2]
-        return (*runs, *self.ids.shape[-2:], self.embedding.shape[-1])
+        return shape_of(self.ids, self.embedding)
 
     @property
     def ndim(self) -> int:
@@ -160,3 +159,9 @@ class Tokens:
         return same_fields(self, other)
 
     __repr__ = describe
+
+
+def shape_of(ids: npt.NDArray[np.int32], embedding: Array) -> tuple[int, ...]:
+    """Return the shape of the array of the rows of a dictionary that `ids` select."""
+    runs = ids.shape[:-2] or embedding.shape[:-2]
+    return (*runs, *ids.shape[-2:], embedding.shape[-1])

@@ -25,7 +25,7 @@ from .._arguments.own_losses import is_own
 from .._arguments.runs import NO_RUNS, RunAxis, repeated
 from .._arguments.values import Array, frozen
 from ..dataset.dataset import Dataset, no_second_source
-from ..dataset.words import Tokens
+from ..dataset.words import Tokens, shape_of
 from .low_rank import LowRank
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ class CoreWords(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that an array of these rows has."""
-        runs = self.ids.shape[:-2] or self.embedding.shape[:-2]
-        return (*runs, *self.ids.shape[-2:], self.embedding.shape[-1])
+        return shape_of(self.ids, self.embedding)
 
     @property
     def ndim(self) -> int:
