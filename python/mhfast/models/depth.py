@@ -542,14 +542,9 @@ def wrt(stack: Stack, names: Wrt, *, inputs: bool = False) -> tuple[str, ...]:
     known = (*stack.parameters, "X") if inputs else tuple(stack.parameters)
     if names is None:
         return tuple(stack.parameters)
-    asked = (names,) if isinstance(names, str) else names
     short = {of_layer(name)[1] for name in stack.parameters}
     expected = f"{', '.join(known)}, or of every layer {', '.join(sorted(short))}"
-    if not isinstance(asked, Sequence):
-        raise TypeError(f"wrt: expected names from {expected}, got {type(names).__name__}")
-    for name in asked:
-        if name not in known and name not in short:
-            raise ValueError(f"wrt: expected names from {expected}, got {name!r}")
+    asked = arguments.names_from(names, (*known, *short), expected)
     return tuple(name for name in known if name in asked or of_layer(name)[1] in asked)
 
 

@@ -8,7 +8,7 @@ lengths and causal rows only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
@@ -253,13 +253,19 @@ def wrt(model: Model, names: Wrt, *, inputs: bool = False) -> tuple[str, ...]:
     if names is None:
         return tuple(model.parameters)
     known = (*model.parameters, "X", "query") if inputs else tuple(model.parameters)
+    asked = names_from(names, known, ", ".join(known))
+    return tuple(name for name in known if name in asked)
+
+
+def names_from(names: str | Sequence[str], known: Collection[str], expected: str) -> Sequence[str]:
+    """Return the names of a `wrt`, each of which must be among `known`; errors list `expected`."""
     asked = (names,) if isinstance(names, str) else names
     if not isinstance(asked, Sequence):
-        raise TypeError(f"wrt: expected names from {', '.join(known)}, got {type(names).__name__}")
+        raise TypeError(f"wrt: expected names from {expected}, got {type(names).__name__}")
     for name in asked:
         if name not in known:
-            raise ValueError(f"wrt: expected names from {', '.join(known)}, got {name!r}")
-    return tuple(name for name in known if name in asked)
+            raise ValueError(f"wrt: expected names from {expected}, got {name!r}")
+    return asked
 
 
 def bits(names: Iterable[str]) -> int:
