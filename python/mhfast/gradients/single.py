@@ -33,10 +33,7 @@ def of_loss(
     num_threads: int | None,
 ) -> tuple[Value, Gradients]:
     """Return what `mhfast.value_and_grad` does."""
-    if not isinstance(model, Model):
-        raise TypeError(
-            f"model: expected a Classifier, a Layer or a Stack, got {type(model).__name__}"
-        )
+    _check_model(model)
     name: str
     if isinstance(loss, str) and loss in OF_OUTPUTS:
         name, of_loss = loss, LOSSES[loss]
@@ -63,10 +60,7 @@ def of_outputs(
     num_threads: int | None,
 ) -> Gradients:
     """Return what `mhfast.backward` does."""
-    if not isinstance(model, Model):
-        raise TypeError(
-            f"model: expected a Classifier, a Layer or a Stack, got {type(model).__name__}"
-        )
+    _check_model(model)
     if cotangent is None:
         raise TypeError("cotangent: expected an array of the shape of the outputs, got None")
     if isinstance(X, Dataset):
@@ -79,6 +73,13 @@ def of_outputs(
     )  # fmt: skip
     _, gradients = _differentiated(model, problem, LOSSES["cotangent"], wrt, num_threads)
     return gradients
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, Model):
+        raise TypeError(
+            f"model: expected a Classifier, a Layer or a Stack, got {type(model).__name__}"
+        )
 
 
 def _of_parameters(wrt: object) -> bool:
