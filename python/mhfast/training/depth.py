@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from .callbacks import Calls, prepared
 from .evaluate import evaluate, of_stack, refuse_of_stack
 from .iterates import Iterates
 from .progress import progress_bar
-from .quantities import Entry
+from .quantities import Entry, real_value
 from .run import Run
 from .segments import Segment, extended, fingerprint
 from .session import Callbacks
@@ -215,7 +215,7 @@ class _Loop(Iterates[Stack]):
             raise ValueError("batch: expected a sample of weight above 0 in every batch")
         return self.data.subset(rows), part / float(counted.sum()) * n / size
 
-    @property
+    @cached_property
     def _counted(self) -> npt.NDArray[np.float64]:
         """What the loss is divided by the sum of, of each sample."""
         data, of_rows = self.data, losses.name_of(self.run.loss) in OF_ROWS
@@ -280,7 +280,5 @@ def _is_finite(gradients: Gradients | None) -> bool:
 
 
 def _real(entry: Entry, value: Any) -> npt.NDArray[Any]:
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"record {entry.key!r}: expected real values, got {value!r:.80}")
+    array = real_value(entry.key, value)
     return array if array.dtype == np.float32 and array.ndim > 0 else array.astype(np.float64)

@@ -17,7 +17,7 @@ from .._arguments.lists import PARAMETERS
 from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models.problem import CoreData
-from .quantities import Entry, Metric, check_room, count_due, due_steps, row_of, size_of
+from .quantities import Entry, Metric, check_room, count_due, due_steps, real_value, row_of, size_of
 from .subspace import Subspace
 
 OF_WHOLE = (*PARAMETERS, "cosine")
@@ -98,9 +98,7 @@ class FunctionRows:
         self.taken.append(k)
 
     def _value(self, model: Model) -> Rows:
-        value = np.asarray(self.function(model))
-        if value.dtype.kind not in "biuf":
-            raise TypeError(f"record {self.entry.key!r}: expected real values, got {value!r:.80}")
+        value = real_value(self.entry.key, np.asarray(self.function(model)))
         if self.runs and value.ndim == 0:
             return np.broadcast_to(value, (self.runs,))
         if self.runs and len(value) != self.runs:

@@ -247,5 +247,13 @@ def size_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
+def real_value(key: str, value: Any) -> npt.NDArray[Any]:
+    """Return what a function has returned for a record as an array; TypeError if it is not real."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"record {key!r}: expected real values, got {value!r:.80}")
+    return array
+
+
 def _gib(size: int) -> str:
     return f"{size / 1024**3:.3g} GiB"
