@@ -5,8 +5,9 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <string>
-#include <vector>
 
 #include "../training/train.hpp"
 
@@ -14,18 +15,49 @@ namespace mhfast {
 
 namespace py = pybind11;
 
+/// The lengths of the axes of an array, where they are made and read without allocation: small
+/// calls have a dozen of them.
+class ArrayShape {
+ public:
+  ArrayShape(std::initializer_list<py::ssize_t> lengths)
+      : ArrayShape(lengths.begin(), int(lengths.size())) {}
+  /// The shape that an array has, of which at most the first axes are kept.
+  explicit ArrayShape(const py::array& array)
+      : ArrayShape(array.shape(), int(std::min<py::ssize_t>(array.ndim(), kMaxAxes))) {}
+
+  int size() const { return size_; }
+  py::ssize_t operator[](int axis) const { return lengths_[axis]; }
+  const py::ssize_t* begin() const { return lengths_; }
+  const py::ssize_t* end() const { return lengths_ + size_; }
+  /// This shape with a leading axis.
+  ArrayShape with_leading(py::ssize_t length) const {
+    ArrayShape longer{length};
+    for (const py::ssize_t next : *this) longer.lengths_[longer.size_++] = next;
+    return longer;
+  }
+
+ private:
+  static constexpr int kMaxAxes = 8;
+
+  ArrayShape(const py::ssize_t* lengths, int size) : size_(size) {
+    std::copy_n(lengths, size, lengths_);
+  }
+
+  int size_;
+  py::ssize_t lengths_[kMaxAxes];
+};
+
 /// "(2, 3)"
-std::string shape_text(const std::vector<py::ssize_t>& shape);
+std::string shape_text(const ArrayShape& shape);
 
 /// Data of an array that must have this shape (-1: any length) and be C-contiguous, aligned and of
 /// type T. Throws py::type_error or py::value_error naming `name`.
 template <class T>
-const T* read_array(const py::handle& object, const char* name,
-                    const std::vector<py::ssize_t>& shape);
+const T* read_array(const py::handle& object, const char* name, const ArrayShape& shape);
 
 /// The same for an array to be written.
 template <class T>
-T* write_array(const py::handle& object, const char* name, const std::vector<py::ssize_t>& shape);
+T* write_array(const py::handle& object, const char* name, const ArrayShape& shape);
 
 /// An array of runs: that of run r begins `run` numbers after that of run r - 1; 0: all share one.
 template <class Pointer>
@@ -36,13 +68,17 @@ struct RunArray {
 
 /// An array of this shape, which with `runs` (0: no run axis) may have a leading axis of runs.
 template <class T>
-RunArray<const T*> read_runs(const py::handle& object, const char* name,
-                             std::vector<py::ssize_t> shape, py::ssize_t runs);
+RunArray<const T*> read_runs(const py::handle& object, const char* name, const ArrayShape& shape,
+                             py::ssize_t runs);
 
 /// An array to be written; with runs it must have the leading axis.
 template <class T>
-RunArray<T*> write_runs(const py::handle& object, const char* name, std::vector<py::ssize_t> shape,
+RunArray<T*> write_runs(const py::handle& object, const char* name, const ArrayShape& shape,
                         py::ssize_t runs);
+
+/// A new C-contiguous array, not initialized.
+template <class T>
+py::array new_array(const ArrayShape& shape);
 
 /// Calls body(float{}) or body(double{}), by the type of X.
 template <class Body>

@@ -17,20 +17,27 @@ double flops(const Shape& s) {
 template <class T>
 class Results {
  public:
-  Results(std::vector<py::ssize_t> shape, py::ssize_t runs) : size_(1) {
-    for (const py::ssize_t length : shape) size_ *= length;
-    if (runs > 0) shape.insert(shape.begin(), runs);
-    array_ = py::array_t<T>(shape);
-    at_ = array_.mutable_data();
-  }
-  T* of(std::ptrdiff_t run) { return at_ + run * size_; }
-  py::array array() const { return array_; }
+  Results(const ArrayShape& shape, py::ssize_t runs)
+      : array_(new_array<T>(runs > 0 ? shape.with_leading(runs) : shape)),
+        at_(static_cast<T*>(array_.mutable_data())),
+        size_(array_.size() / std::max<py::ssize_t>(runs, 1)) {}
+  T* of(std::ptrdiff_t run) const { return at_ + run * size_; }
+  const py::array& array() const { return array_; }
 
  private:
-  py::array_t<T> array_;
+  py::array array_;
   T* at_;
   std::ptrdiff_t size_;
 };
+
+/// One object for each result, None for those that were not asked for.
+template <class T, std::size_t count>
+py::tuple arrays_of(const std::array<std::optional<Results<T>>, count>& results) {
+  py::tuple arrays(count);
+  for (std::size_t i = 0; i < count; ++i)
+    arrays[i] = results[i] ? py::object(results[i]->array()) : py::object(py::none());
+  return arrays;
+}
 
 py::array call_outputs(const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs,
                        double scale, bool causal, RowMap row_map, int threads) {
@@ -41,9 +48,7 @@ py::array call_outputs(const py::tuple& samples, const py::tuple& parameters, py
     const auto& model = problem.model;
     const auto& data = problem.data;
     const Shape& s = data.shape;
-    Results<real> out(
-        s.is_layer() ? std::vector<py::ssize_t>{s.n, s.q, s.p} : std::vector<py::ssize_t>{s.n},
-        runs);
+    Results<real> out(s.is_layer() ? ArrayShape{s.n, s.q, s.p} : ArrayShape{s.n}, runs);
     {
       const py::gil_scoped_release released;
       for_runs(std::max<py::ssize_t>(runs, 1), threads, flops(s), [&](std::ptrdiff_t r, int k) {
@@ -84,25 +89,21 @@ py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& paramet
     const ModelOfRuns<real>& model = problem.model;
     const Data<real>& data = problem.data;
     const Shape& s = data.shape;
-    std::array<std::unique_ptr<Results<real>>, kTensors + 2> results;
+    std::array<std::optional<Results<real>>, kTensors + 2> results;
     for (int name = 0; name < kTensors; ++name)
       if (wrt >> name & 1) {
         if (!model.parameters.at[name])
           throw py::value_error(std::string("wrt: expected tensors of the model, got ") +
                                 kTensorNames[name]);
-        results[name] =
-            std::make_unique<Results<real>>(tensor_shape(TensorName(name), s, model.rank), runs);
+        results[name].emplace(tensor_shape(TensorName(name), s, model.rank), runs);
       }
     if (data.has_words() && wrt >> kTensors)
       throw py::value_error("wrt: expected tensors of the model where tokens are words");
-    if (wrt >> kTensors & 1)
-      results[kTensors] =
-          std::make_unique<Results<real>>(std::vector<py::ssize_t>{s.n, s.T, s.d}, runs);
+    if (wrt >> kTensors & 1) results[kTensors].emplace(ArrayShape{s.n, s.T, s.d}, runs);
     if (wrt >> (kTensors + 1) & 1) {
       if (data.self || s.shared_query)
         throw py::value_error("wrt: expected an external query for its gradient, got none");
-      results[kTensors + 1] =
-          std::make_unique<Results<real>>(std::vector<py::ssize_t>{s.n, s.q, s.d}, runs);
+      results[kTensors + 1].emplace(ArrayShape{s.n, s.q, s.d}, runs);
     }
     std::vector<double> values(std::max<py::ssize_t>(runs, 1));
     {
@@ -117,9 +118,7 @@ py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& paramet
             value_and_grad(at_run(data, r, 1), model.of(r), real(scale), loss, k, gradients);
       });
     }
-    py::tuple arrays(results.size());
-    for (std::size_t i = 0; i < results.size(); ++i)
-      arrays[i] = results[i] ? py::object(results[i]->array()) : py::object(py::none());
+    const py::tuple arrays = arrays_of(results);
     if (runs == 0) return py::make_tuple(values[0], arrays);
     return py::make_tuple(py::array_t<double>(py::ssize_t(values.size()), values.data()), arrays);
   });
@@ -137,15 +136,14 @@ py::tuple call_hvp(const py::tuple& samples, const py::tuple& parameters, const 
     const Shape& s = data.shape;
     if (data.has_words()) throw py::value_error("X: expected tokens that are no words");
     const auto along = read_tensors<real>(tangent, "tangent", s, model.rank, runs);
-    std::array<std::unique_ptr<Results<real>>, kTensors> results;
+    std::array<std::optional<Results<real>>, kTensors> results;
     for (int name = 0; name < kTensors; ++name) {
       const bool exists = model.parameters.at[name];
       if ((wrt >> name & 1 || along.at[name]) && !exists)
         throw py::value_error(std::string("tangent, wrt: expected tensors of the model, got ") +
                               kTensorNames[name]);
       if (wrt >> name & 1)
-        results[name] =
-            std::make_unique<Results<real>>(tensor_shape(TensorName(name), s, model.rank), runs);
+        results[name].emplace(tensor_shape(TensorName(name), s, model.rank), runs);
     }
     {
       const py::gil_scoped_release released;
@@ -156,10 +154,7 @@ py::tuple call_hvp(const py::tuple& samples, const py::tuple& parameters, const 
         hessian_product(at_run(data, r, 1), model.of(r), along.of(r), real(scale), loss, k, out);
       });
     }
-    py::tuple arrays(results.size());
-    for (std::size_t i = 0; i < results.size(); ++i)
-      arrays[i] = results[i] ? py::object(results[i]->array()) : py::object(py::none());
-    return arrays;
+    return arrays_of(results);
   });
 }
 

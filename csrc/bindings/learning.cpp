@@ -31,8 +31,7 @@ Examples read_examples(const py::array& X, const py::array& Y, const py::object&
   e.Y = read_array<double>(Y, "Y", {X.shape(0), X.shape(1), -1});
   if (X.shape(1) == 0 || X.shape(2) == 0 || Y.shape(2) == 0)
     throw py::value_error("X, Y: expected no empty axis but the first, got " +
-                          shape_text({X.shape(), X.shape() + 3}) + " and " +
-                          shape_text({Y.shape(), Y.shape() + 3}));
+                          shape_text(ArrayShape(X)) + " and " + shape_text(ArrayShape(Y)));
   e.n = X.shape(0);
   e.T = int(X.shape(1));
   e.d = int(X.shape(2));

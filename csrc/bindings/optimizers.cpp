@@ -82,12 +82,12 @@ OptimizerOfPython make_optimizer(const AnyRule& rule, const py::tuple& lr,
 template <class real>
 Trained<real> read_tensor(TensorName name, const py::handle& theta, const py::handle& gradient,
                           const py::tuple& state, int slots, double lr) {
-  const std::vector<py::ssize_t> any{-1, -1, -1};
+  const ArrayShape any{-1, -1, -1};
   Trained<real> out{};
   out.name = name;
   out.theta = write_array<real>(theta, "parameters", any);
   const auto array = py::reinterpret_borrow<py::array>(theta);
-  const std::vector<py::ssize_t> shape(array.shape(), array.shape() + 3);
+  const ArrayShape shape(array);
   out.heads = int(shape[0]);
   out.rows = int(shape[1]);
   out.columns = int(shape[2]);

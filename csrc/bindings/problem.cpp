@@ -16,11 +16,11 @@ py::ssize_t length_of(const py::handle& object, const char* name, int from_last)
   const auto array = py::reinterpret_borrow<py::array>(object);
   if (array.ndim() < from_last + 1)
     throw py::value_error(std::string(name) + ": expected more axes, got shape " +
-                          shape_text({array.shape(), array.shape() + array.ndim()}));
+                          shape_text(ArrayShape(array)));
   const py::ssize_t length = array.shape(array.ndim() - 1 - from_last);
   if (length < 1 || length > kMax)
     throw py::value_error(std::string(name) + ": expected no axis of length 0, got shape " +
-                          shape_text({array.shape(), array.shape() + array.ndim()}));
+                          shape_text(ArrayShape(array)));
   return length;
 }
 
@@ -90,7 +90,7 @@ std::shared_ptr<std::vector<real>> read_classes(const std::int64_t* y, std::ptrd
 
 }  // namespace
 
-std::vector<py::ssize_t> tensor_shape(TensorName name, const Shape& s, int rank) {
+ArrayShape tensor_shape(TensorName name, const Shape& s, int rank) {
   const Extent e = extent(name, s, rank);
   if (name == kPrompt) return {e.rows, e.columns};
   return {e.heads, e.rows, e.columns};

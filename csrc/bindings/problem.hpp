@@ -58,6 +58,6 @@ OfRuns<const real*> read_tensors(const py::tuple& in, const char* argument, cons
                                  int rank, py::ssize_t runs);
 
 /// Shape of a tensor, without runs.
-std::vector<py::ssize_t> tensor_shape(TensorName name, const Shape& shape, int rank);
+ArrayShape tensor_shape(TensorName name, const Shape& shape, int rank);
 
 }  // namespace mhfast

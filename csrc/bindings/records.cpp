@@ -34,11 +34,10 @@ void read_name(const std::string& name, Record& out) {
 }  // namespace
 
 template <class T>
-void RecordReader::take_buffer(const RecordOfPython& in, std::vector<py::ssize_t> row,
-                               Record& out) const {
-  row.insert(row.begin(), -1);
-  if (runs_ > 0) row.insert(row.begin(), runs_);
-  out.buffer = write_array<T>(in.buffer, ("record " + in.name).c_str(), row);
+void RecordReader::take_buffer(const RecordOfPython& in, const ArrayShape& row, Record& out) const {
+  const ArrayShape of_run = row.with_leading(-1);
+  out.buffer = write_array<T>(in.buffer, ("record " + in.name).c_str(),
+                              runs_ > 0 ? of_run.with_leading(runs_) : of_run);
   const auto array = py::reinterpret_borrow<py::array>(in.buffer);
   out.capacity = array.shape(runs_ > 0 ? 1 : 0);
   out.row_size = 1;

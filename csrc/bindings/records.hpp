@@ -29,7 +29,7 @@ class RecordReader {
 
  private:
   template <class T>
-  void take_buffer(const RecordOfPython& in, std::vector<py::ssize_t> row, Record& out) const;
+  void take_buffer(const RecordOfPython& in, const ArrayShape& row, Record& out) const;
   void take_groups(const RecordOfPython& in, Record& out) const;
 
   const Shape& s_;
