@@ -24,6 +24,7 @@ Wrt: TypeAlias = str | Sequence[str] | None
 READY = 0x101  # flags.num of an array that is C-contiguous (0x1) and aligned (0x100)
 
 _ndarray = np.ndarray
+_REAL = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 
 
 def real(
@@ -41,7 +42,11 @@ def real(
     ValueError
         If the dtype cannot hold a Python number.
     """
-    if type(value) is _ndarray and value.dtype is dtype and value.flags.num & READY == READY:
+    if (
+        type(value) is _ndarray
+        and (value.dtype is dtype or (dtype is None and value.dtype in _REAL))
+        and value.flags.num & READY == READY
+    ):
         return value
     array = as_array(value, name)
     if isinstance(value, list | tuple | int | float) and not isinstance(value, np.generic):

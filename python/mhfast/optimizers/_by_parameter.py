@@ -68,3 +68,10 @@ def of_parameter(value: Any, name: str, default: Any) -> Any:
     """Return a setting of one parameter: the value itself, or its entry, by default ``default``."""
     # The class itself: to ask an abstract one takes ten times as long.
     return value.get(name, default) if type(value) is ByParameter else value
+
+
+def of_parameters(value: Any, default: Any) -> list[Any]:
+    """Return `of_parameter` for each of `PARAMETERS`."""
+    if type(value) is not ByParameter:
+        return [value] * len(PARAMETERS)
+    return [value.get(name, default) for name in PARAMETERS]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .. import _core
 from .._arguments.lists import PARAMETERS
-from ._by_parameter import ByParameter, of_parameter
+from ._by_parameter import ByParameter, of_parameters
 from ._common import StepRule
 from .rules import OPTIMIZERS, Optimizer
 from .solvers import Solver
@@ -54,12 +54,12 @@ def core_settings(
         rule=getattr(_core, type(optimizer).__name__)(**own),
         lr=_arrays(lr, wrt, lambda name, value: _rates(name, value, runs or 1)),
         schedule=_arrays(optimizer.schedule, wrt, lambda name, value: _schedule(name, value, last)),
-        l2=[of_parameter(optimizer.l2, name, 0.0) for name in PARAMETERS],
+        l2=of_parameters(optimizer.l2, 0.0),
         clip=optimizer.clip,
         project=None
         if optimizer.project is None
         else _core.Projection.__members__[optimizer.project],
-        radius=[of_parameter(optimizer.radius, name, None) or np.inf for name in PARAMETERS],
+        radius=[radius or np.inf for radius in of_parameters(optimizer.radius, None)],
         project_by=_core.Scope.__members__[optimizer.project_by],
         project_norm=_core.BallNorm.__members__["power" if p is not None else str(norm)],
         project_power=2.0 if p is None else p,
@@ -73,7 +73,9 @@ def _arrays(
     """Return an array for each parameter, None for those not trained; a common one is shared."""
     if type(setting) is not ByParameter:
         common = array("", setting)
-        return tuple(common if name in wrt else None for name in PARAMETERS)
+        if common is None:
+            return (None,) * len(PARAMETERS)
+        return tuple([common if name in wrt else None for name in PARAMETERS])
     return tuple(array(name, setting.get(name)) if name in wrt else None for name in PARAMETERS)
 
 

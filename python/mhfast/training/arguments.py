@@ -317,9 +317,10 @@ def carry(error: Exception, run: Run[Any]) -> None:
 
 def warn_of_nonfinite(run: Run[Any], first: int, data: Dataset) -> None:
     """Warn if the training that began at step ``first`` could not take one step from it."""
+    if run.stopped is None or "nonfinite" not in run.reason:
+        return
     reasons = np.atleast_1d(np.asarray(run.reason))
-    ended = np.atleast_1d(np.asarray(run.stopped if run.stopped is not None else -1))
-    if run.reason == "steps" or not np.any((reasons == "nonfinite") & (ended == first)):
+    if not np.any((reasons == "nonfinite") & (np.atleast_1d(run.stopped) == first)):
         return
     parts: dict[str, npt.NDArray[Any] | None] = {
         "X": data.X, "y": data.y, "query": data.query, **run.model.parameters

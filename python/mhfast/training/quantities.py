@@ -32,6 +32,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -120,15 +121,12 @@ def parse(
     ValueError
         If a name is unknown or given twice, or "every" is below 1.
     """
-    vocabulary = names(parameters)
-    known = {name: (name, -1) for name in vocabulary}
-    for j, test in enumerate(tests):
-        known |= {f"{test}_{name}": (name, j) for name in OF_ANY_SET}
+    known = _known(tuple(parameters), tuple(tests))
     entries: dict[str, Entry] = {}
     for what, every in _pairs(record):
         if isinstance(what, str):
             if what not in known:
-                raise ValueError(_unknown(what, vocabulary, tests))
+                raise ValueError(_unknown(what, names(parameters), tests))
             name, dataset = known[what]
             entry = Entry(what, name, every, dataset)
         else:
@@ -140,6 +138,15 @@ def parse(
             raise ValueError(f"record: expected different names, got {entry.key!r} twice")
         entries[entry.key] = entry
     return tuple(entries.values())
+
+
+@cache
+def _known(parameters: tuple[str, ...], tests: tuple[str, ...]) -> dict[str, tuple[str, int]]:
+    """Return the quantity and the data set, -1 those of training, of each key there may be."""
+    known = {name: (name, -1) for name in names(parameters)}
+    for j, test in enumerate(tests):
+        known |= {f"{test}_{name}": (name, j) for name in OF_ANY_SET}
+    return known
 
 
 def _pairs(record: Record) -> list[tuple[str | Metric, int]]:

@@ -145,8 +145,15 @@ class Run(Generic[ModelT_co]):
     batches: Batches | None = None
 
     def __post_init__(self) -> None:
-        for name in ("history", "steps"):
-            object.__setattr__(self, name, History(getattr(self, name)))
+        vars(self).update(history=History(self.history), steps=History(self.steps))
+
+    def _replace(self, **fields: Any) -> Run[ModelT_co]:
+        """Return the run with other fields: `dataclasses.replace` takes five times as long."""
+        made: Run[ModelT_co] = object.__new__(type(self))
+        vars(made).update(vars(self), **fields)
+        if "history" in fields or "steps" in fields:
+            made.__post_init__()
+        return made
 
     @property
     def runs(self) -> int | None:

@@ -16,7 +16,15 @@ from .._arguments import losses
 from .._arguments.lists import PARAMETERS
 from .._arguments.values import Array
 from ..models import Model
-from ..models.problem import CoreParameters, CoreProblem, bits, named, trainable, with_arrays
+from ..models.problem import (
+    CoreParameters,
+    CoreProblem,
+    bits,
+    borrowing,
+    named,
+    trainable,
+    with_arrays,
+)
 from .batches import ORDERS, Batches
 from .callbacks import Callback, Calls
 from .history import FunctionRows, NamedRows, joined
@@ -198,7 +206,7 @@ class Loop:
         trained = {n: a.copy() for n, a in named(self.parameters).items() if n in self.run.wrt}
         for array in trained.values():
             array.flags.writeable = False
-        return with_arrays(model, trained)
+        return borrowing(model, trained)
 
     def so_far(self, reached: int, reason: str, written: Sequence[int]) -> Run:
         """Return the run up to θ_reached.
@@ -223,8 +231,7 @@ class Loop:
         if self.subspace is not None:
             subspace = replace(self.subspace, model=self._trained(self.subspace.model), state=state)
             state = subspace.whole_state(state)
-        return replace(
-            run,
+        return run._replace(
             model=self.model(),
             history=history,
             steps=steps,
@@ -237,14 +244,15 @@ class Loop:
     def _ends(self, reached: int, reason: str) -> dict[str, Any]:
         """Return `reason` and `stopped` of the run that ends at θ_reached for ``reason``."""
         ended = -1 if reason == "steps" else reached
-        stopped = np.where(self.stopped < 0, ended, self.stopped)
-        reasons = [
-            reason if k < 0 else _core.StopReason(why).name
-            for k, why in zip(self.stopped, self.reasons.tolist(), strict=True)
+        ends = [
+            (reason, ended) if k < 0 else (_core.StopReason(why).name, k)
+            for k, why in zip(self.stopped.tolist(), self.reasons.tolist(), strict=True)
         ]
         if isinstance(self.run.reason, list):
-            return {"reason": reasons, "stopped": stopped}
-        return {"reason": reasons[0], "stopped": None if stopped[0] < 0 else int(stopped[0])}
+            reasons, stopped = zip(*ends, strict=True)
+            return {"reason": list(reasons), "stopped": np.array(stopped, np.int64)}
+        [(reason, k)] = ends
+        return {"reason": reason, "stopped": None if k < 0 else k}
 
     def _state(self) -> dict[str, tuple[Array, ...]]:
         """Return a copy of the state of the optimizer."""

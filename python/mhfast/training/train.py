@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -214,8 +213,7 @@ def train(
         if group is not None:
             refuse_batches(batches)
             refuse_records(entries)
-        run = replace(
-            run,
+        run = run._replace(
             **_new_optimizer(run, optimizer),
             loss=run.loss if loss is None else _core_arguments.loss(run.model, loss, data.y),
             wrt=run.wrt if wrt is None else arguments.wrt(run.model, wrt),
@@ -225,7 +223,7 @@ def train(
         )
         # Nothing that trains now has moments.
         if run.state and not run.state.keys() & set(run.wrt):
-            run = replace(run, state={}, since=_here(run))
+            run = run._replace(state={}, since=_here(run))
         rule = arguments.optimizer(run.optimizer)  # that of a solver is none
         arguments.settings_of_parameters(rule, run.model)
         if isinstance(run.model, Stack):
@@ -243,8 +241,8 @@ def train(
         problem = problem._replace(runs=axis)
         run = spread(run, problem.runs.length)
         frozen = arguments.frozen(run, released=stop is not None)
-        run = replace(run, since=arguments.since(run, frozen))
-        since = np.array(np.broadcast_to(run.since, len(frozen)), np.int64)
+        run = run._replace(since=arguments.since(run, frozen))
+        since = np.full(len(frozen), run.since, np.int64)
         settings = core_settings(rule, last, run.runs, since, run.wrt)
         sides = arguments.directions(directions, run.model, problem.runs)
         whole = partial(
@@ -259,7 +257,7 @@ def train(
             samples = group.meet(run, last, frozen, calls, problem, samples)
         if last > first:
             now = Segment(first, rule, run.loss, run.wrt, samples, batches)
-            run = replace(run, segments=extended(run.segments, now))
+            run = run._replace(segments=extended(run.segments, now))
         named, functions = prepare(
             entries, run.model, data, problem.data, tuple(sides), run.history, first, last
         )
