@@ -22,6 +22,7 @@ from .optimizers.rules import *  # noqa: F403  # every optimizer
 from .sweeps.sweep import SweepInterrupted, sweep
 from .sweeps.table import Sweep
 from .training.callbacks import Callback
+from .training.constraints import tied
 from .training.evaluate import evaluate
 from .training.flow import gradient_flow
 from .training.minimize import minimize
@@ -68,6 +69,7 @@ __all__ = [
     "stack",
     "sweep",
     "theory",
+    "tied",
     "train",
     "value_and_grad",
 ]
