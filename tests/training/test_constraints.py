@@ -507,6 +507,7 @@ def test_what_would_leave_the_subspace_is_refused(constraints, optimizer, messag
         ("heads", TypeError, "constraints: expected a dict by parameter, got str"),
         ({"V": "heads"}, ValueError, "constraints: expected parameters among W, U, got 'V'"),
         ({"W": "diagonal"}, ValueError, r"constraints\['W'\]: .*'rows', got 'diagonal'"),
+        ({"W": ["heads", "columns"]}, ValueError, r"constraints\['W'\]: .*got 'columns'"),
         ({"W": ()}, ValueError, r"constraints\['W'\]: expected a name or an array, got \(\)"),
         ({"W": None}, TypeError, "expected an array of numbers, got NoneType"),
         ({"W": np.ones((H, d, d))}, TypeError, r"constraints\['W'\]: .*dtype float64"),
@@ -550,3 +551,92 @@ def test_a_prompt_and_factors():
     )  # fmt: skip
     assert_kept(run, start, constraints)
     assert all(np.any(run.model.parameters[name] != start.parameters[name]) for name in constraints)
+
+
+def with_positions(tokens):
+    """Tokens with one-hot positions behind their features."""
+    count = tokens.shape[1]
+    return np.concatenate([tokens, np.broadcast_to(np.eye(count), (*tokens.shape[:2], count))], -1)
+
+
+def test_ties_of_positions():
+    ties = mh.position_ties(2, 3, 4)
+    assert ties.shape == (2, 7, 7)
+    assert (ties[:, :3, 3:] == -1).all()
+    assert (ties[:, 3:, :3] == -1).all()
+    assert len(np.unique(ties)) == 1 + 2 * (9 + 7)
+    for h in range(2):
+        for shift in range(-3, 4):
+            assert len(np.unique(np.diagonal(ties[h, 3:, 3:], shift))) == 1
+    near = mh.position_ties(1, 0, 6, farthest=2)[0]
+    assert_array_equal(near[0], [2, 3, 4, 4, 4, 4])
+    assert_array_equal(near[5], [0, 0, 0, 0, 1, 2])
+    table = mh.position_ties(2, 1, 3, relative=False)
+    assert len(np.unique(table)) == 1 + 2 * (1 + 9)
+    for given, error, message in (
+        ({"heads": 0}, ValueError, "heads: "),
+        ({"dim": -1}, ValueError, "dim: expected an integer of at least 0, got -1"),
+        ({"tokens": 2.5}, TypeError, "tokens: "),
+        ({"farthest": 0}, ValueError, "farthest: "),
+        ({"farthest": 2, "relative": False}, ValueError, "farthest: expected None without rel"),
+    ):
+        with pytest.raises(error, match=message):
+            mh.position_ties(**{"heads": 2, "dim": 3, "tokens": 4} | given)
+
+
+def test_relative_biases_reach_rows_that_no_label_trained():
+    """As the page on constraints says: each row asks for the token before it."""
+    rng = np.random.default_rng(0)
+    words = np.eye(5)[rng.integers(0, 5, (60, 8))]
+    row = np.broadcast_to(np.arange(8), (60, 8))
+    early, late = (1.0 * ((row >= 1) & (row < 4)), 1.0 * (row >= 4))
+    X, Y = with_positions(words), np.roll(words, 1, axis=1)
+    start = mh.Layer(np.zeros((1, 13, 13)), np.eye(13)[None, :, :5], causal=True)
+    ends = {}
+    for relative in (True, False):
+        ties = mh.position_ties(heads=1, dim=5, tokens=8, relative=relative)
+        run = mh.train(
+            start, mh.Dataset(X, Y, weight=early), steps=200, optimizer=mh.Adam(0.05),
+            loss="squared", wrt="W", constraints={"W": ties}, record=("loss", "late_loss"),
+            test={"late": mh.Dataset(X, Y, weight=late)},
+        )  # fmt: skip
+        assert run.history["loss"][-1] < 0.002
+        ends[relative] = run.history["late_loss"][-1]
+    before = run.history["late_loss"][0]
+    assert ends[True] < 0.3 * before < before <= ends[False]
+
+
+@pytest.mark.peers
+def test_relative_biases_against_torch():
+    """Scores with a bias by distance; Adam does not see that a group's gradient is a mean."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((n, T, d)), rng.choice([-1.0, 1.0], n)
+    W, U = rng.standard_normal((H, d, d)), rng.standard_normal((H, T, d))
+    b = rng.standard_normal((H, 2 * T - 1))
+    distance = np.arange(T) - np.arange(T)[:, None] + T - 1
+    whole = np.zeros((H, d + T, d + T))
+    whole[:, :d, :d], whole[:, d:, d:] = W, b[:, distance]
+    wide = np.concatenate([U, np.zeros((H, T, T))], -1)
+    readout = np.broadcast_to(np.arange(d + T) < d, wide.shape)
+    run = mh.train(
+        mh.Classifier(whole, wide), with_positions(x), y, steps=10,
+        optimizer=mh.Adam(0.02, eps=0.0),
+        constraints={"W": mh.position_ties(H, d, T), "U": readout},
+    )  # fmt: skip
+    parts = [torch.tensor(a, requires_grad=True) for a in (W, b, U)]
+    optimizer = torch.optim.Adam(parts, lr=0.02, eps=0)
+    X, Y = torch.tensor(x), torch.tensor(y)
+    for _ in range(10):
+        optimizer.zero_grad()
+        scores = torch.einsum("ntd,hde,nse->nhts", X, parts[0], X) + parts[1][:, distance]
+        F = torch.einsum("nhts,nsd,htd->n", scores.softmax(-1), X, parts[2]) / math.sqrt(H)
+        torch.nn.functional.softplus(-Y * F).mean().backward()
+        optimizer.step()
+    W, b, U = (part.detach().numpy() for part in parts)
+    # Adam without eps divides by gradients that may be small, which magnifies their rounding.
+    assert_allclose(run.model.W[:, :d, :d], W, rtol=0, atol=1e-9)
+    assert_allclose(run.model.W[:, d:, d:], b[:, distance], rtol=0, atol=1e-9)
+    assert_allclose(run.model.U[..., :d], U, rtol=0, atol=1e-9)
+    assert not run.model.W[:, :d, d:].any()
+    assert not run.model.U[..., d:].any()

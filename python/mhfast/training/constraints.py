@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,8 @@ from ..optimizers import of_parameter as setting_of
 
 M = TypeVar("M", bound=AnyModel)
 
-Name: TypeAlias = Literal["symmetric", "heads", "rows"]
-Part: TypeAlias = Name | npt.NDArray[np.bool_] | npt.NDArray[np.integer[Any]]
-Constraints: TypeAlias = Mapping[str, Part | tuple[Part, ...]]
+Part: TypeAlias = str | npt.NDArray[np.bool_] | npt.NDArray[np.integer[Any]]
+Constraints: TypeAlias = Mapping[str, Part | Sequence[Part]]
 Parts: TypeAlias = tuple[Any, ...]
 """Names, bool arrays and int64 arrays, which hold at once."""
 Labels: TypeAlias = npt.NDArray[np.int64]
@@ -228,7 +227,11 @@ def checked(model: AnyModel, given: Constraints) -> dict[str, Parts]:
             raise ValueError(
                 f"constraints: expected parameters among {', '.join(model.parameters)}, got {key!r}"
             )
-        parts: Any = given[key] if isinstance(given[key], tuple) else (given[key],)
+        value: Any = given[key]
+        several = isinstance(value, tuple) or (
+            isinstance(value, list) and any(isinstance(part, str) for part in value)
+        )
+        parts = tuple(value) if several else (value,)
         if not parts:
             raise ValueError(f"constraints[{key!r}]: expected a name or an array, got ()")
         for name in full:
@@ -416,3 +419,70 @@ def tied(model: M, constraints: Constraints) -> M:
         arrays[name] = one.spread(one.means(array), array)
         arrays[name].flags.writeable = False
     return with_arrays(model, arrays)
+
+
+def position_ties(
+    heads: int, dim: int, tokens: int, *, relative: bool = True, farthest: int | None = None
+) -> Labels:
+    """Return the constraint on W by which scores are x_tᵀ W_h x_s + b_h(t, s), without other terms.
+
+    It is for tokens [x_t, e_t], whose last features are one-hot positions. W_h then is of two
+    blocks, one for x and one of biases, and its other entries stay 0.
+
+    Parameters
+    ----------
+    heads : int
+        H.
+    dim : int
+        The number of features of x_t, in front of the positions; 0 for biases alone.
+    tokens : int
+        T, the number of positions.
+    relative : bool
+        Whether b_h(t, s) depends on the distance s - t alone. Otherwise each pair, or each row, has
+        biases of its own.
+    farthest : int, optional
+        With ``relative``, the distance beyond which all in the same direction have one bias.
+
+    Returns
+    -------
+    int64 array (H, dim + T, dim + T)
+        -1 for the entries between x and positions, equal numbers for equal distances, another one
+        for each other entry.
+
+    Raises
+    ------
+    TypeError
+        If a number is not an integer.
+    ValueError
+        If it is too small, or ``farthest`` is given without ``relative``.
+
+    References
+    ----------
+    Shaw, Uszkoreit, Vaswani, "Self-Attention with Relative Position Representations", NAACL 2018.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> mh.position_ties(heads=1, dim=1, tokens=3)[0]
+    array([[ 0, -1, -1, -1],
+           [-1,  3,  4,  5],
+           [-1,  2,  3,  4],
+           [-1,  1,  2,  3]])
+    """
+    heads, tokens = checks.count(heads, "heads"), checks.count(tokens, "tokens")
+    dim = checks.integer(dim, "dim")
+    if dim < 0:
+        raise ValueError(f"dim: expected an integer of at least 0, got {dim}")
+    place = np.arange(tokens)
+    between = place - place[:, None]
+    if farthest is not None:
+        if not relative:
+            raise ValueError(f"farthest: expected None without relative=True, got {farthest!r}")
+        most = checks.count(farthest, "farthest")
+        between = between.clip(-most, most)
+    biases = between - between.min() if relative else place + tokens * place[:, None]
+    of_head = np.full((dim + tokens, dim + tokens), FIXED, np.int64)
+    of_head[:dim, :dim] = np.arange(dim * dim).reshape(dim, dim)
+    of_head[dim:, dim:] = dim * dim + biases
+    each = np.arange(heads)[:, None, None] * (of_head.max() + 1)
+    return np.where(of_head == FIXED, FIXED, of_head + each)
