@@ -10,6 +10,7 @@ import numpy as np
 from lists import plain
 
 import mhfast as mh
+from mhfast.models.problem import with_arrays
 from mhfast.optimizers import OPTIMIZERS as KINDS
 
 MODELS = (mh.Classifier, mh.Layer)
@@ -87,3 +88,40 @@ def draw(kind, parameter, dtype, n, T, d, H, *, runs=None, size=0.3, seed=0):
     query = {"query": new(n, 3, d)} if parameter == "query" else {}
     stacked = model() if runs is None else mh.stack([model() for _ in range(runs)])
     return stacked, mh.Dataset(X, y, **query)
+
+
+def constrained(model, rule, rng):
+    """Constraints that the rule can keep, one of a kind drawn for each parameter or none.
+
+    With the model that starts in their subspace, and entries that projections may not move at 0.
+    """
+    spectral = getattr(rule, "norm", "") == "spectral" or rule.project_norm in (
+        "spectral",
+        "nuclear",
+    )
+    by_head = "head" in (getattr(rule, "by", ""), rule.project_by if rule.project else "")
+    found, arrays = {}, {}
+    for name, array in model.parameters.items():
+        shape = array.shape[-(2 if name == "prompt" else 3) :]
+        names = ["rows"]
+        if name != "prompt":
+            names += ["heads", ("heads", "rows")]
+        if shape[-1] == shape[-2]:
+            names += ["symmetric", ("symmetric", "heads"), ("rows", "symmetric")]
+        mask = rng.random(shape) < 0.6
+        of_head = rng.integers(-1, 4, shape[-2:])
+        ties = np.broadcast_to(of_head, shape) if by_head else rng.integers(-1, 9, shape)
+        arrays_only = [mask, ties, ("rows", mask)]
+        kinds = names if spectral else [*names, *arrays_only]
+        if getattr(rule, "norm", "") == "l1":
+            kinds = [] if spectral else [mask]
+        if not kinds or rng.random() < 0.25:
+            continue
+        kind = kinds[rng.integers(len(kinds))]
+        fixed = mh.reference.labels(kind, shape) < 0
+        if fixed.all():
+            continue
+        found[name] = kind
+        if rule.project:
+            arrays[name] = np.where(fixed, array.dtype.type(0), array)
+    return mh.tied(with_arrays(model, arrays), found), found

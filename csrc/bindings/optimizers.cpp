@@ -4,6 +4,7 @@
 
 #include "../training/step.hpp"
 
+#include <algorithm>
 #include <optional>
 
 namespace mhfast {
@@ -105,11 +106,11 @@ Trained<real> read_tensor(TensorName name, const py::handle& theta, const py::ha
 /// overwritten.
 void call_step(const OptimizerOfPython& optimizer, const std::vector<unsigned>& names,
                const py::list& parameters, const py::list& gradients, const py::list& state,
-               std::int64_t step, double loss) {
+               const py::list& constraints, std::int64_t step, double loss) {
   const std::size_t count = names.size();
   if (count == 0 || parameters.size() != count || gradients.size() != count ||
-      state.size() != count)
-    throw py::value_error("names: expected one for each parameter, gradient and state");
+      state.size() != count || constraints.size() != count)
+    throw py::value_error("names: expected one for each parameter, gradient, state and constraint");
   unsigned wrt = 0;
   for (const unsigned name : names) {
     if (name >= kPrompt) throw py::value_error("names: expected parameters that have heads");
@@ -120,16 +121,43 @@ void call_step(const OptimizerOfPython& optimizer, const std::vector<unsigned>& 
     using real = decltype(zero);
     std::vector<Trained<real>> tensors;
     tensors.reserve(count);
-    for (std::size_t i = 0; i < count; ++i)
+    for (std::size_t i = 0; i < count; ++i) {
       tensors.push_back(read_tensor<real>(TensorName(names[i]), parameters[i], gradients[i],
                                           state[i].cast<py::tuple>(), settings.slots(),
                                           settings.lr[names[i]][0]));
+      Trained<real>& read = tensors.back();
+      read.constraint = read_constraint(constraints[i], read.heads * read.size);
+    }
     const py::gil_scoped_release released;
     take_step(settings, tensors, step, loss);
   });
 }
 
 }  // namespace
+
+Constraint read_constraint(const py::handle& in, std::ptrdiff_t entries) {
+  Constraint out;
+  if (in.is_none()) return out;
+  const auto given = in.cast<py::tuple>();
+  const auto read = [&](int place, std::ptrdiff_t& count) {
+    const std::int64_t* at = read_array<std::int64_t>(given[place], "constraints", {-1});
+    count = py::reinterpret_borrow<py::array>(given[place]).shape(0);
+    return at;
+  };
+  std::ptrdiff_t members = 0;
+  out.kept = read(0, out.kept_count);
+  out.members = read(1, members);
+  out.ends = read(2, out.groups);
+  out.over_heads = given[3].cast<bool>();
+  const auto inside = [entries](std::int64_t i) { return i >= 0 && i < entries; };
+  if (!std::all_of(out.kept, out.kept + out.kept_count, inside) ||
+      !std::all_of(out.members, out.members + members, inside) ||
+      !std::is_sorted(out.kept, out.kept + out.kept_count) ||
+      !std::is_sorted(out.ends, out.ends + out.groups) ||
+      (out.groups > 0 && (out.ends[0] < 1 || out.ends[out.groups - 1] != members)))
+    throw py::value_error("constraints: expected entries of the parameter, in groups");
+  return out;
+}
 
 Optimizer OptimizerOfPython::checked(std::int64_t last, py::ssize_t runs, unsigned wrt) const {
   read_array<std::int64_t>(since, "since", {std::max<py::ssize_t>(runs, 1)});
@@ -158,8 +186,8 @@ void register_optimizers(py::module_& m) {
       .def_readonly("lr", &OptimizerOfPython::lr)
       .def_readonly("schedule", &OptimizerOfPython::schedule);
   m.def("step", call_step, py::arg("optimizer"), py::kw_only(), py::arg("names"),
-        py::arg("parameters"), py::arg("gradients"), py::arg("state"), py::arg("step"),
-        py::arg("loss"));
+        py::arg("parameters"), py::arg("gradients"), py::arg("state"), py::arg("constraints"),
+        py::arg("step"), py::arg("loss"));
 }
 
 }  // namespace mhfast

@@ -17,6 +17,10 @@ struct OptimizerOfPython {
   Optimizer checked(std::int64_t last, py::ssize_t runs, unsigned wrt) const;
 };
 
+/// None, or (kept, members, ends, over_heads) of a tensor of so many entries, see
+/// csrc/training/constraints.hpp.
+Constraint read_constraint(const py::handle& in, std::ptrdiff_t entries);
+
 void register_optimizers(py::module_& m);
 
 }  // namespace mhfast

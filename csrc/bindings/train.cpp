@@ -282,18 +282,16 @@ TrainingResult run_training(TrainingTask<real>& task, const py::object& hook,
   return result;
 }
 
-TrainingResult call_train(const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs,
-                          double scale, bool causal, RowMap row_map, Loss loss, unsigned wrt,
-                          const py::tuple& starts, const OptimizerOfPython& optimizer,
-                          const py::tuple& state, std::int64_t batch, Order order,
-                          const std::vector<std::uint64_t>& seeds, std::int64_t fresh,
-                          const py::object& stream, std::int64_t first, std::int64_t last,
-                          const std::vector<RecordOfPython>& records,
-                          const std::vector<py::tuple>& tests,
-                          const std::vector<py::tuple>& directions, const py::dict& thresholds,
-                          const py::object& stopped, const py::object& reasons,
-                          std::int64_t hook_every, const py::object& hook,
-                          const py::object& on_progress, const py::object& processes, int threads) {
+TrainingResult call_train(
+    const py::tuple& samples, const py::tuple& parameters, py::ssize_t runs, double scale,
+    bool causal, RowMap row_map, Loss loss, unsigned wrt, const py::tuple& starts,
+    const OptimizerOfPython& optimizer, const py::tuple& state, std::int64_t batch, Order order,
+    const std::vector<std::uint64_t>& seeds, std::int64_t fresh, const py::tuple& constraints,
+    const py::object& stream, std::int64_t first, std::int64_t last,
+    const std::vector<RecordOfPython>& records, const std::vector<py::tuple>& tests,
+    const std::vector<py::tuple>& directions, const py::dict& thresholds, const py::object& stopped,
+    const py::object& reasons, std::int64_t hook_every, const py::object& hook,
+    const py::object& on_progress, const py::object& processes, int threads) {
   return with_type_of(numbers_of(samples), [&](auto zero) -> TrainingResult {
     using real = decltype(zero);
     if (first < 0 || last < first) throw py::value_error("steps: expected 0 <= first <= last");
@@ -314,6 +312,11 @@ TrainingResult call_train(const py::tuple& samples, const py::tuple& parameters,
     task.first_step = first;
     task.last_step = last;
     read_trained(task, model, parameters, state, wrt, runs);
+    if (constraints.size() != kTensors)
+      throw py::value_error("constraints: expected an entry for each parameter");
+    for (int name = 0; name < kTensors; ++name)
+      task.constraints[name] =
+          read_constraint(constraints[name], extent(TensorName(name), s, model.rank).all());
     task.starts = read_tensors<real>(starts, "starts", s, model.rank, runs);
     for (const py::tuple& direction : directions)
       task.directions.push_back(read_tensors<real>(direction, "directions", s, model.rank, runs));
@@ -354,10 +357,11 @@ void register_training(py::module_& m) {
   m.def("train", call_train, py::kw_only(), py::arg("samples"), py::arg("parameters"),
         py::arg("runs"), py::arg("scale"), py::arg("causal"), py::arg("row_map"), py::arg("loss"),
         py::arg("wrt"), py::arg("starts"), py::arg("optimizer"), py::arg("state"), py::arg("batch"),
-        py::arg("order"), py::arg("seeds"), py::arg("fresh"), py::arg("stream"), py::arg("first"),
-        py::arg("last"), py::arg("records"), py::arg("tests"), py::arg("directions"),
-        py::arg("thresholds"), py::arg("stopped"), py::arg("reasons"), py::arg("hook_every"),
-        py::arg("hook"), py::arg("on_progress"), py::arg("processes"), py::arg("threads"));
+        py::arg("order"), py::arg("seeds"), py::arg("fresh"), py::arg("constraints"),
+        py::arg("stream"), py::arg("first"), py::arg("last"), py::arg("records"), py::arg("tests"),
+        py::arg("directions"), py::arg("thresholds"), py::arg("stopped"), py::arg("reasons"),
+        py::arg("hook_every"), py::arg("hook"), py::arg("on_progress"), py::arg("processes"),
+        py::arg("threads"));
 }
 
 }  // namespace mhfast

@@ -50,6 +50,9 @@ void Descent<real>::add(const Trained<real>& tensor) {
   added.log_scales.resize(parts, 0.0);
   added.rates.resize(parts, 0.0);
   added.decays.resize(width_, 0.0);
+  added.subspace = Subspace<real>(tensor.constraint, tensor.theta, width_);
+  constrained_ |= added.subspace.any();
+  ties_heads_ |= tensor.constraint.over_heads;
 }
 
 template <class real>
@@ -66,9 +69,22 @@ void Descent<real>::prepare(int threads) {
   scratch_.assign(threads, std::vector<double>(most));
 }
 
+/// Calls body(tensor) for every tensor that has a constraint, between two barriers.
+template <class real>
+template <class Body>
+void Descent<real>::constrain(const Member& member, const Body& body) {
+  if (!constrained_) return;
+  member.wait();  // all heads are there
+  for (Trained<real>& tensor : tensors_)
+    if (tensor.subspace.any()) body(tensor);
+  member.wait();
+}
+
 /// Measures a member's heads of the gradient and adds l2 theta to them.
 template <class real>
 void Descent<real>::scan(const Member& member) {
+  constrain(member,
+            [&](Trained<real>& tensor) { tensor.subspace.project(tensor.gradient, member); });
   for (Trained<real>& tensor : tensors_)
     for (int h = member.index; h < tensor.heads; h += member.count) {
       const double l2 = optimizer_.l2[tensor.name];
@@ -81,6 +97,7 @@ void Descent<real>::scan(const Member& member) {
       if (l2 != 0) {
         const real* theta = tensor.theta + h * numbers;
         for (std::ptrdiff_t i = 0; i < numbers; ++i) g[i] = real(g[i] + l2 * theta[i]);
+        tensor.subspace.clear_kept(tensor.gradient, h * tensor.size, (h + 1) * tensor.size);
         if (step_needs_norm_) measure(g, tensor.size, 2, step_norms);
       }
       if (norm_.dual) measure(g, tensor.size, norm_.power, &tensor.dual_norms[h * width_]);
@@ -231,12 +248,14 @@ void Descent<real>::update(const Member& member) {
     member.wait();
   }
   apply(member);
-  if (!projects()) return;
-  measure_parameters(member);
-  member.wait();
-  if (member.index == 0) choose_projections();
-  member.wait();
-  project(member);
+  if (projects()) {
+    measure_parameters(member);
+    member.wait();
+    if (member.index == 0) choose_projections();
+    member.wait();
+    project(member);
+  }
+  constrain(member, [&](Trained<real>& tensor) { tensor.subspace.hold(tensor.theta, member); });
 }
 
 template <class real>

@@ -2,6 +2,9 @@
 //
 //   g += l2 theta  ->  clip by the global norm  ->  normalize, or momentum  ->  step  ->  project
 //
+// where g is the projection of the gradient onto the subspace of the tensor's constraint, and theta
+// is held in it at the end (constraints.hpp).
+//
 // Learning rates, their schedules, l2 and radii are those of each tensor.
 //
 // Tensors hold one run's numbers, or vectors with one number for each of as many runs as there are
@@ -85,6 +88,7 @@ class Descent {
   std::vector<Trained<real>>& tensors() { return tensors_; }
 
   // Each called by all members of a team, with a barrier after it.
+  /// With barriers of its own where there are constraints.
   void scan(const Member& member);
   /// The step itself, with barriers of its own, after choose_rates.
   void update(const Member& member);
@@ -104,6 +108,8 @@ class Descent {
   bool directs() const { return directions_ != nullptr; }
   bool projects() const { return optimizer_.project != Projection::kNone; }
   bool needs_losses() const { return optimizer_.needs_loss(); }
+  /// Whether entries of several heads are tied: their gradients are then added up.
+  bool ties_heads() const { return ties_heads_; }
   /// The stored gradient lacks the factors whose logarithms are in log_scales.
   void set_scaled(bool scaled) { scaled_ = scaled; }
 
@@ -121,6 +127,8 @@ class Descent {
                          const PowerSum& whole, double whole_scale);
   void project_nearest(Trained<real>& tensor, int first, int heads, double* scratch) const;
   void fill(Trained<real>& tensor, int lane, double rate);
+  template <class Body>
+  void constrain(const Member& member, const Body& body);
 
   /// What every step asks of the rule: the norm that the gradient is divided by, if any.
   struct Norm {
@@ -139,6 +147,7 @@ class Descent {
   std::vector<std::vector<double>> scratch_;      // of each member, for projections other than fro
   bool scaled_ = false;
   bool one_lr_ = true;  // all tensors have the same, in the same place
+  bool constrained_ = false, ties_heads_ = false;
   std::vector<char> frozen_;
   std::vector<double> kept_, own_;
 };

@@ -218,6 +218,8 @@ void Loop<real>::make_tensors() {
                    first_[name],
                    second_[name],
                    lr,
+                   task_.constraints[name],
+                   {},
                    {},
                    {},
                    {},
@@ -594,7 +596,8 @@ void Loop<real>::restore_gradients(const Member& member) {
 /// Decides whether a gradient that is to be normalized must have its largest factors taken out.
 template <class real>
 void Loop<real>::choose_scales(const std::vector<Engine<real>*>& engines) {
-  const bool together = task_.optimizer.norm_scope() != Scope::kHead || task_.wrt[kPrompt];
+  const bool together =
+      task_.optimizer.norm_scope() != Scope::kHead || task_.wrt[kPrompt] || descent_->ties_heads();
   for (Engine<real>* engine : engines) {
     if (!sums_) engine->gather_scales();  // else they have those of all processes
     scaled_ = engine->needs_scaling(together);

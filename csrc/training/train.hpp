@@ -126,6 +126,7 @@ struct TrainingTask {
   Loss loss;
   std::array<bool, kTensors> wrt;
   Optimizer optimizer;
+  Tensors<Constraint> constraints{};
   Batches batches;
   Data<real> fresh;               // where batches.fresh is not 0: the samples of the first step
   Populations<real> populations;  // none: `draw` is called

@@ -6,6 +6,7 @@
 
 #include "../dispatch/dispatch.hpp"
 #include "../problem/data.hpp"
+#include "constraints.hpp"
 #include "norms.hpp"
 
 namespace mhfast {
@@ -18,12 +19,14 @@ struct Trained {
   std::ptrdiff_t size;  // of one head, in numbers
   real *theta, *gradient, *first, *second;
   std::vector<double> lr;            // of each lane
+  Constraint constraint;             // its arrays are the caller's
   std::vector<PowerSum> loss_norms;  // of the gradient as stored
   std::vector<PowerSum> step_norms;  // of gradient + l2 theta
   std::vector<PowerSum> dual_norms;  // of the same, in the power that a normalized step divides by
   std::vector<double> log_scales;    // log of the true gradient over the stored one
   std::vector<double> rates;         // the step's factor of the stored gradient
   std::vector<double> decays;        // the share of theta that the step subtracts, by lane
+  Subspace<real> subspace;           // that of the constraint
 };
 
 /// Writes one sum for each of `width` lanes; power 0: only the largest, to see whether all are

@@ -22,6 +22,7 @@ from .optimizers.rules import *  # noqa: F403  # every optimizer
 from .sweeps.sweep import SweepInterrupted, sweep
 from .sweeps.table import Sweep
 from .training.callbacks import Callback
+from .training.constraints import position_ties, tied
 from .training.evaluate import evaluate
 from .training.flow import gradient_flow
 from .training.minimize import minimize
@@ -62,12 +63,14 @@ __all__ = [
     "minimize",
     "norm",
     "num_threads",
+    "position_ties",
     "reference",
     "set_num_threads",
     "show_config",
     "stack",
     "sweep",
     "theory",
+    "tied",
     "train",
     "value_and_grad",
 ]

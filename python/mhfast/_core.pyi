@@ -245,6 +245,10 @@ CoreProcesses: TypeAlias = tuple[
     Callable[[Float64, int], tuple[Float64, bool]], int, int, int, Sequence[int]
 ]
 
+Entries: TypeAlias = npt.NDArray[np.int64]
+# Fixed entries; those of groups, and where these end; whether groups have entries of several heads.
+CoreConstraint: TypeAlias = tuple[Entries, Entries, Entries, bool] | None
+
 def train(
     *,
     samples: CoreData,
@@ -262,6 +266,7 @@ def train(
     order: Order,
     seeds: Sequence[int],
     fresh: int,
+    constraints: tuple[CoreConstraint, ...],
     stream: tuple[CoreData, Callable[[int], CoreData], CorePopulations | None] | None,
     first: int,
     last: int,
@@ -287,6 +292,7 @@ def step(
     parameters: list[Array],
     gradients: list[Array],
     state: list[tuple[Array, ...]],
+    constraints: Sequence[CoreConstraint],
     step: int,
     loss: float,
 ) -> None: ...

@@ -396,12 +396,20 @@ def test_the_step_of_the_core_checks_what_it_is_given():
 
     def refused(kind, message, **changes):
         given = {"names": [0], "parameters": [theta.copy()], "gradients": [theta.copy()],
-                 "state": [(theta.copy(), theta.copy())], "step": 0, "loss": 1.0}  # fmt: skip
+                 "state": [(theta.copy(), theta.copy())], "constraints": [None],
+                 "step": 0, "loss": 1.0}  # fmt: skip
         with pytest.raises(kind, match=message):
             _core.step(optimizer, **(given | changes))
 
     refused(ValueError, "names: expected one for each", names=[])
     refused(ValueError, "names: expected one for each", gradients=[])
+    refused(ValueError, "names: expected one for each", constraints=[])
+    ends, none = np.array([2, 4]), np.zeros(0, np.int64)
+    for kept, members in (([24], [0, 1, 2, 3]), ([-1], [0, 1, 2, 3]), ([5, 4], [0, 1, 2, 3]),
+                          ([5], [0, 1, 2, 24]), ([5], [0, 1, 2])):  # fmt: skip
+        arrays = (np.array(kept), np.array(members), ends, False)
+        refused(ValueError, "constraints: expected entries", constraints=[arrays])
+    refused(TypeError, "constraints", constraints=[(none, none, none.astype(float), False)])
     refused(ValueError, "names: expected parameters that have heads", names=[5])
     refused(ValueError, "state: expected 2 arrays of each", state=[(theta,)])
     refused(ValueError, r"gradients: expected shape \(2, 3, 4\)", gradients=[theta[:1].copy()])

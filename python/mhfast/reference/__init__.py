@@ -8,12 +8,13 @@ to be fast.  Gradients are dicts of arrays by name.
 `model`: parameters, query rows and visible keys.  `attention`: weights and outputs.  `losses`.
 `gradients`: centred, so that they are accurate in saturation.  `normalized`: directions of
 gradients that underflow.  `hessian`.  `depth`: layers one after the other.  `training`: the
-optimizers.  `batches`: the samples of each step.  `populations`: those that a stream draws.
-`runs`: the run axis, a loop.
+optimizers.  `constraints`: parameters in a subspace.  `batches`: the samples of each step.
+`populations`: those that a stream draws.  `runs`: the run axis, a loop.
 """
 
 from .attention import attention, outputs
 from .batches import batches, sample_seed
+from .constraints import labels, project
 from .depth import stack_outputs, stack_value_and_grad
 from .gradients import backward, textbook_value_and_grad, value_and_grad
 from .hessian import hvp
@@ -33,10 +34,12 @@ __all__ = [
     "backward",
     "batches",
     "hvp",
+    "labels",
     "loss_terms",
     "mixture_samples",
     "normals",
     "outputs",
+    "project",
     "regression_samples",
     "sample_seed",
     "scaled_gradients",

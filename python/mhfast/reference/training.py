@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike
 
 from .attention import outputs
 from .batches import batches
+from .constraints import labels, project, project_scaled
 from .gradients import Wrt, asked, value_and_grad
 from .losses import Loss, counted_weights, loss_weights, margins, real_targets
 from .model import Array, Model, Query, inputs
@@ -35,12 +36,16 @@ def train(
 ) -> tuple[Model, dict[str, Array]]:
     """Take `steps` steps from `model`; options as in `value_and_grad`, lr a number or (R,).
 
-    lr, its schedule, l2 and radius may be dicts by parameter: `of_parameter`.
+    lr, its schedule, l2 and radius may be dicts by parameter: `of_parameter`.  `constraints` is a
+    dict by parameter, see `reference.constraints`.
 
     Step k: g is the gradient of the loss in the parameters named by `wrt`, then
 
-        g ← g + l2 θ,   g ← g min(1, clip / ‖g‖),   g ← g / (‖g‖ + eps)   where it is normalized,
-        θ ← the optimizer's step of θ and g, one of `STEPS`,   θ ← `projected`(θ).
+        g ← `project`(g + l2 θ),   g ← g min(1, clip / ‖g‖),
+        g ← g / (‖g‖ + eps)   where it is normalized,
+        θ ← the optimizer's step of θ and g, one of `STEPS`,   θ ← `projected`(θ),
+
+    and fixed entries of θ as they were.
 
     With `batch`, g is the gradient of the loss of step k's batch among `batches`, with `order` and
     `seed`, an integer or (R,): (n / batch) Σ wℓ / Σ w, the first sum over the batch.
@@ -88,9 +93,11 @@ def _train(
     batch: int | None = None,
     order: str = "shuffle",
     seed: int = 0,
+    constraints: Mapping[str, Any] | None = None,
 ) -> tuple[Model, dict[str, Array]]:
     model = start = Model.of(model)
     trained = asked(model, wrt, also=())
+    held = {name: part for name, part in (constraints or {}).items() if name in trained}
     normalizes = getattr(optimizer, "normalized", "normalized" in optimizer.name)
     options: dict[str, Any] = {"loss": loss, "query": query, "weight": weight, "lengths": lengths}
     history: dict[str, list[float]] = {name: [] for name in RECORDS}
@@ -103,7 +110,8 @@ def _train(
         accuracy, margin = _accuracy_and_margin(model, X, y, **options)
         theta, origin = model.parameters(), start.parameters()
         distance = norm(theta[name] - origin[name] for name in theta)
-        row = (value, accuracy, margin, norm(g.values()), norm(theta.values()), distance)
+        inside = {name: project(held[name], a) if name in held else a for name, a in g.items()}
+        row = (value, accuracy, margin, norm(inside.values()), norm(theta.values()), distance)
         for name, number in zip(RECORDS, row, strict=True):
             history[name].append(number)
         if k == steps:
@@ -116,9 +124,10 @@ def _train(
             value, g = value_and_grad(model, *used[:2], wrt=trained, **used[2])
             value, g = share * value, {name: share * array for name, array in g.items()}
         if normalizes:
-            g = _unit_gradient(model, *used, trained, optimizer, share)
+            g = _unit_gradient(model, *used, trained, optimizer, share, held)
         else:
             g = {n: part + of_parameter(optimizer.l2, n, 0.0) * theta[n] for n, part in g.items()}
+            g |= {name: project(held[name], g[name]) for name in held}
             shrink = min(1.0, optimizer.clip / max(norm(g.values()), np.finfo(float).tiny))
             g = {name: part * shrink for name, part in g.items()}
         length = norm(g.values())
@@ -128,6 +137,9 @@ def _train(
             at = At(k, of_parameter(lr, name, None) * factor, value, length, factor)
             theta[name] = STEPS[optimizer.name](optimizer, theta[name], g[name], kept[name], at)
         theta |= projected(optimizer, {name: theta[name] for name in trained})
+        for name, constraint in held.items():
+            before = model.parameters()[name]
+            theta[name] = np.where(labels(constraint, before.shape) < 0, before, theta[name])
         model = replace(model, **theta)
     return model, {name: np.array(values) for name, values in history.items()}
 
@@ -162,6 +174,7 @@ def _unit_gradient(
     wrt: Iterable[str],
     optimizer: Any,
     share: float,
+    held: Mapping[str, Any],
 ) -> Parameters:
     """Return g / (‖g‖ + eps) after decay and clipping; for mirror descent g / its dual norm.
 
@@ -175,6 +188,8 @@ def _unit_gradient(
         name: add_decay(g, decay[name], theta[name]) if decay[name] > 0.0 else g
         for name, g in scaled.items()
     }
+    for name, constraint in held.items():
+        scaled[name] = project_scaled(constraint, scaled[name], theta[name].shape)
     if optimizer.name == "mirror_descent":
         unit = normalized(scaled, optimizer.by, order=optimizer.p / (optimizer.p - 1.0))
     else:

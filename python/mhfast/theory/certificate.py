@@ -447,6 +447,7 @@ def _plain_rate(segment: Segment, data: str | tuple[str, ...]) -> tuple[float | 
     if segment.batches is not None:
         kind = "batches of" if segment.batches.fresh is None else "sets of new samples, each of"
         others.append(f"its steps were taken on {kind} {segment.batches.size} samples")
+    others += [f"it was constrained ({held})" for held in segment.constraints]
     if segment.data != data:
         others.append("it trained on other data than these")
     return lr, others

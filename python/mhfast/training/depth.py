@@ -30,6 +30,7 @@ from ..optimizers import Optimizer, core_settings
 from ..reference.batches import batches as rows_of_batches
 from . import arguments
 from .callbacks import Calls, prepared
+from .constraints import Partition, described, projected
 from .evaluate import evaluate, of_stack, refuse_of_stack
 from .iterates import Iterates
 from .progress import progress_bar
@@ -50,6 +51,7 @@ def trained(
     entries: Sequence[Entry],
     rule: Optimizer,
     last: int,
+    ties: Mapping[str, Partition],
     *,
     stream: Stream | Dataset | Draw | None,
     directions: Any,
@@ -70,11 +72,12 @@ def trained(
         except (TypeError, ValueError) as error:
             raise type(error)(f"test set {name!r}: {error}") from error
     if last > run.step:
-        now = Segment(run.step, rule, run.loss, run.wrt, fingerprint(data), run.batches)
+        held = described(run.constraints, run.wrt)
+        now = Segment(run.step, rule, run.loss, run.wrt, fingerprint(data), run.batches, held)
         run = replace(run, segments=extended(run.segments, now))
     of_run = partial(
         evaluate, X=data, loss=run.loss, wrt=run.wrt, test=tests, start=run.start,
-        num_threads=num_threads,
+        constraints=run.constraints, num_threads=num_threads,
     )  # fmt: skip
     calls = prepared(callback, lambda at, what: of_run(at, record=what), run.record)
     since = np.array([run.since], np.int64)
@@ -82,7 +85,7 @@ def trained(
     loop = _Loop(
         run, tuple(entries), of_run, last - run.step, data, tests,
         core_settings(rule, last, None, since, names),
-        None if stream is None else as_stream(stream), calls, checkpoint, num_threads,
+        None if stream is None else as_stream(stream), calls, checkpoint, num_threads, ties,
     )  # fmt: skip
     with loop.rescued(), progress_bar(run.step, last) if progress else nullcontext() as tick:
         ended = loop.go(last, tick)
@@ -115,6 +118,7 @@ class _Loop(Iterates[Stack]):
     data, tests : the training data, the test sets
     settings : the optimizer as the core takes it
     stream, calls, checkpoint, num_threads : as in `mhfast.train`
+    ties : the constraints on what is trained
     state : what the optimizer keeps of each trained parameter at θ_k
     known : quantities of the training data at θ_k
     epoch : (number, samples) of the epoch whose batches are taken
@@ -127,6 +131,7 @@ class _Loop(Iterates[Stack]):
     calls: Calls | None
     checkpoint: tuple[str | os.PathLike[str], int] | None
     num_threads: int | None
+    ties: Mapping[str, Partition]
     state: State = field(init=False)
     known: dict[str, float] = field(default_factory=dict, init=False)
     epoch: tuple[int, npt.NDArray[np.int64]] | None = field(default=None, init=False)
@@ -168,8 +173,9 @@ class _Loop(Iterates[Stack]):
 
     def _record(self, due: list[Entry]) -> None:
         found = of_stack(
-            self.run, self.model, self.data, self.tests, due, self.known, self.num_threads
-        )
+            self.run, self.model, self.data, self.tests, due, self.known, self.ties,
+            self.num_threads,
+        )  # fmt: skip
         for entry in due:
             self._add(entry.key, entry.every, _real(entry, found[entry.key]))
 
@@ -189,7 +195,7 @@ class _Loop(Iterates[Stack]):
         if run.batches is None:
             self.known = {"loss": loss}
             if "grad_norm" in {entry.name for entry in self.entries} | _limits(run).keys():
-                self.known["grad_norm"] = float(norm(gradients))
+                self.known["grad_norm"] = float(norm(projected(gradients, self.ties)))
         return share * loss, gradients if share == 1.0 else share * gradients
 
     def _batch(self) -> tuple[Dataset, float]:
@@ -239,8 +245,9 @@ class _Loop(Iterates[Stack]):
         for name, limit in limits.items():
             entry = Entry(name, name, 1)
             value = of_stack(
-                run, self.model, self.data, self.tests, (entry,), self.known, self.num_threads
-            )[name]
+                run, self.model, self.data, self.tests, (entry,), self.known, self.ties,
+                self.num_threads,
+            )[name]  # fmt: skip
             if value <= limit if name in THRESHOLDS_BELOW else value >= limit:
                 return name
         if self.calls is not None and self.calls.due(k) and self.calls(k, self.model):
@@ -261,6 +268,7 @@ class _Loop(Iterates[Stack]):
         _core.step(
             self.settings, names=[PARAMETERS.index(of_layer(name)[1]) for name in names],
             parameters=list(theta.values()), gradients=by_name, state=list(state.values()),
+            constraints=[self.ties[name].core if name in self.ties else None for name in names],
             step=self.step, loss=loss,
         )  # fmt: skip
         for array in theta.values():

@@ -19,6 +19,7 @@ from ..models.problem import loss as checked_loss
 from ..optimizers import GradientDescent, core_settings
 from . import arguments, quantities
 from .arguments import Directions, Tests
+from .constraints import Constraints, Partition, checked, core, partitions, projected
 from .history import prepare
 from .quantities import OF_ANY_SET, OF_ATTENTION, Entry, Record
 from .reduction import Group, refuse_records
@@ -38,6 +39,7 @@ def evaluate(
     test: Tests | None = None,
     directions: Directions | None = None,
     start: AnyModel | None = None,
+    constraints: Constraints | None = None,
     num_threads: int | None = None,
 ) -> dict[str, Any]:
     """Compute what training can record of a model, without training.
@@ -63,6 +65,8 @@ def evaluate(
         Directions for the record "cosine".
     start : Classifier, Layer or Stack, optional
         The model that distance is measured from; by default ``model`` itself.
+    constraints : dict by parameter, optional
+        As in `train`: grad_norm is then the norm of the projected gradient.
     num_threads : int, optional
         Number of threads for this call, instead of the default.
 
@@ -89,7 +93,7 @@ def evaluate(
     """
     return evaluate_together(
         None, model, X, y, record=record, loss=loss, wrt=wrt, test=test, directions=directions,
-        start=start, num_threads=num_threads,
+        start=start, constraints=constraints, num_threads=num_threads,
     )  # fmt: skip
 
 
@@ -105,6 +109,7 @@ def evaluate_together(
     test: Tests | None,
     directions: Directions | None,
     start: AnyModel | None = None,
+    constraints: Constraints | None = None,
     num_threads: int | None = None,
 ) -> dict[str, Any]:
     """Do `evaluate` on the samples of all processes of a group, if there is one."""
@@ -120,16 +125,21 @@ def evaluate_together(
         loss=run.loss if loss is None else checked_loss(model, loss, data.y),
         wrt=run.wrt if wrt is None else arguments.wrt(model, wrt),
         start=model if start is None else _like(model, start),
+        constraints={} if constraints is None else checked(model, constraints),
     )
+    found = partitions(model, run.constraints, run.wrt)
     if isinstance(model, Stack):
         refuse_of_stack(entries, data, tests, directions)
-        return of_stack(run, model, data, tests, entries, {}, num_threads)
+        return of_stack(run, model, data, tests, entries, {}, found, num_threads)
     problem, test_problems = arguments.problems(run, data, tests)
     run = spread(run, problem.runs.length)
     given = arguments.directions(directions, run.model, problem.runs)
     named, functions = prepare(entries, run.model, data, problem.data, tuple(given), {}, 0, 0)
     stopped = np.full(run.runs or 1, -1, np.int64)
-    loop = Loop(run, named, functions, None, None, None, stopped, group=group, samples=data.n)
+    loop = Loop(
+        run, named, functions, None, None, None, stopped, group=group, samples=data.n,
+        constraints=core(found),
+    )  # fmt: skip
     settings = core_settings(rule, 0, run.runs, np.zeros(len(stopped), np.int64))
     end = loop.run_core(
         problem, run.start, settings, 0, [arguments.core_record(rows, data) for rows in named],
@@ -172,6 +182,7 @@ def of_stack(
     tests: Mapping[str, Dataset],
     entries: Sequence[Entry],
     known: Mapping[str, float],
+    constraints: Mapping[str, Partition],
     num_threads: int | None,
 ) -> dict[str, Any]:
     """Return what is to be recorded of a stack, by key.
@@ -182,6 +193,7 @@ def of_stack(
     model : the stack
     data, tests, entries : the training data, the test sets, what to record
     known : quantities of the training data that need not be computed
+    constraints : partitions of trained parameters
     num_threads : int, optional
     """
     sets = [*tests.values(), data]  # the training data have the number -1
@@ -199,7 +211,7 @@ def of_stack(
             found[entry.key] = whole[j][name]
         elif name == "grad_norm":
             _, g = value_and_grad(model, data, loss=run.loss, wrt=run.wrt, num_threads=num_threads)
-            found[entry.key] = norm(g)
+            found[entry.key] = norm(projected(g, constraints))
         elif name in model.parameters:
             found[entry.key] = model.parameters[name].copy()
         else:

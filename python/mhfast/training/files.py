@@ -8,6 +8,7 @@
 |                        | layer j of a stack are model.j.W, ...                |
 | query, schedule, lr    | if the model or the optimizer has such an array      |
 | stopped                | with a run axis                                      |
+| constraints.W.j, ...   | parts of constraints that are arrays                 |
 | state.W.j, ...         | state of the optimizer, such as moments              |
 | history.j, steps.j     | rows and steps of the j-th record named in `about`   |
 | subspace.basis, ...    | if training continues in the span of the tokens:     |
@@ -30,11 +31,12 @@ import numpy.typing as npt
 
 from .._arguments import losses
 from .._arguments.lists import PARAMETERS
-from .._arguments.values import frozen
+from .._arguments.values import frozen, same
 from ..models import AnyModel, Classifier, Layer, Model, Stack
 from ..models.problem import of_arrays
 from ..optimizers import OPTIMIZERS, SOLVERS, fields_of
 from . import segments
+from .constraints import checked
 from .quantities import MissingFunction
 from .subspace import Subspace
 
@@ -57,6 +59,12 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         arrays |= {f"history.{j}": run["history"][name], f"steps.{j}": run["steps"][name]}
     if isinstance(run["stopped"], np.ndarray):
         arrays["stopped"] = run["stopped"]
+    for name, parts in run["constraints"].items():
+        arrays |= {
+            f"constraints.{name}.{j}": part
+            for j, part in enumerate(parts)
+            if not isinstance(part, str)
+        }
     settings = fields_of(optimizer)
     for name in ("schedule", "lr"):
         if isinstance(settings.get(name), tuple):
@@ -74,6 +82,10 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         "loss": losses.stored(run["loss"]),
         "segments": segments.stored(run["segments"]),
         "batches": segments.stored_batches(run["batches"]),
+        "constraints": {
+            name: [part if isinstance(part, str) else None for part in parts]
+            for name, parts in run["constraints"].items()
+        },
     }
     write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
 
@@ -179,6 +191,8 @@ def _check(run: Mapping[str, Any]) -> None:
     known = losses.name_of(run["loss"]) in (*model.losses, "own")
     if not known or not set(run["wrt"]) <= set(model.parameters):
         raise ValueError("its loss and what it trained do not fit the model")
+    if not same(checked(model, run["constraints"]), run["constraints"]):
+        raise ValueError("its constraints do not fit the model")
 
 
 def _layout(model: AnyModel) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -208,6 +222,13 @@ def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
         "subspace": _subspace(about, arrays),
         "segments": segments.restored(about.get("segments", [])),
         "batches": segments.restored_batches(about.get("batches")),
+        "constraints": {
+            name: tuple(
+                arrays[f"constraints.{name}.{j}"] if part is None else part
+                for j, part in enumerate(parts)
+            )
+            for name, parts in about.get("constraints", {}).items()
+        },
     }
 
 

@@ -16,6 +16,7 @@ from ..dataset.dataset import Dataset
 from ..models import Model
 from ..optimizers import GradientFlow, Method, Sizes
 from .arguments import Directions, Tests
+from .constraints import Constraints
 from .iterates import Solved, begin
 from .objective import Vector
 from .quantities import Record
@@ -43,6 +44,7 @@ def gradient_flow(
     l2: Sizes = 0.0,
     loss: Loss | None = None,
     wrt: Wrt = None,
+    constraints: Constraints | None = None,
     test: Tests | None = None,
     record: Record | None = None,
     directions: Directions | None = None,
@@ -85,6 +87,9 @@ def gradient_flow(
         As in `train`; "logistic" by default.
     wrt : str or tuple of str
         What to train, among the parameters of the model; all by default.
+    constraints : dict by parameter, optional
+        Entries that stay as they are or stay equal, as in `train`: the rest is a problem of fewer
+        unknowns, and gradients are projected.
     test : Dataset, pair (X, y) or dict of them
         Test sets; one without a name is called "test".
     record : str, function, sequence of them, or dict of them to int
@@ -150,8 +155,9 @@ def gradient_flow(
     before = model.history["time"] if isinstance(model, Run) and "time" in model.history else [0.0]
     rows = _times(times, float(before[-1]), checks.finite(until, "until"))
     iterates = begin(
-        "gradient_flow", model, X, y, solver, len(rows) - 1, loss=loss, wrt=wrt, test=test,
-        record=record, directions=directions, num_threads=num_threads,
+        "gradient_flow", model, X, y, solver, len(rows) - 1, loss=loss, wrt=wrt,
+        constraints=constraints, test=test, record=record,
+        directions=directions, num_threads=num_threads,
     )  # fmt: skip
     if any(entry.key == "time" for entry in iterates.entries):
         raise ValueError("record: expected no function named 'time', which is recorded anyway")

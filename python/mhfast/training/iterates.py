@@ -19,6 +19,7 @@ from ..models import problem as _core_arguments
 from ..optimizers import GradientDescent, Solver, of_parameter
 from . import arguments, quantities
 from .arguments import Directions, Tests
+from .constraints import Constraints, check_start, checked, described, partitions
 from .evaluate import evaluate
 from .history import check_continues, joined
 from .objective import Objective, Vector
@@ -171,6 +172,7 @@ def begin(
     *,
     loss: Loss | None,
     wrt: Wrt,
+    constraints: Constraints | None,
     test: Tests | None,
     record: Record | None,
     directions: Directions | None,
@@ -211,7 +213,10 @@ def begin(
         wrt=run.wrt if wrt is None else arguments.wrt(run.model, wrt),
         record={entry.function or entry.key: entry.every for entry in entries},
         since=run.step if isinstance(run.since, int) else run.since,
+        constraints=run.constraints if constraints is None else checked(run.model, constraints),
     )
+    ties = partitions(run.model, run.constraints, run.wrt)
+    check_start(run.model, ties, run.wrt)
     arguments.settings_of_parameters(solver, run.model)
     _core_arguments.differentiable(run.model, _core_arguments.bits(run.wrt))
     problem, _ = arguments.problems(run, data, tests)
@@ -220,12 +225,13 @@ def begin(
             f"{what}: expected one model and one data set, got a run axis of length "
             f"{problem.runs.length}; call it for each run, with model[r] and data[r]"
         )
-    now = Segment(run.step, solver, run.loss, run.wrt, fingerprint(data))
+    held = described(run.constraints, run.wrt)
+    now = Segment(run.step, solver, run.loss, run.wrt, fingerprint(data), None, held)
     run = replace(run, segments=extended(run.segments, now))
     l2 = {name: of_parameter(solver.l2, name, 0.0) for name in run.wrt}
     whole = partial(
         evaluate, X=data, loss=run.loss, wrt=run.wrt, test=tests, directions=directions,
-        start=run.start, num_threads=num_threads,
+        start=run.start, constraints=run.constraints, num_threads=num_threads,
     )  # fmt: skip
-    objective = Objective(run.model, data, run.loss, run.wrt, l2, num_threads)
+    objective = Objective(run.model, data, run.loss, run.wrt, l2, num_threads, ties)
     return Solved(run, entries, whole, most, objective)

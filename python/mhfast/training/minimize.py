@@ -17,6 +17,7 @@ from ..models import Model
 from ..optimizers import LBFGS, Sizes
 from . import arguments
 from .arguments import Directions, Tests
+from .constraints import Constraints
 from .iterates import Solved, begin
 from .objective import Vector
 from .quantities import Record
@@ -39,6 +40,7 @@ def minimize(
     l2: Sizes = 0.0,
     loss: Loss | None = None,
     wrt: Wrt = None,
+    constraints: Constraints | None = None,
     test: Tests | None = None,
     record: Record | None = None,
     directions: Directions | None = None,
@@ -78,6 +80,9 @@ def minimize(
         As in `train`; "logistic" by default.
     wrt : str or tuple of str
         What to train, among the parameters of the model; all by default.
+    constraints : dict by parameter, optional
+        Entries that stay as they are or stay equal, as in `train`: the rest is a problem of fewer
+        unknowns, and gradients are projected.
     test : Dataset, pair (X, y) or dict of them
         Test sets; one without a name is called "test".
     record : str, function, sequence of them, or dict of them to int
@@ -129,7 +134,8 @@ def minimize(
     solver = LBFGS(memory=memory, gtol=gtol, l2=l2)
     most = arguments.steps(steps)
     iterates = begin(
-        "minimize", model, X, y, solver, most, loss=loss, wrt=wrt, test=test, record=record,
+        "minimize", model, X, y, solver, most, loss=loss, wrt=wrt,
+        constraints=constraints, test=test, record=record,
         directions=directions, num_threads=num_threads,
     )  # fmt: skip
     return iterates.solved(partial(_minimized, iterates, solver, most))

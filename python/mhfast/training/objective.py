@@ -2,23 +2,27 @@
 
 The entries of all that is trained, one parameter after the other, are one vector. The function is
 L(θ) + Σ_P λ_P/2 ‖P‖², the second part over the trained parameters P. A float32 model is evaluated
-at θ rounded to float32, and its gradient converted to float64.
+at θ rounded to float32, and its gradient converted to float64. Of a parameter with a constraint θ
+has one coordinate for each group of m equal entries, sqrt(m) times their value, and none for fixed
+ones: lengths and angles in the subspace are those of θ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from .._arguments.losses import Loss
+from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..gradients import value_and_grad
 from ..models import Model
 from ..models.problem import with_arrays
+from .constraints import Partition
 
 M = TypeVar("M", bound=Model)
 Vector: TypeAlias = npt.NDArray[np.float64]
@@ -34,6 +38,7 @@ class Objective(Generic[M]):
         Its parameters that are not trained are those of every θ.
     data, loss, wrt, num_threads : as in `mhfast.train`
     l2 : dict of float by parameter
+    constraints : dict of partitions by parameter
     last : (θ, value, gradient)
         Of the last call: solvers ask again for what they have just seen.
     """
@@ -44,21 +49,36 @@ class Objective(Generic[M]):
     wrt: tuple[str, ...]
     l2: Mapping[str, float]
     num_threads: int | None
+    constraints: Mapping[str, Partition]
     last: tuple[Vector, float, Vector] | None = field(default=None, init=False)
 
     def vector(self, model: Model) -> Vector:
         """Return θ of a model."""
-        return np.concatenate([model.parameters[name].ravel() for name in self.wrt], dtype=float)
+        return np.concatenate(
+            [self._inside(name, model.parameters[name]) for name in self.wrt], dtype=float
+        )
+
+    def _inside(self, name: str, array: Array) -> npt.NDArray[Any]:
+        """Return the coordinates of a parameter, or of the projection of its gradient."""
+        one = self.constraints.get(name)
+        if one is None:
+            return array.ravel()
+        inside: Vector = one.means(array)[0] * np.sqrt(one.sizes)
+        return inside
 
     def at(self, theta: Vector) -> M:
         """Return the model of θ."""
         arrays, first = {}, 0
         for name in self.wrt:
-            like = self.model.parameters[name]
-            entries = theta[first : first + like.size].reshape(like.shape)
-            arrays[name] = entries.astype(like.dtype)  # a copy, which the model may keep
+            like, one = self.model.parameters[name], self.constraints.get(name)
+            size = like.size if one is None else len(one.sizes)
+            entries = theta[first : first + size]
+            if one is None:
+                arrays[name] = entries.reshape(like.shape).astype(like.dtype)  # a copy
+            else:
+                arrays[name] = one.spread((entries / np.sqrt(one.sizes))[None], like)
             arrays[name].flags.writeable = False
-            first += like.size
+            first += size
         return with_arrays(self.model, arrays)
 
     def __call__(self, theta: Vector) -> tuple[float, Vector]:
@@ -71,10 +91,10 @@ class Objective(Generic[M]):
         )
         value, parts = float(loss), []
         for name in self.wrt:
-            part = getattr(gradients, name).ravel()
+            part = self._inside(name, getattr(gradients, name))
             if self.l2[name] > 0.0:
                 parameter = model.parameters[name].ravel().astype(np.float64)
-                part = part + self.l2[name] * parameter
+                part = part + self.l2[name] * self._inside(name, model.parameters[name])
                 value += 0.5 * self.l2[name] * float(parameter @ parameter)
             parts.append(part)
         gradient = np.concatenate(parts, dtype=np.float64)

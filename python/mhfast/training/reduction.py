@@ -18,6 +18,7 @@ from ..models.problem import CoreProblem
 from ..optimizers import Optimizer, fields_of
 from .batches import Batches
 from .callbacks import Callback, Calls
+from .constraints import described
 from .quantities import OF_ATTENTION, Entry
 from .run import Run
 
@@ -28,7 +29,7 @@ Function: TypeAlias = Callable[[Any], npt.ArrayLike | None]
 SLOTS = 4096
 """Numbers of the array by which processes without a rank find one."""
 
-SETTINGS = 9
+SETTINGS = 10
 """How many settings are compared, see `_settings`."""
 
 ENDS = ("callback", "stop")
@@ -416,6 +417,7 @@ def _settings(
         "optimizer": (rule.name, fields_of(rule), kept, run.since),
         "loss": losses.stored(run.loss),
         "wrt": run.wrt,
+        "constraints": described(run.constraints, run.wrt),
         "record": [(str(getattr(what, "__name__", what)), n) for what, n in run.record.items()],
         "thresholds in stop": [] if callable(run.stop) else sorted(run.stop.items()),
         "Callbacks and their quantities": [

@@ -19,6 +19,7 @@ from ..models import AnyModel, Model
 from ..optimizers import Optimizer, Solver
 from . import curve, display, files
 from .batches import Batches
+from .constraints import Parts
 from .quantities import Metric, MissingFunction, close_to
 from .run_axis import selected
 from .segments import Segment
@@ -106,6 +107,8 @@ class Run(Generic[ModelT_co]):
         known.
     batches : Batches or None
         The setting ``batch`` with ``order`` and ``seed``; None if steps are taken on all samples.
+    constraints : dict by parameter of tuples
+        The setting, as names and arrays that hold at once.
 
     Notes
     -----
@@ -143,6 +146,7 @@ class Run(Generic[ModelT_co]):
     subspace: Subspace | None = None
     segments: tuple[Segment, ...] = ()
     batches: Batches | None = None
+    constraints: dict[str, Parts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         vars(self).update(history=History(self.history), steps=History(self.steps))

@@ -46,6 +46,8 @@ class Segment:
         axis.
     batches : Batches or None
         Which samples steps were taken on; None for all.
+    constraints : tuple of str
+        Those of the parameters that were trained: names, and digests of arrays.
     """
 
     first: int
@@ -54,6 +56,7 @@ class Segment:
     wrt: tuple[str, ...]
     data: str | tuple[str, ...]
     batches: Batches | None = None
+    constraints: tuple[str, ...] = ()
 
 
 def extended(segments: tuple[Segment, ...], now: Segment) -> tuple[Segment, ...]:
@@ -150,6 +153,7 @@ def stored(segments: Iterable[Segment]) -> list[list[Any]]:
             segment.wrt,
             segment.data,
             stored_batches(segment.batches),
+            segment.constraints,
         ]
         for segment in segments
     ]
@@ -164,9 +168,10 @@ def restored(rows: Iterable[list[Any]]) -> tuple[Segment, ...]:
             losses.restored(loss),
             tuple(wrt),
             _tuple(data),
-            *map(restored_batches, batches),
+            restored_batches(later[0] if later else None),
+            tuple(later[1]) if len(later) > 1 else (),
         )
-        for first, name, settings, loss, wrt, data, *batches in rows
+        for first, name, settings, loss, wrt, data, *later in rows
     )
 
 

@@ -27,6 +27,7 @@ from ..models.problem import (
 )
 from .batches import ORDERS, Batches
 from .callbacks import Callback, Calls
+from .constraints import CoreConstraint
 from .history import FunctionRows, NamedRows, joined
 from .quantities import count_due
 from .reduction import Group, Numbers, shard_sizes
@@ -70,6 +71,8 @@ class Loop:
         The processes that train together.
     samples : int
         n, of this process, where there is a group.
+    constraints : tuple of the core
+        Those of each parameter.
     """
 
     run: Run
@@ -85,6 +88,7 @@ class Loop:
     ended_by: str = ""
     group: Group | None = None
     samples: int = 0
+    constraints: tuple[CoreConstraint, ...] = (None,) * len(PARAMETERS)
 
     def __post_init__(self) -> None:
         run = self.run
@@ -155,7 +159,7 @@ class Loop:
             scale=run.model.scale, causal=problem.causal, row_map=run.model._core.row_map,
             loss=losses.core(run.loss), wrt=bits(run.wrt), starts=start._core.parameters,
             optimizer=settings, state=self.state, batch=size, order=ORDERS[batches.order],
-            seeds=batches.seeds, fresh=batches.fresh or 0,
+            seeds=batches.seeds, fresh=batches.fresh or 0, constraints=self.constraints,
             stream=None if drawn is None else (drawn.first.data, drawn, drawn.in_core()),
             first=run.step, last=last, records=records,
             tests=[test.data for test in tests],

@@ -176,6 +176,8 @@ def enter(run: Any, problem: CoreProblem) -> Subspace | None:
     optimizer: StepRule = run.optimizer
     if not isinstance(optimizer, _EQUIVARIANT) or optimizer.l2 != 0.0 or optimizer.project:
         return None
+    if not run.constraints.keys().isdisjoint(run.wrt):
+        return None  # they are about coordinates of the whole space
     model: Model = run.start
     if run.subspace is None and (run.step > 0 or _size(model) < MIN_SIZE):
         return None

@@ -24,6 +24,7 @@ from .arguments import Directions, Tests
 from .batches import Order, Size
 from .batches import Seed as BatchSeed
 from .callbacks import prepared
+from .constraints import Constraints, check_start, checked, core, described, partitions, refuse
 from .evaluate import evaluate_together
 from .history import of_subspace, prepare
 from .progress import progress_bar
@@ -53,6 +54,7 @@ def train(
     seed: BatchSeed | None = None,
     loss: Loss | None = None,
     wrt: Wrt = None,
+    constraints: Constraints | None = None,
     test: Tests | None = None,
     record: Record | None = None,
     directions: Directions | None = None,
@@ -89,7 +91,8 @@ def train(
         has reached it takes no step.
     optimizer : one of `mhfast.optimizers`
         If it is of another kind than that of the Run, its state (momentum or moments) starts at
-        zero. The same holds if nothing that trains now, by ``wrt``, was trained last.
+        zero. The same holds if nothing that trains now, by ``wrt``, was trained last, or if it
+        has other constraints.
     batch : int or "all", optional
         The number B of samples that a step is taken on; "all", the default, for full-batch steps.
         The loss of a batch is (n / B) Σ wℓ / Σ w, the first sum over the batch and the second over
@@ -115,6 +118,15 @@ def train(
         "cross_entropy", as in `value_and_grad`.
     wrt : str or tuple of str
         What to train, among the parameters of the model; all by default.
+    constraints : dict by parameter, optional
+        Entries that stay as they are, and entries that stay equal: an array of the parameter's
+        shape, of bools (True: trained) or of integers (-1: fixed, equal numbers: tied);
+        "symmetric" (W_h = W_hᵀ), "heads" (the same for all heads), "rows" (all rows of a head of
+        U or of the prompt the same); or a tuple of these, which hold together. Tied entries must
+        be equal at the start: `tied` makes them so. The gradient is replaced by its orthogonal
+        projection onto the subspace, 0 at fixed entries and the mean over tied ones, before
+        norms, clipping and the optimizer; grad_norm is that of the projection. An empty dict
+        removes the constraints of a Run.
     test : Dataset, pair (X, y) or dict of them
         Test sets; one without a name is called "test".
     record : str, function, sequence of them, or dict of them to int
@@ -213,6 +225,7 @@ def train(
         if group is not None:
             refuse_batches(batches)
             refuse_records(entries)
+        before = run
         run = run._replace(
             **_new_optimizer(run, optimizer),
             loss=run.loss if loss is None else _core_arguments.loss(run.model, loss, data.y),
@@ -220,17 +233,22 @@ def train(
             stop=arguments.stop(run.stop if stop is None else stop),
             record={entry.function or entry.key: entry.every for entry in entries},
             batches=batches,
+            constraints=run.constraints if constraints is None else checked(run.model, constraints),
         )
-        # Nothing that trains now has moments.
-        if run.state and not run.state.keys() & set(run.wrt):
+        same_ties = described(run.constraints, run.wrt) == described(before.constraints, run.wrt)
+        # Nothing that trains now has moments, or those of other constraints.
+        if run.state and not (same_ties and run.state.keys() & set(run.wrt)):
             run = run._replace(state={}, since=_here(run))
         rule = arguments.optimizer(run.optimizer)  # that of a solver is none
         arguments.settings_of_parameters(rule, run.model)
+        ties = partitions(run.model, run.constraints, run.wrt)
+        check_start(run.model, ties, run.wrt)
+        refuse(rule, run.model, ties)
         if isinstance(run.model, Stack):
             if group is not None:
                 raise ValueError("reduce: expected None for a Stack, which one process trains")
             stacked = depth.trained(
-                run, data, tests, entries, rule, last, stream=stream, directions=directions,
+                run, data, tests, entries, rule, last, ties, stream=stream, directions=directions,
                 callback=callback, checkpoint=arguments.checkpoint(checkpoint), progress=progress,
                 num_threads=num_threads,
             )  # fmt: skip
@@ -247,7 +265,7 @@ def train(
         sides = arguments.directions(directions, run.model, problem.runs)
         whole = partial(
             evaluate_together, group, X=data, loss=run.loss, wrt=run.wrt, test=tests,
-            directions=directions, num_threads=num_threads,
+            directions=directions, constraints=run.constraints, num_threads=num_threads,
         )  # fmt: skip
         calls = prepared(
             callback, lambda at, what: whole(at, record=what, start=run.start), run.record
@@ -256,7 +274,8 @@ def train(
         if group is not None:
             samples = group.meet(run, last, frozen, calls, problem, samples)
         if last > first:
-            now = Segment(first, rule, run.loss, run.wrt, samples, batches)
+            held = described(run.constraints, run.wrt)
+            now = Segment(first, rule, run.loss, run.wrt, samples, batches, held)
             run = run._replace(segments=extended(run.segments, now))
         named, functions = prepare(
             entries, run.model, data, problem.data, tuple(sides), run.history, first, last
@@ -274,7 +293,7 @@ def train(
             start, problem, sides = inside.start, inside.problem(problem), {}
         loop = Loop(
             run, named, functions, calls, arguments.checkpoint(checkpoint), inside, frozen,
-            group=group, samples=data.n,
+            group=group, samples=data.n, constraints=core(ties),
         )  # fmt: skip
         end = None
         with progress_bar(first, last) if progress else nullcontext() as tick:
