@@ -58,3 +58,10 @@ def use_plan():
     """Force a plan by name; plans are chosen again afterwards."""
     yield _core.force_plan
     _core.force_plan("auto")
+
+
+@pytest.fixture
+def use_keys():
+    """Force the keys of linear attention, "tokens" or "triangle"; then they are chosen again."""
+    yield _core.force_keys
+    _core.force_keys("auto")

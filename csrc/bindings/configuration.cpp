@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdlib>
 
+#include "../passes/triangular.hpp"
 #include "arrays.hpp"
 #include "register.hpp"
 
@@ -48,17 +49,25 @@ py::dict config() {
 
 /// p = 0: a classifier; runs side by side, 0: one.
 py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, bool identity_w,
-                 bool identity_v, int words, std::ptrdiff_t runs, const std::string& dtype) {
+                 bool identity_v, int words, RowMap row_map, bool causal, std::ptrdiff_t runs,
+                 const std::string& dtype) {
   const Registers registers = dtype == "float32" ? registers_of(active_kernels<float>())
                                                  : registers_of(active_kernels<double>());
   const int bytes = registers.bytes, lanes = registers.lanes;
-  const Shape shape{n, T, q, d, H, p, false, identity_w, identity_v, words};
+  Shape shape{n, T, q, d, H, p, false, identity_w, identity_v, words};
+  const auto keys = [&](TriangleUse use) {
+    return prefers_triangle(shape, row_map, causal, use) ? d : T;
+  };
+  const int of_call = keys(TriangleUse::kGradient), of_training = keys(TriangleUse::kTraining);
+  shape.T = runs > 1 ? of_training : of_call;
   const Plan plan = make_plan(shape, registers, prefers_runs(shape, registers, runs));
   py::dict result, cycles;
   for (int kind = 0; kind < kPlanKinds; ++kind)
     cycles[plan_name(PlanKind(kind))] = plan.cycles[kind];
   result["plan"] = plan_name(plan.kind);
   result["predicted_cycles"] = cycles;
+  result["keys"] = of_call;
+  result["training_keys"] = of_training;
   result["lanes"] = lanes;
   result["units"] = plan.units;
   result["chunks"] = plan.chunks;
@@ -120,9 +129,10 @@ void register_configuration(py::module_& m) {
   m.def("set_num_threads", set_default_threads, py::arg("k"));
   m.def("get_num_threads", default_threads);
   m.def("force_plan", force_plan, py::arg("name"));
+  m.def("force_keys", force_keys, py::arg("name"));
   m.def("explain", explain, py::kw_only(), py::arg("n"), py::arg("T"), py::arg("q"), py::arg("d"),
         py::arg("H"), py::arg("p"), py::arg("identity_w"), py::arg("identity_v"), py::arg("words"),
-        py::arg("runs"), py::arg("dtype_name"));
+        py::arg("row_map"), py::arg("causal"), py::arg("runs"), py::arg("dtype_name"));
   m.def(
       "exp",
       [](const py::object& x) {

@@ -9,6 +9,7 @@
 #include "step.hpp"
 #include "tangent.hpp"
 #include "tile.hpp"
+#include "triangle.hpp"
 #include "words.hpp"
 
 #define MHFAST_TEXT_(x) #x

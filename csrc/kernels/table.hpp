@@ -297,6 +297,15 @@ struct MeasureArguments {
   double power;
 };
 
+/// Triangular factors of samples, which are lanes: `triangle` becomes R of its own rows with those
+/// of `block` below them; the block is overwritten.
+template <class real>
+struct TriangleArguments {
+  int rows, d;
+  real* block;     // [feature][row][L]
+  real* triangle;  // [row][feature][L], zero below the diagonal
+};
+
 /// Tiles of a product in registers, see kernels/product.hpp: accumulators, and the most columns and
 /// rows unless there are few of the other.
 struct TileSizes {

@@ -10,6 +10,7 @@
 #include "evaluate.hpp"
 #include "hessian_product.hpp"
 #include "own_loss.hpp"
+#include "triangular.hpp"
 
 namespace mhfast {
 namespace {
@@ -273,7 +274,8 @@ void hessian_product(const Data<real>& data, const Model<const real*>& model,
     if (!own->succeeded()) return;
     loss.results = &*own;
   }
-  const HessianCall<real> call{*scaled_data, scaled_model, *tangents, scale, loss, threads, out};
+  const CheaperKeys<real> keys(*scaled_data, TriangleUse::kGradient, threads);
+  const HessianCall<real> call{*keys, scaled_model, *tangents, scale, loss, threads, out};
   if (s.is_layer())
     LayerHessian<real>(call).run();
   else

@@ -12,6 +12,7 @@
 #include "../runtime/tuning.hpp"
 #include "inputs.hpp"
 #include "scores.hpp"
+#include "triangular.hpp"
 
 namespace mhfast {
 namespace {
@@ -95,6 +96,13 @@ struct Rescaled {
   }
 };
 
+template <class real>
+TriangleUse use_of(const Gradients<real>& gradients) {
+  if (gradients.x) return TriangleUse::kTokens;
+  const bool differentiates = gradients.of_parameters() || gradients.z;
+  return differentiates ? TriangleUse::kGradient : TriangleUse::kOutputs;
+}
+
 /// x *= factor exp(log_factor), also if these factors alone would underflow.
 template <class real>
 void multiply(real* x, std::ptrdiff_t size, double factor, double log_factor) {
@@ -176,6 +184,34 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
   return engine.totals().loss;
 }
 
+template <class real>
+void write_outputs(const Data<real>& data, const Parameters<real>& parameters, int threads,
+                   AlignedBuffer& block, real* out) {
+  Engine<real> engine(data, std::nullopt, {}, threads);
+  engine.bind(block);
+  engine.write_outputs(out);
+  run_short_team(engine.threads(), engine.expected_seconds(), [&](const Member& member) {
+    engine.load_parameters(parameters, member);
+    member.wait();
+    engine.run_chunks(Pass::kOutputs, member);
+  });
+}
+
+/// With R in the place of the tokens, of as many samples at a time as kTriangleBytes hold.
+template <class real>
+void write_outputs_by_triangles(const Data<real>& data, const Parameters<real>& parameters,
+                                int threads, AlignedBuffer& block, real* out) {
+  const Shape& s = data.shape;
+  const double bytes = double(s.d) * s.d * sizeof(real);
+  const auto most = std::max<std::ptrdiff_t>(1, std::ptrdiff_t(kTriangleBytes / bytes));
+  for (std::ptrdiff_t first = 0; first < s.n; first += most) {
+    const std::ptrdiff_t count = std::min(most, s.n - first);
+    TriangularData<real> piece(at_samples(data, first, count), 1);
+    piece.compute_all(threads);
+    write_outputs(*piece, parameters, threads, block, out + first * s.outputs());
+  }
+}
+
 }  // namespace
 
 template <class real>
@@ -187,14 +223,10 @@ void outputs(const Data<real>& given, const Model<const real*>& model, real scal
   const Data<real>& data = *problem.data;
   CallScratch scratch;
   const DenseModel<real> dense(data.shape, problem.model, scale, false, scratch.model());
-  Engine<real> engine(data, std::nullopt, {}, threads);
-  engine.bind(scratch.engine());
-  engine.write_outputs(out);
-  run_short_team(engine.threads(), engine.expected_seconds(), [&](const Member& member) {
-    engine.load_parameters(dense.parameters, member);
-    member.wait();
-    engine.run_chunks(Pass::kOutputs, member);
-  });
+  if (prefers_triangle(data, TriangleUse::kOutputs))
+    write_outputs_by_triangles(data, dense.parameters, threads, scratch.engine(), out);
+  else
+    write_outputs(data, dense.parameters, threads, scratch.engine(), out);
 }
 
 template <class real>
@@ -204,12 +236,13 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
   const CleanData<real> clean(given, 1, derivatives);
   const bool of_inputs = gradients.x || gradients.z;
   const Rescaled<real> problem(*clean, given_model, of_inputs || gradients.of[kPrompt]);
-  const Data<real>& data = *problem.data;
   const Model<const real*>& model = problem.model;
+  const bool of_factors = gradients.of[kQ] || gradients.of[kK];
+  const CheaperKeys<real> keys(*problem.data, use_of(gradients), threads);
+  const Data<real>& data = *keys;
   const Shape& s = data.shape;
   CallScratch scratch;
   const DenseModel<real> dense(s, model, scale, true, scratch.model());
-  const bool of_factors = gradients.of[kQ] || gradients.of[kK];
   const TensorName readout = readout_of(s).name;
   const typename Engine<real>::Gradient gradient{of_factors ? dense.gradient() : gradients.of[kW],
                                                  gradients.of[readout], gradients.of[kPrompt]};
@@ -224,7 +257,7 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
       evaluate<real>(data, dense.parameters, loss, threads, gradient, true, nullptr,
                      scratch.engine());
   } else {
-    outputs(data, model, scale, threads, f.data());
+    outputs(*problem.data, model, scale, threads, f.data());
   }
   for (int h = 0; of_factors && h < s.H; ++h)
     differentiate_factors(active_kernels<real>(), s, model.rank, model.at[kQ], model.at[kK],

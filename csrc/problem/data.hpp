@@ -32,11 +32,12 @@ using Tensors = std::array<Pointer, kTensors>;
 /// address. Where the query is shared z is not used. Where the shape has words, x is the dictionary
 /// (words, d), `keys` are the words of the tokens (n, T) and `queries` those of the query rows
 /// (n, q), and z is not used. Runs that are lanes of one engine have their arrays `run` numbers
-/// apart, 0 where they share one.
+/// apart, 0 where they share one. `rows_are_tokens`: query rows are those of the sample although z
+/// is not x.
 template <class real>
 struct Data {
   Shape shape;
-  bool self, causal;
+  bool self, causal, rows_are_tokens;
   RowMap row_map;
   const real* x;
   const real* z;
@@ -115,7 +116,9 @@ struct Data {
 
  private:
   std::ptrdiff_t rows_of(int run_index, std::ptrdiff_t sample) const {
-    return self && lengths ? std::ptrdiff_t(lengths[run_index * run.lengths + sample]) : shape.q;
+    return (self || rows_are_tokens) && lengths
+               ? std::ptrdiff_t(lengths[run_index * run.lengths + sample])
+               : shape.q;
   }
 };
 

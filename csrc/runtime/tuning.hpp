@@ -88,6 +88,19 @@ inline constexpr int kGramColumns = 64, kGramRows = 96;
 inline constexpr std::size_t kGramPortionBytes = 8 * kMegabyte;
 inline constexpr std::int64_t kGramPortionRows = 1 << 16;
 
+// Linear attention --------------------------------------------------------------------------------
+
+// Chosen. Tokens for each feature from which the triangular factor of the tokens is worth a copy,
+// and the rows that a reflection takes at a time, which should stay in the second-level cache.
+inline constexpr double kFewerKeys = 1.5;
+inline constexpr int kTriangleRows = 32;
+// Chosen. Factors that a call keeps at a time, or that are computed before steps on batches; a
+// gradient may keep more of samples with at least kManyTokens tokens for each feature, of which
+// they are a small part.
+inline constexpr double kTriangleBytes = 16 * kMegabyte, kManyTokens = 8;
+// Fitted. Multiply-adds of the products of a head that take as long as a factor's T d^2.
+inline constexpr double kTriangleProducts = 4;
+
 // Memory and threads ------------------------------------------------------------------------------
 
 // Chosen. The workspace that a thread keeps between calls; a larger one is freed at once.

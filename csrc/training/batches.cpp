@@ -94,6 +94,12 @@ void BatchData<real>::draw_from(const Populations<real>& populations, const Batc
   scratch_.resize(threads * scratch_size_);
 }
 
+template <class real>
+void BatchData<real>::use_triangles(int threads) {
+  triangular_ = std::make_unique<TriangularData<real>>(data_, data_.runs);
+  triangle_workspace_.resize(threads * triangular_->workspace_size());
+}
+
 /// A member's share of the samples of a block.
 template <class real>
 void BatchData<real>::draw_samples(const Member& member) {
@@ -122,6 +128,8 @@ void BatchData<real>::draw(std::int64_t step) {
     block_ = step / period_;
     return;
   }
+  is_new_ = !has_drawn_ || !orders_.empty();
+  has_drawn_ = true;
   const std::ptrdiff_t size = data_.shape.n;
   for (std::size_t o = 0; o < orders_.size(); ++o) orders_[o].draw(step, &samples_[o * size]);
 }
@@ -143,10 +151,18 @@ void BatchData<real>::copy_rows(const number* from, std::ptrdiff_t run, std::ptr
 
 template <class real>
 void BatchData<real>::copy(const Member& member) {
-  if (populations_) {
-    if (is_new_) draw_samples(member);
-    return;
-  }
+  if (!is_new_) return;
+  if (populations_)
+    draw_samples(member);
+  else
+    copy_samples(member);
+  if (triangular_)
+    triangular_->compute(first(member.index, member), first(member.index + 1, member),
+                         &triangle_workspace_[member.index * triangular_->workspace_size()]);
+}
+
+template <class real>
+void BatchData<real>::copy_samples(const Member& member) {
   const Shape& s = data_.shape;
   const std::ptrdiff_t begin = first(member.index, member), end = first(member.index + 1, member);
   const auto copy = [&](const auto* from, std::ptrdiff_t run, std::ptrdiff_t size, const auto* to,

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "../passes/triangular.hpp"
 #include "../problem/data.hpp"
 #include "../problem/rescale.hpp"
 #include "../runtime/team.hpp"
@@ -70,16 +71,21 @@ class BatchData {
   /// Draws new samples from populations, times powers, instead of copying any; `threads` may share.
   void draw_from(const Populations<real>& populations, const Batches& batches,
                  const Exponents& exponents, std::ptrdiff_t run, int threads);
+  /// Gives the triangular factors of the samples in place of their tokens.
+  void use_triangles(int threads);
   BatchData(const BatchData&) = delete;
   BatchData& operator=(const BatchData&) = delete;
 
-  const Data<real>& operator*() const { return data_; }
+  const Data<real>& operator*() const { return triangular_ ? **triangular_ : data_; }
 
   /// What samples are taken of.
   const Data<real>& source() const { return whole_; }
 
   /// Before a step: takes other samples of the same shape in place of `whole`.
-  void replace(const Data<real>& whole) { whole_ = whole; }
+  void replace(const Data<real>& whole) {
+    whole_ = whole;
+    is_new_ = true;
+  }
 
   /// One member's call: chooses the samples of a step.
   void draw(std::int64_t step);
@@ -95,6 +101,7 @@ class BatchData {
                  std::ptrdiff_t to_run, std::ptrdiff_t first, std::ptrdiff_t last);
 
   void draw_samples(const Member& member);
+  void copy_samples(const Member& member);
 
   Data<real> whole_;
   Data<real> data_;
@@ -102,15 +109,17 @@ class BatchData {
   Exponents exponents_;
   std::vector<std::uint64_t> seeds_;  // of the runs that have samples of their own
   std::ptrdiff_t run_ = 0, scratch_size_ = 0;
-  std::vector<double> scratch_;           // (threads, scratch_size_)
-  std::int64_t period_ = 1, block_ = -1;  // the samples of which block are to be there
-  bool is_new_ = false;
+  std::vector<double> scratch_;             // (threads, scratch_size_)
+  std::int64_t period_ = 1, block_ = -1;    // the samples of which block are to be there
+  bool is_new_ = true, has_drawn_ = false;  // new: the samples of the step are not there yet
   std::vector<SampleOrder> orders_;  // one, or one for each run; none where all samples are taken
   std::vector<std::uint32_t> samples_;  // (orders or 1, size)
   std::vector<real> x_, z_, y_, weight_;
   std::vector<std::int32_t> keys_, queries_;
   std::vector<std::int64_t> lengths_;
   std::vector<double> limits_;
+  std::unique_ptr<TriangularData<real>> triangular_;
+  std::vector<real> triangle_workspace_;  // of every thread
 };
 
 }  // namespace mhfast

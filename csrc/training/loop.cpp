@@ -163,6 +163,7 @@ void Loop<real>::take_batches(const Data<real>& data, typename Engine<real>::Opt
   of_whole.gradient = records_norm_;
   whole_engine_ = std::make_unique<Engine<real>>(data, task_.loss, of_whole, threads);
   whole_ = whole_engine_.get();
+  if (task_.triangular_batches) batch_->use_triangles(whole_->threads());
   engine_ = std::make_unique<Engine<real>>(**batch_, task_.loss, options, whole_->threads());
   if (task_.batches.fresh == 0) engine_->weigh_as_part_of(data);
   if (!task_.populations.of_run.empty())

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 
+#include "../passes/triangular.hpp"
 #include "../problem/clean.hpp"
 #include "../runtime/tuning.hpp"
 #include "loop.hpp"
@@ -201,10 +202,23 @@ bool share(TrainingTask<real>& task, Largest<real>& largest) {
   return true;
 }
 
+/// Whether all samples of a training get cheaper keys before the first step: where steps are taken
+/// on all of them, or their factors are few. Else batches may get them at every step.
+template <class real>
+bool prefers_triangles_of_all(const TrainingTask<real>& task) {
+  const Shape& s = task.data.shape;
+  if (task.batches.fresh > 0) return prefers_triangle(task.data, TriangleUse::kOutputs);
+  const double runs = task.data.run.x ? double(task.runs) : 1.0;
+  const double bytes = runs * double(s.n) * s.d * s.d * sizeof(real);
+  return (task.batches.size == 0 || bytes <= kTriangleBytes) &&
+         prefers_triangle(task.data, TriangleUse::kTraining);
+}
+
 }  // namespace
 
 template <class real>
 TrainingEnd train(TrainingTask<real>& task) {
+  std::vector<std::unique_ptr<TriangularData<real>>> triangular;
   std::vector<std::unique_ptr<CleanData<real>>> clean;
   std::vector<std::unique_ptr<RescaledData<real>>> scaled;
   const auto prepare = [&](Data<real>& data) {
@@ -214,6 +228,11 @@ TrainingEnd train(TrainingTask<real>& task) {
   const auto clear = [&](Data<real>& data) {
     clean.push_back(std::make_unique<CleanData<real>>(data, task.runs));
     data = **clean.back();
+  };
+  const auto take_triangles = [&](Data<real>& data) {
+    triangular.push_back(std::make_unique<TriangularData<real>>(data, task.runs));
+    triangular.back()->compute_all(task.threads);
+    data = **triangular.back();
   };
   task.given = task.data;
   clear(task.data);
@@ -229,8 +248,17 @@ TrainingEnd train(TrainingTask<real>& task) {
   for (Data<real>& test : task.tests) {
     clear(test);
     prepare(test);
+    if (prefers_triangle(test, TriangleUse::kOutputs)) take_triangles(test);
   }
-  if (task.batches.fresh > 0) prepare(task.fresh);
+  if (task.batches.fresh > 0) {
+    prepare(task.fresh);
+    task.triangular_batches =
+        prefers_triangle(task.fresh, TriangleUse::kGradient, double(task.batches.fresh));
+  }
+  if (prefers_triangles_of_all(task))
+    take_triangles(task.data);
+  else if (task.batches.size > 0 && task.batches.fresh == 0)
+    task.triangular_batches = prefers_triangle(task.data, TriangleUse::kGradient);
   return Training<real>(task).run();
 }
 

@@ -128,8 +128,9 @@ struct TrainingTask {
   Optimizer optimizer;
   Tensors<Constraint> constraints{};
   Batches batches;
-  Data<real> fresh;               // where batches.fresh is not 0: the samples of the first step
-  Populations<real> populations;  // none: `draw` is called
+  bool triangular_batches = false;  // see passes/triangular.hpp
+  Data<real> fresh;                 // where batches.fresh is not 0: the samples of the first step
+  Populations<real> populations;    // none: `draw` is called
   /// The samples of the steps from this one on, of the same shape; null when the caller aborts.
   std::function<const Data<real>*(std::int64_t)> draw;
   std::int64_t first_step, last_step;
@@ -166,6 +167,7 @@ struct TrainingTask {
   Shape step_shape() const {
     Shape shape = data.shape;
     if (batches.size > 0) shape.n = batches.size;
+    if (triangular_batches) shape.T = shape.d;
     return shape;
   }
 };

@@ -31,7 +31,9 @@ def explain(
 
     Returns
     -------
-    dict of plain values, for reading; its entries may change between versions.
+    dict of plain values, for reading; its entries may change between versions. "keys" and
+    "training_keys" are the keys that each row attends to in a loss and gradient and in the steps of
+    training: T, or d where linear attention is computed by the triangular factor of the tokens.
 
     Raises
     ------
@@ -46,6 +48,9 @@ def explain(
     >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
     >>> mh.explain(model, (20, 5, 9))["plan"] in ("samples", "hybrid", "rows", "tiles")
     True
+    >>> linear = mh.Layer.gaussian(3, 4, 1, std=0.1, seed=0, query=-1, attention="linear")
+    >>> mh.explain(linear, (20, 50, 4))["training_keys"]
+    4
     """
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
@@ -73,5 +78,6 @@ def explain(
         n=n, T=tokens, q=q, d=d, H=model.heads, p=d if model._out_dim < 0 else model._out_dim,
         identity_w=model.W is None, identity_v=not {"U", "V"} & set(model.parameters),
         words=given.words if isinstance(given, Tokens) and words else 0,
+        row_map=model._core.row_map, causal=model.causal and not isinstance(model.query, int),
         runs=side_by_side.length, dtype_name=(model._sizes[2] or np.dtype(np.float64)).name,
     )  # fmt: skip
