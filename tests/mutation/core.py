@@ -5,9 +5,9 @@
 
 In a copy of the tree, with one instruction set and cheap optimization, where only what includes the
 changed file is compiled again.  The tests must pass without a change first, which also tells how
-long they take: quick files run first, those that concern the file before all others, up to the
-first failure.  Prints every mutant that the tests let live, with its line.  A mutant that does not
-compile, or that compiles to the same machine code, is replaced by another one.
+long they take: quick files run first, those that concern the file before all others, of which only
+the quick ones run, up to the first failure.  Prints every mutant that the tests let live, with its
+line.  A mutant that does not compile, or to the same machine code, is replaced by another one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import random
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,13 +27,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 INSTRUCTION_SET = "baseline"  # every processor of the x86-64 family has it
-SLOWER = 5.0  # times as long as without a change, and 60 seconds more: endless, and so noticed
+SLOWER = 5.0  # times as long as without a change, and 20 seconds more: endless, and so noticed
 MEMORY = 8 << 30  # bytes of address space that a mutant may take
-SETTINGS = ("-q", "-p", "no:cacheprovider", "-m", "not slow and not peers")
+QUICK = 2.0  # seconds of a file of tests that is asked for mutants that it does not concern
+# Compilers of Python take long to import.
+SETTINGS = (
+    "-q", "-p", "no:cacheprovider", "-m", "not slow and not peers", "-k", "not numba and not jax",
+)  # fmt: skip
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 BINDINGS = "csrc/bindings"
 
 # What is mutated where no files are named, and the tests that must notice; the quick ones first.
@@ -178,10 +183,9 @@ class Tree:
             cwd=ROOT, capture_output=True, text=True, check=True,
         ).stdout.split("\n")  # fmt: skip
         for name in files:
-            if name and (ROOT / name).is_file():
-                (path / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, path / name)
-        self._make_cheap(path / "CMakeLists.txt")
+            if name != "CMakeLists.txt" and (ROOT / name).is_file():
+                self._update(path / name, (ROOT / name).read_bytes())
+        self._update(path / "CMakeLists.txt", self._cheap_settings().encode())
         pybind11 = subprocess.run(
             [sys.executable, "-m", "pybind11", "--cmakedir"],
             capture_output=True, text=True, check=True,
@@ -194,21 +198,29 @@ class Tree:
         )  # fmt: skip
         subprocess.run(["cmake", "--build", self.build, "--parallel", str(jobs)], check=True)
         (self.module,) = (module.name for module in self.build.glob("_core*.so"))
-        self.clean = path / "clean"
-        shutil.copytree(self.build, self.clean)
+        self.clean, self.sources = path / "clean", path / "sources"
+        for before, copy in ((self.build, self.clean), (path / "csrc", self.sources / "csrc")):
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(before, copy)
         self.depends = self._dependencies()
         self.seconds = self._time_tests()
 
     @staticmethod
-    def _make_cheap(settings: Path) -> None:
+    def _update(file: Path, content: bytes) -> None:
+        """Write it, but leave its time alone where nothing has changed."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists() or file.read_bytes() != content:
+            file.write_bytes(content)
+
+    @staticmethod
+    def _cheap_settings() -> str:
         """Less optimization; the bindings, most of whose time is pybind11's headers, as one."""
-        text = settings.read_text()
+        text = (ROOT / "CMakeLists.txt").read_text()
         loop = "foreach(source ${MHFAST_SOURCES})\n"
         assert text.count("-O3") == 1
         assert text.count(loop) == 1
-        text = text.replace("-O3", "-O1")
         skip = f"  if(NOT source MATCHES {BINDINGS})\n    continue()\n  endif()\n"
-        settings.write_text(text.replace(loop, loop + skip))
+        return text.replace("-O3", "-O1").replace(loop, loop + skip)
 
     def _ninja(self, *arguments: str) -> list[str]:
         return subprocess.run(
@@ -229,19 +241,16 @@ class Tree:
     def _time_tests(self) -> dict[str, float]:
         """How long each file takes; ends the program if one fails."""
         shutil.copy2(self.build / self.module, self.path / "python" / "mhfast" / self.module)
-        report = self.path / "report.xml"
-        files = sorted({file for tests in TESTS.values() for file in tests.split()})
-        if not self.passes(files, 1800.0, f"--junitxml={report}", "-o", "junit_family=xunit1"):
-            sys.exit("tests fail without a change")
-        seconds = dict.fromkeys(files, 0.0)
-        for case in ElementTree.parse(report).iter("testcase"):
-            seconds[case.attrib["file"]] += float(case.attrib["time"])
+        seconds = {}
+        for file in sorted({file for tests in TESTS.values() for file in tests.split()}):
+            begin = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            if not self.passes([file], 600.0):
+                sys.exit(f"{file}: tests fail without a change")
+            seconds[file] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begin
         return seconds
 
     def compile(self, objects: list[str]) -> bool:
         """Compile these, the others as they are, and link; whether it compiles."""
-        shutil.rmtree(self.build / "CMakeFiles")
-        shutil.copytree(self.clean / "CMakeFiles", self.build / "CMakeFiles")
         commands = {name: self._ninja("-t", "commands", "-s", name)[0] for name in objects}
         with ThreadPoolExecutor(self.jobs) as threads:
             done = list(threads.map(self._command, commands.values()))
@@ -260,17 +269,30 @@ class Tree:
         built, clean = (path / self.module for path in (self.build, self.clean))
         return built.read_bytes() == clean.read_bytes()
 
-    def passes(self, files: list[str], limit: float, *more: str) -> bool:
+    def passes(self, files: list[str], limit: float) -> bool:
+        """Run the files one after another, in a process of its own, up to the first that fails."""
+        child = os.fork()
+        if child == 0:
+            os._exit(self._run(files, limit))
+        _, status = os.waitpid(child, 0)
+        return status == 0
+
+    def _run(self, files: list[str], limit: float) -> int:
+        import pytest
+
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
+        signal.alarm(10 * int(limit))  # it may wait for ever
+        os.chdir(self.path)
+        os.environ["PYTHONPATH"] = str(self.path / "python")
+        sys.path.insert(0, str(self.path / "python"))
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", "pytest", "-x", *SETTINGS, *more, *files],
-                cwd=self.path, capture_output=True, timeout=limit,
-                env={**os.environ, "PYTHONPATH": str(self.path / "python"), "OMP_NUM_THREADS": "1"},
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)),
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return False
-        return done.returncode == 0
+            return int(any(pytest.main(["-x", *SETTINGS, file]) for file in files))
+        except BaseException:
+            return 1
 
     def lives(self, mutant: Mutant) -> bool | None:
         """Whether all tests pass; None if it does not compile, or to the same machine code.
@@ -294,23 +316,29 @@ class Tree:
                 return None
             return self._all_pass(mutant)
         finally:
-            self.write(mutant, mutant.before)
+            self._restore(mutant.file)
 
     def _all_pass(self, mutant: Mutant) -> bool:
         concerned = TESTS.get(mutant.file, TRAINING).split()
-        others = [file for file in self.seconds if file not in concerned]
+        others = [f for f in self.seconds if f not in concerned and self.seconds[f] < QUICK]
         return all(
             self.passes(
                 sorted(files, key=self.seconds.__getitem__),
-                60 + SLOWER * sum(self.seconds[file] for file in files),
+                20 + SLOWER * sum(self.seconds[file] for file in files),
             )
             for files in (concerned, others)
         )
 
     def write(self, mutant: Mutant, text: str) -> None:
-        lines = (ROOT / mutant.file).read_text().split("\n")
+        lines = (self.path / mutant.file).read_text().split("\n")
         lines[mutant.line - 1] = text
         (self.path / mutant.file).write_text("\n".join(lines))
+
+    def _restore(self, file: str) -> None:
+        """The source and the objects, with their times, so that nothing is to be built."""
+        shutil.copy2(self.sources / file, self.path / file)
+        shutil.rmtree(self.build)
+        shutil.copytree(self.clean, self.build)
 
 
 def main() -> int:
@@ -320,6 +348,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="these mutants")
+    parser.add_argument("--tree", type=Path, metavar="FOLDER", help="to be kept for the next time")
     chosen = parser.parse_args()
     every = [mutant for file in chosen.files for mutant in mutants(file)]
     random.Random(chosen.seed).shuffle(every)
@@ -327,8 +356,16 @@ def main() -> int:
         files = sorted({name.split(":")[0] for name in chosen.only})
         every = [mutant for file in files for mutant in mutants(file)]
         every = [mutant for mutant in every if mutant.name in chosen.only]
+    os.environ.update(ENVIRONMENT)
+    sys.dont_write_bytecode = False  # tests are compiled once
+    import numpy  # noqa: F401 - what every forked process needs is imported once
+    import pytest  # noqa: F401
+    import scipy.linalg
+    import scipy.optimize
+    import scipy.sparse.linalg  # noqa: F401
+
     with tempfile.TemporaryDirectory() as path:
-        tree = Tree(Path(path).resolve(), chosen.jobs)
+        tree = Tree((chosen.tree or Path(path)).resolve(), chosen.jobs)
         tried = survived = 0
         for mutant in every:
             if tried == chosen.count:

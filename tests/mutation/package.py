@@ -379,6 +379,7 @@ def main() -> int:
         chosen.kept = chosen.kept.absolute()
     os.chdir(ROOT)  # mutmut reads its settings from pyproject.toml
     os.environ.update(ENVIRONMENT)
+    sys.dont_write_bytecode = False  # tests are compiled once
     if chosen.only:
         mutants = [Mutant(file, int(k)) for file, k in (n.split("#") for n in chosen.only)]
     else:
