@@ -1,10 +1,13 @@
 """Mutants of the C++ core: one small change at a time, a rebuild, and the tests that concern it.
 
-    python tests/mutation/core.py [--count 100] [--seed 0] [FILE ...]
+    python tests/mutation/core.py [--count 100] [--seed 0] [--jobs 1] [FILE ...]
     python tests/mutation/core.py --only csrc/training/loop.cpp:310:12
 
-In a copy of the tree, with one instruction set and cheap optimization. Prints every mutant that the
-tests let live, with its line. A mutant that does not compile is replaced by another one.
+In a copy of the tree, with one instruction set and cheap optimization, where only what includes the
+changed file is compiled again.  The tests must pass without a change first, which also tells how
+long they take: quick files run first, those that concern the file before all others, of which only
+the quick ones run, up to the first failure.  Prints every mutant that the tests let live, with its
+line.  A mutant that does not compile, or to the same machine code, is replaced by another one.
 """
 
 from __future__ import annotations
@@ -13,18 +16,29 @@ import argparse
 import os
 import random
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 INSTRUCTION_SET = "baseline"  # every processor of the x86-64 family has it
-LIMIT = 300.0  # seconds for the tests of one mutant: an endless loop counts as noticed
+SLOWER = 5.0  # times as long as without a change, and 20 seconds more: endless, and so noticed
+MEMORY = 8 << 30  # bytes of address space that a mutant may take
+QUICK = 2.0  # seconds of a file of tests that is asked for mutants that it does not concern
+# Compilers of Python take long to import.
+SETTINGS = (
+    "-q", "-p", "no:cacheprovider", "-m", "not slow and not peers", "-k", "not numba and not jax",
+)  # fmt: skip
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+BINDINGS = "csrc/bindings"
 
 # What is mutated where no files are named, and the tests that must notice; the quick ones first.
 OPTIMIZERS = "tests/optimizers/test_optimizer_formulas.py"
@@ -161,50 +175,170 @@ def mutants(file: str) -> list[Mutant]:
 class Tree:
     """A copy of the sources in which one mutant at a time is built and tested."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, jobs: int) -> None:
+        self.path, self.jobs = path, jobs
+        self.build = path / "build"
         files = subprocess.run(
             ["git", "ls-files", "-co", "--exclude-standard"],
             cwd=ROOT, capture_output=True, text=True, check=True,
         ).stdout.split("\n")  # fmt: skip
         for name in files:
-            if name and (ROOT / name).is_file():
-                (path / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, path / name)
+            if name != "CMakeLists.txt" and (ROOT / name).is_file():
+                self._update(path / name, (ROOT / name).read_bytes())
+        self._update(path / "CMakeLists.txt", self._cheap_settings().encode())
         pybind11 = subprocess.run(
             [sys.executable, "-m", "pybind11", "--cmakedir"],
             capture_output=True, text=True, check=True,
         ).stdout.strip()  # fmt: skip
         subprocess.run(
-            ["cmake", "-S", path, "-B", path / "build", "-G", "Ninja", f"-Dpybind11_DIR={pybind11}",
+            ["cmake", "-S", path, "-B", self.build, "-G", "Ninja", f"-Dpybind11_DIR={pybind11}",
              f"-DPython_EXECUTABLE={sys.executable}", f"-DMHFAST_ONLY={INSTRUCTION_SET}",
-             "-DMHFAST_TOGETHER=OFF", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1"],
+             "-DMHFAST_TOGETHER=ON", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1"],
             check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
+        subprocess.run(["cmake", "--build", self.build, "--parallel", str(jobs)], check=True)
+        (self.module,) = (module.name for module in self.build.glob("_core*.so"))
+        self.clean, self.sources = path / "clean", path / "sources"
+        for before, copy in ((self.build, self.clean), (path / "csrc", self.sources / "csrc")):
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(before, copy)
+        self.depends = self._dependencies()
+        self.seconds = self._time_tests()
 
-    def build(self) -> bool:
-        """Whether it compiles; the module then lies in the package."""
-        done = subprocess.run(["cmake", "--build", self.path / "build"], capture_output=True)
-        for module in (self.path / "build").glob("_core*.so"):
-            shutil.copy2(module, self.path / "python" / "mhfast" / module.name)
-        return done.returncode == 0
+    @staticmethod
+    def _update(file: Path, content: bytes) -> None:
+        """Write it, but leave its time alone where nothing has changed."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists() or file.read_bytes() != content:
+            file.write_bytes(content)
 
-    def passes(self, tests: str) -> bool:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
-                 *tests.split()],
-                cwd=self.path, capture_output=True, timeout=LIMIT,
-                env={**os.environ, "PYTHONPATH": str(self.path / "python")},
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
+    @staticmethod
+    def _cheap_settings() -> str:
+        """Less optimization; the bindings, most of whose time is pybind11's headers, as one."""
+        text = (ROOT / "CMakeLists.txt").read_text()
+        loop = "foreach(source ${MHFAST_SOURCES})\n"
+        assert text.count("-O3") == 1
+        assert text.count(loop) == 1
+        skip = f"  if(NOT source MATCHES {BINDINGS})\n    continue()\n  endif()\n"
+        return text.replace("-O3", "-O1").replace(loop, loop + skip)
+
+    def _ninja(self, *arguments: str) -> list[str]:
+        return subprocess.run(
+            ["ninja", "-C", self.build, "--quiet", *arguments],
+            capture_output=True, text=True, check=True,
+        ).stdout.split("\n")  # fmt: skip
+
+    def _dependencies(self) -> dict[str, list[str]]:
+        """The objects that depend on each source."""
+        found: dict[str, list[str]] = {}
+        for line in self._ninja("-t", "deps"):
+            if line and not line.startswith(" "):
+                target = line.split(":")[0]
+            elif line and (file := Path(line.strip()).resolve()).is_relative_to(self.path):
+                found.setdefault(str(file.relative_to(self.path)), []).append(target)
+        return found
+
+    def _time_tests(self) -> dict[str, float]:
+        """How long each file takes; ends the program if one fails."""
+        shutil.copy2(self.build / self.module, self.path / "python" / "mhfast" / self.module)
+        seconds = {}
+        for file in sorted({file for tests in TESTS.values() for file in tests.split()}):
+            begin = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            if not self.passes([file], 600.0):
+                sys.exit(f"{file}: tests fail without a change")
+            seconds[file] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begin
+        return seconds
+
+    def compile(self, objects: list[str]) -> bool:
+        """Compile these, the others as they are, and link; whether it compiles."""
+        commands = {name: self._ninja("-t", "commands", "-s", name)[0] for name in objects}
+        with ThreadPoolExecutor(self.jobs) as threads:
+            done = list(threads.map(self._command, commands.values()))
+        if not all(done) or not self._command(self._ninja("-t", "commands", "-s", self.module)[0]):
             return False
-        return done.returncode == 0
+        shutil.copy2(self.build / self.module, self.path / "python" / "mhfast" / self.module)
+        return True
+
+    def _command(self, command: str) -> bool:
+        return not subprocess.run(
+            command, shell=True, cwd=self.build, capture_output=True
+        ).returncode
+
+    def is_the_same(self) -> bool:
+        """Whether the module is what it is without a change."""
+        built, clean = (path / self.module for path in (self.build, self.clean))
+        return built.read_bytes() == clean.read_bytes()
+
+    def passes(self, files: list[str], limit: float) -> bool:
+        """Run the files one after another, in a process of its own, up to the first that fails."""
+        child = os.fork()
+        if child == 0:
+            os._exit(self._run(files, limit))
+        _, status = os.waitpid(child, 0)
+        return status == 0
+
+    def _run(self, files: list[str], limit: float) -> int:
+        import pytest
+
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 1)
+        os.dup2(silence, 2)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
+        signal.alarm(10 * int(limit))  # it may wait for ever
+        os.chdir(self.path)
+        os.environ["PYTHONPATH"] = str(self.path / "python")
+        sys.path.insert(0, str(self.path / "python"))
+        try:
+            return int(any(pytest.main(["-x", *SETTINGS, file]) for file in files))
+        except BaseException:
+            return 1
+
+    def lives(self, mutant: Mutant) -> bool | None:
+        """Whether all tests pass; None if it does not compile, or to the same machine code.
+
+        What the bindings take from a header, names and defaults, is little and takes longest to
+        compile: they follow only where the tests pass without.
+        """
+        self.write(mutant, mutant.after)
+        try:
+            objects = self.depends.get(mutant.file, [])
+            first = [name for name in objects if "unity_bindings" not in name]
+            if not self.compile(first or objects):
+                return None
+            if first == objects and self.is_the_same():
+                return None
+            if not self.is_the_same() and not self._all_pass(mutant):
+                return False
+            if first == objects:
+                return True
+            if not self.compile(objects) or self.is_the_same():
+                return None
+            return self._all_pass(mutant)
+        finally:
+            self._restore(mutant.file)
+
+    def _all_pass(self, mutant: Mutant) -> bool:
+        concerned = TESTS.get(mutant.file, TRAINING).split()
+        others = [f for f in self.seconds if f not in concerned and self.seconds[f] < QUICK]
+        return all(
+            self.passes(
+                sorted(files, key=self.seconds.__getitem__),
+                20 + SLOWER * sum(self.seconds[file] for file in files),
+            )
+            for files in (concerned, others)
+        )
 
     def write(self, mutant: Mutant, text: str) -> None:
-        lines = (ROOT / mutant.file).read_text().split("\n")
+        lines = (self.path / mutant.file).read_text().split("\n")
         lines[mutant.line - 1] = text
         (self.path / mutant.file).write_text("\n".join(lines))
+
+    def _restore(self, file: str) -> None:
+        """The source and the objects, with their times, so that nothing is to be built."""
+        shutil.copy2(self.sources / file, self.path / file)
+        shutil.rmtree(self.build)
+        shutil.copytree(self.clean, self.build)
 
 
 def main() -> int:
@@ -212,31 +346,38 @@ def main() -> int:
     parser.add_argument("files", nargs="*", default=list(TESTS), metavar="FILE")
     parser.add_argument("--count", type=int, default=100, help="mutants that compile")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="these mutants")
+    parser.add_argument("--tree", type=Path, metavar="FOLDER", help="to be kept for the next time")
     chosen = parser.parse_args()
     every = [mutant for file in chosen.files for mutant in mutants(file)]
     random.Random(chosen.seed).shuffle(every)
     if chosen.only:
-        every = [mutant for file in TESTS for mutant in mutants(file)]
+        files = sorted({name.split(":")[0] for name in chosen.only})
+        every = [mutant for file in files for mutant in mutants(file)]
         every = [mutant for mutant in every if mutant.name in chosen.only]
+    os.environ.update(ENVIRONMENT)
+    sys.dont_write_bytecode = False  # tests are compiled once
+    import numpy  # noqa: F401 - what every forked process needs is imported once
+    import pytest  # noqa: F401
+    import scipy.linalg
+    import scipy.optimize
+    import scipy.sparse.linalg  # noqa: F401
+
     with tempfile.TemporaryDirectory() as path:
-        tree = Tree(Path(path))
-        if not tree.build():
-            print("the sources do not compile")
-            return 1
+        tree = Tree((chosen.tree or Path(path)).resolve(), chosen.jobs)
         tried = survived = 0
         for mutant in every:
             if tried == chosen.count:
                 break
-            tree.write(mutant, mutant.after)
             begin = time.monotonic()
-            if tree.build():
-                tried += 1
-                alive = tree.passes(TESTS.get(mutant.file, TRAINING))
-                survived += alive
-                print(f"{time.monotonic() - begin:5.0f} s ", end="")
-                print(f"survived: {mutant}" if alive else f"noticed:  {mutant.name}", flush=True)
-            tree.write(mutant, mutant.before)
+            alive = tree.lives(mutant)
+            if alive is None:
+                continue
+            tried += 1
+            survived += alive
+            print(f"{time.monotonic() - begin:5.0f} s ", end="")
+            print(f"survived: {mutant}" if alive else f"noticed:  {mutant.name}", flush=True)
     print(f"{survived} of {tried} mutants survived")
     return 0
 

@@ -2,12 +2,14 @@
 
     pip install mutmut==3.8.1 coverage
     python tests/mutation/package.py [--count 300] [--seed 0] [--processes 2] [AREA ...]
-    python tests/mutation/package.py --only theory/kernel.py#57
+    python tests/mutation/package.py --only theory/kernel.py#57 --kept executed.json
 
 mutmut makes the mutants.  The tests of all areas run first, without a change: they must pass, and
-coverage tells which of them execute which lines.  Then each mutant is written into a copy of the
-tree, where a forked process runs the tests that execute its lines, quick ones first, up to the
-first that fails.  Left out: strings, types, what is raised or asserted, and what draws.
+coverage tells which of them execute which lines, which the file of --kept remembers: next
+time only files of tests that have changed run, or all if the package has.  Then each mutant is
+written into a copy of the tree, where a forked process runs the tests that execute its lines, quick
+ones first, up to the first that fails.  Left out: strings, types, what is raised or asserted (with
+`strict` of zip), and what draws.
 Prints every mutant that no test notices, with its change.
 """
 
@@ -18,7 +20,9 @@ import ast
 import compileall
 import difflib
 import functools
+import hashlib
 import importlib.util
+import json
 import multiprocessing
 import os
 import random
@@ -33,6 +37,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
@@ -140,8 +145,17 @@ def mutations(file: str):  # type: ignore[no-untyped-def]
     kinds = (libcst.SimpleString, libcst.ConcatenatedString)
     return module, [
         change for change in found
-        if id(change.original_node) not in silent and not isinstance(change.original_node, kinds)
+        if id(change.original_node) not in silent
+        and not isinstance(change.original_node, kinds)
+        and plain(change.original_node) != plain(change.mutated_node)
     ]  # fmt: skip
+
+
+def plain(node) -> str:  # type: ignore[no-untyped-def]
+    """The code of a node, but for what `strict` of zip is."""
+    import libcst
+
+    return re.sub(r"(, *)?\bstrict=\w+", "", libcst.Module([]).code_for_node(node))
 
 
 def parts(node):  # type: ignore[no-untyped-def]
@@ -217,25 +231,78 @@ class Tree:
             return 1
 
 
+def digest(*paths: Path) -> str:
+    whole = hashlib.sha256()
+    for path in sorted(paths):
+        whole.update(path.read_bytes())
+    return whole.hexdigest()
+
+
+def read_report(data, source: Path, report: Path, found: dict[str, Any]) -> None:  # type: ignore[no-untyped-def]
+    """Add what one process of tests has measured to `found`, see `Executed._run`."""
+    tests = {}  # by the name of their contexts
+    for case in ElementTree.parse(report).iter("testcase"):
+        file, name = case.attrib["file"], re.sub(r"\[.*", "", case.attrib["name"], flags=re.DOTALL)
+        test = tests[f"{Path(file).stem}.{name}"] = f"{file}::{name}"
+        seconds = found.setdefault(file, {"seconds": {}, "lines": {}})["seconds"]
+        seconds[test] = seconds.get(test, 0.0) + float(case.attrib["time"])
+    data.read()
+    for path in data.measured_files():
+        for line, contexts in data.contexts_by_lineno(path).items():
+            for context in contexts:
+                if test := tests.get(".".join(context.split(".")[-2:])):
+                    lines = found[test.split("::")[0]]["lines"]
+                    lines.setdefault(f"{Path(path).relative_to(source)}:{line}", []).append(test)
+
+
 class Executed:
     """Which tests execute which lines, and how long they take; ends the program if one fails."""
 
-    def __init__(self) -> None:
-        import coverage
-
+    def __init__(self, processes: int, kept: Path | None) -> None:
+        known = json.loads(kept.read_text()) if kept and kept.exists() else {}
+        package = digest(
+            *(ROOT / "python" / "mhfast").rglob("*.py"), *(ROOT / "tests").glob("*.py")
+        )
+        folders = [ROOT / path for group in TESTS for path in group]
+        files = [p for f in folders for p in (sorted(f.rglob("test_*.py")) if f.is_dir() else [f])]
+        keys = {str(file.relative_to(ROOT)): package + digest(file) for file in files}
+        changed = [file for file, key in keys.items() if known.get(file, {}).get("key") != key]
+        groups = [
+            [file for file in changed if file.startswith(tuple(group))] for group in TESTS
+        ] if processes > 1 else [changed]  # fmt: skip
+        found = self._run([group for group in groups if group])
+        nothing: dict[str, Any] = {"seconds": {}, "lines": {}}  # of a file whose tests are all slow
+        entries = {
+            file: {**found.get(file, nothing), "key": key} if file in changed else known[file]
+            for file, key in keys.items()
+        }
+        if kept:
+            kept.write_text(json.dumps(entries))
         self.tests: dict[tuple[str, int], set[str]] = {}
         self.seconds: dict[str, float] = {}
+        for entry in entries.values():
+            self.seconds.update(entry["seconds"])
+            for line, tests in entry["lines"].items():
+                file, number = line.split(":")
+                self.tests.setdefault((file, int(number)), set()).update(tests)
+
+    @staticmethod
+    def _run(groups: list[list[str]]) -> dict[str, Any]:
+        """Of each file of tests the seconds of its tests, and which lines they execute."""
+        import coverage
+
+        found: dict[str, Any] = {}
         with tempfile.TemporaryDirectory() as folder:
             tree = Tree(Path(folder) / "tree")
             source = tree.path / "python" / "mhfast"
             begun = []
-            for k, folders in enumerate(TESTS):
+            for k, files in enumerate(groups):
                 data, settings = Path(folder) / f"data{k}", Path(folder) / f"settings{k}"
                 settings.write_text(COVERAGE.format(source=source, data=data))
                 report = Path(folder) / f"report{k}.xml"
                 command = [
                     sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest",
-                    *SETTINGS, f"--junitxml={report}", "-o", "junit_family=xunit1", *folders,
+                    *SETTINGS, f"--junitxml={report}", "-o", "junit_family=xunit1", *files,
                 ]  # fmt: skip
                 paths = {"PYTHONPATH": str(tree.path / "python")}
                 begun.append((subprocess.Popen(command, cwd=tree.path, env={**os.environ, **paths}),
@@ -244,22 +311,8 @@ class Executed:
             if any(failed):
                 sys.exit("tests fail without a change")
             for _, data, report in begun:
-                self._read(coverage.CoverageData(str(data)), source, report)
-
-    def _read(self, data, source: Path, report: Path) -> None:  # type: ignore[no-untyped-def]
-        files = {}  # of each test function, by the name of its context
-        for case in ElementTree.parse(report).iter("testcase"):
-            name = re.sub(r"\[.*", "", case.attrib["name"], flags=re.DOTALL)
-            module = Path(case.attrib["file"]).stem
-            files[f"{module}.{name}"] = f"{case.attrib['file']}::{name}"
-            test = files[f"{module}.{name}"]
-            self.seconds[test] = self.seconds.get(test, 0.0) + float(case.attrib["time"])
-        data.read()
-        for file in data.measured_files():
-            name = str(Path(file).relative_to(source))
-            for line, contexts in data.contexts_by_lineno(file).items():
-                asked = {files.get(".".join(context.split(".")[-2:])) for context in contexts}
-                self.tests.setdefault((name, line), set()).update(asked - {None})  # type: ignore[arg-type]
+                read_report(coverage.CoverageData(str(data)), source, report, found)
+        return found
 
     def of(self, mutant: Mutant) -> list[str]:
         """The tests of a mutant, quick ones first; of what runs at import all of its file."""
@@ -288,9 +341,11 @@ def work(mutants: list[Mutant], executed: Executed, results) -> None:  # type: i
     results.put(None)
 
 
-def judged(mutants: list[Mutant], processes: int) -> Iterator[tuple[Mutant, bool, float]]:
+def judged(
+    mutants: list[Mutant], processes: int, kept: Path | None
+) -> Iterator[tuple[Mutant, bool, float]]:
     """Yield mutants, whether a test failed, and the seconds that it took."""
-    executed = Executed()
+    executed = Executed(processes, kept)
     results = multiprocessing.SimpleQueue()  # type: ignore[var-annotated]
     workers = [
         multiprocessing.get_context("fork").Process(
@@ -318,15 +373,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", nargs="*", metavar="NAME", help="these mutants")
+    parser.add_argument("--kept", type=Path, metavar="FILE", help="which tests execute which lines")
     chosen = parser.parse_args()
+    if chosen.kept:
+        chosen.kept = chosen.kept.absolute()
     os.chdir(ROOT)  # mutmut reads its settings from pyproject.toml
     os.environ.update(ENVIRONMENT)
+    sys.dont_write_bytecode = False  # tests are compiled once
     if chosen.only:
         mutants = [Mutant(file, int(k)) for file, k in (n.split("#") for n in chosen.only)]
     else:
         mutants = sample(chosen.areas or AREAS, chosen.count, chosen.seed)
     tried, alive = dict.fromkeys(AREAS, 0), dict.fromkeys(AREAS, 0)
-    for mutant, noticed, seconds in judged(mutants, chosen.processes):
+    for mutant, noticed, seconds in judged(mutants, chosen.processes, chosen.kept):
         area = mutant.file.split("/")[0]
         tried[area] += 1
         alive[area] += not noticed

@@ -70,9 +70,10 @@ def test_the_numbers_are_those_of_the_loss(kind, own, name, plan, dtype, use_pla
 def test_blocks_change_no_bit(kind, dtype):
     """With as many chunks as a loss by name has, the derivatives and so all sums are the same.
 
-    Weights of a chunk exceed `kOwnLossBytes`, so that a chunk has several blocks.
+    Weights of a chunk exceed `kOwnLossBytes` in every instruction set, so that a chunk has several
+    blocks.
     """
-    samples, heads, tokens, dim, outputs = 1100, 14, 10, 12, 3
+    samples, heads, tokens, dim, outputs = 2200, 28, 10, 12, 3
     rng = np.random.default_rng(4)
     W = rng.standard_normal((heads, dim, dim)).astype(dtype) / dim
     X = rng.standard_normal((samples, tokens, dim)).astype(dtype)
