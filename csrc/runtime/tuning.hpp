@@ -73,6 +73,8 @@ inline constexpr double kWordCycles = 4;
 // Chosen. A and D of the query rows that go together, with their transposed copies: what the tokens
 // leave of a second-level cache.
 inline constexpr std::size_t kInputTileBytes = 256 * kKilobyte;
+// Chosen. Query rows of several samples that are multiplied with W and V at once.
+inline constexpr int kInputRows = 32;
 // Chosen. A, D and their tangents of a tile of rows, all heads: they stay in the second-level
 // cache.
 inline constexpr double kTangentTileBytes = 512 * kKilobyte;
