@@ -68,7 +68,11 @@ CONCERNED = {
     "csrc/training/balls.cpp": STEPS,
     "csrc/training/descent.cpp": TRAINING,
     "csrc/training/directions.cpp": STEPS,
-    "csrc/training/loop.cpp": f"{TRAINING} tests/gradients/test_losses.py",
+    "csrc/training/loop.cpp": (
+        f"{TRAINING} tests/training/test_batches.py tests/training/test_streams.py "
+        "tests/training/test_reduce.py tests/training/test_callbacks.py "
+        "tests/core/test_scales.py tests/gradients/test_losses.py"
+    ),
     "csrc/training/norms.hpp": TRAINING,
     "csrc/training/polar.cpp": STEPS,
     "csrc/training/population.cpp": "tests/training/test_streams.py",

@@ -14,7 +14,7 @@ import mhfast as mh
 from mhfast import theory
 from mhfast.theory import regularization
 from mhfast.theory.norms import dual_size, longest_product
-from mhfast.theory.programs import _dense, _in_spans
+from mhfast.theory.programs import _dense, _in_spans, solve
 from mhfast.theory.projected import nearest_in_ball
 
 NORMS = ["fro", "nuclear", 1.5, 3.0]
@@ -473,3 +473,16 @@ def test_the_readout_of_labels_that_are_not_separable_is_the_hull_point() -> Non
         else:
             assert found.margin == 0.0
             assert abs(found.readout[0]) <= 1e-12 * far
+
+
+def test_a_program_with_ties_and_constraints_that_are_not_strict():
+    """2 w1 + w3 >= 1 and w2 >= w1 with w3 = 0: the shortest w is (1/2, 1/2, 0)."""
+    found = solve(
+        None, np.array([[2.0, 0.0, 1.0], [-1.0, 1.0, 0.0]]), "fro", size=2.0, eps=2.0**-52,
+        strict=np.array([True, False]), ties=(None, np.array([[0.0, 0.0, 3.0]])),
+    )  # fmt: skip
+    # A square root of the products by eigenvectors keeps twelve digits.
+    np.testing.assert_allclose(found.direction, [0.5, 0.5, 0.0], rtol=0, atol=1e-12)
+    assert found.margin == pytest.approx(np.sqrt(2.0), rel=1e-12)
+    assert found.dual == pytest.approx(np.sqrt(2.0), rel=1e-12)
+    assert found.weights == pytest.approx([1.0, 1.0], rel=1e-12)
