@@ -486,3 +486,25 @@ def test_a_program_with_ties_and_constraints_that_are_not_strict():
     assert found.margin == pytest.approx(np.sqrt(2.0), rel=1e-12)
     assert found.dual == pytest.approx(np.sqrt(2.0), rel=1e-12)
     assert found.weights == pytest.approx([1.0, 1.0], rel=1e-12)
+
+
+def test_what_a_path_measures():
+    """Of its points, which few steps leave far from stationary, by their definitions."""
+    rng = np.random.default_rng(3)
+    data = mh.Dataset(rng.standard_normal((6, 4, 5)), rng.choice([-1.0, 1.0], 6))
+    start = mh.Classifier(np.zeros((2, 5, 5)), rng.standard_normal((2, 4, 5)))
+    path = theory.regularization_path(data, [0.5, 3.0, 7.0], start=start, steps=3)
+    for k, (radius, model) in enumerate(zip(path.radii, path.models, strict=True)):
+        loss, gradient = mh.value_and_grad(model, data, wrt="W")
+        length = np.linalg.norm(gradient.W)
+        far = model.W - radius * gradient.W / length
+        moved = far * min(1.0, radius / np.linalg.norm(far)) - model.W
+        assert path.losses[k] == pytest.approx(loss, rel=1e-12)
+        assert path.grad_norms[k] == pytest.approx(length, rel=1e-12)
+        assert path.norms[k] == pytest.approx(np.linalg.norm(model.W), rel=1e-12)
+        # The difference of two matrices of the length of the radius.
+        stationarity = np.linalg.norm(moved) / radius
+        assert path.stationarity[k] == pytest.approx(stationarity, rel=1e-9)
+        assert not path.converged[k]
+        assert path.steps[k] <= 3
+    assert path.stationarity.min() > 1e-4
