@@ -378,7 +378,6 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
     member.wait();  // all have seen why
     if (leader && is_stopped())
       for (int l = 0; l < count_; ++l) end(l, StopReason::kAborted);
-    if (member.count > 1 && leader) alone_ = false;
     return;
   }
   if (!again_) {

@@ -238,3 +238,36 @@ def test_a_causal_classifier_of_a_bad_token(plan, use_plan):
     spoilt = model(X)
     assert np.isnan(spoilt[3])
     np.testing.assert_array_equal(np.delete(spoilt, 3), np.delete(outputs, 3))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("query", ["self", "external"])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_runs_whose_data_differ_are_runs_alone(kind, query, plan, use_plan):
+    """Each has left-out samples, weights and bad tokens of its own; the first has no bad ones."""
+    use_plan(plan)
+    runs = 3
+    model, data = draw(kind, "squared", query=query, runs=runs)
+    rng = np.random.default_rng(6)
+    parts = []
+    for r in range(runs):
+        weight = rng.uniform(0.5, 2.0, data.y.shape[: 1 if kind is mh.Classifier else 2])
+        weight[[r, 4 + r]] = 0.0
+        arrays = {"X": data.X + r, "y": data.y - r, "weight": weight}
+        if query == "external":
+            arrays["query"] = data.query * (1 + r)
+        parts.append(replace(data, **arrays))
+    names = ["X", "y", "weight", *(("query",) if query == "external" else ())]
+    stacked = {name: np.stack([getattr(part, name) for part in parts]) for name in names}
+    for name in ("X", "query"):
+        if name in stacked:
+            for r in range(1, runs):
+                stacked[name][r, [r, 4 + r]] = np.nan
+    together = results(model, mh.Dataset(**stacked), "squared")
+    first = 1 + len(model.parameters)  # behind the value and these gradients: those by the data
+    for r, part in enumerate(parts):
+        alone = results(model[r], part, "squared")
+        del alone[first : first + (2 if query == "external" else 1)]
+        for one, of_run in zip(alone, together, strict=True):
+            # The plan, and so the order of sums, may be another; three steps amplify that.
+            np.testing.assert_allclose(of_run[r], one, rtol=0, atol=1e-12 * np.abs(one).max())

@@ -194,3 +194,47 @@ def test_one_large_entry_leaves_other_samples_alone(dtype, large):
         mh.value_and_grad(model, x, data.y, loss="squared", wrt=("X",))[1].X for x in (data.X, X)
     ]
     np.testing.assert_array_equal(gradients[1][:-1], gradients[0][:-1])
+
+
+@pytest.mark.parametrize("large", [("X",), ("query",), ("X", "query")])
+@pytest.mark.parametrize(("dtype", "k", "huge"), [(np.float32, 21, 120), (np.float64, 151, 1000)])
+def test_one_large_entry_of_tokens_or_queries(dtype, k, huge, large):
+    """Beside a large W, which scaling must not make infinite.
+
+    The other entries are as small as W is large, but not so small that they would be scaled.
+    """
+    power = {"X": 0, "query": -k, "W": k, "V": 0}
+    if large == ("query",):
+        power = {"X": -k, "query": 0, "W": k, "V": k}
+    model, data = draw(mh.Layer, "external", "dense", dtype)
+    far, far_data = scaled(model, data, power)
+    arrays = {name: getattr(far_data, name).copy() for name in large}
+    for array in arrays.values():
+        array[n - 1, -1, -1] = np.ldexp(dtype(1), huge)
+    far_data = replace(far_data, **arrays)
+    np.testing.assert_array_equal(far(far_data)[:-1], model(data)[:-1])
+    wrt = ("X", "query")
+    _, g = mh.value_and_grad(model, data, loss="squared", wrt=wrt)
+    with np.errstate(over="ignore", invalid="ignore"):
+        _, far_g = mh.value_and_grad(far, far_data, loss="squared", wrt=wrt)
+    for name in wrt:
+        want = np.ldexp(getattr(g, name), -power[name])[:-1]
+        np.testing.assert_array_equal(getattr(far_g, name)[:-1], want, err_msg=name)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("query", ["self", "external"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_sample_that_is_not_finite_leaves_the_scale_of_others(dtype, query, bad):
+    """Also where it is the first of the numbers, or one of the last."""
+    power = powers(query, "factored", *POWERS[dtype][0])
+    model, data = draw(mh.Layer, query, "factored", dtype)
+    far, far_data = scaled(model, data, power)
+    want = model(data)
+    for sample in (0, n - 1):
+        X = far_data.X.copy()
+        X[sample, -1, -1] = bad
+        outputs = far(replace(far_data, X=X))
+        others = np.arange(n) != sample
+        np.testing.assert_array_equal(outputs[others], want[others])
+        assert np.isnan(outputs[sample]).any()

@@ -6,6 +6,7 @@ x86): there nothing of interest cancels or underflows, up to logit gaps of 5000.
 
 import numpy as np
 import pytest
+from lists import LOSSES, kind_of_targets, targets
 
 import mhfast as mh
 
@@ -390,3 +391,34 @@ def test_a_normalized_step_of_a_layer_where_weights_underflow(dtype, gap, tolera
     run = mh.train(layer, X, np.ones((1, 1, 1)), steps=1, optimizer=step, loss="linear", wrt="W")
     expected = np.outer(X[0, 1].astype(float), apart) * apart.sum()
     assert relative(run.model.W[0] - W[0], normalized(expected) * 1e8) < tolerance
+
+
+@pytest.mark.parametrize("loss", LOSSES[mh.Layer], ids=str)
+def test_the_norm_and_the_step_where_factors_are_left_out(loss):
+    """Of every loss, whose derivatives then come as logarithms: they are those of double precision.
+
+    Logits are integers, and attention in float32 has weights of exp(-60) and less beside 1; the
+    outputs of the two heads cancel for no loss.
+    """
+    model, X, _ = with_gap(60, np.float32, -2)
+    V = np.abs(np.swapaxes(model.U, 1, 2))[:, :, :1] + np.float32([[0.1, 0.3, 0.2]])
+    model = mh.Layer(model.W, V.astype(np.float32), query=-2)
+    wide = mh.Layer(np.float64(model.W), np.float64(V.astype(np.float32)), query=-2)
+    X = np.abs(X) / np.float32(4)
+    X[:, :, 0] = 1
+    X[:, :, 1] = np.argsort(np.argsort(X[:, :, 2], axis=1), axis=1)
+    y = targets(loss, (3, 1, 3), np.random.default_rng(7), np.float32, 3)
+    if kind_of_targets(loss) in ("reals", "nonnegative"):
+        y += np.float32(3)
+    options = {"loss": loss, "wrt": "W"}
+    wide_y = y.astype(np.float64) if y.dtype == np.float32 else y
+    _, g = mh.value_and_grad(wide, np.float64(X), wide_y, **options)
+    run = mh.train(
+        model, X, y, steps=1, optimizer=mh.NormalizedGradientDescent(64.0), record="grad_norm",
+        **options,
+    )  # fmt: skip
+    assert 0 < np.abs(g.W).max() < 1e-20
+    # A few roundings of float32, of logarithms up to 180.
+    assert run.history["grad_norm"][0] == pytest.approx(np.linalg.norm(g.W), rel=1e-4)
+    step = np.float64(run.model.W) - model.W
+    assert np.abs(step + 64 * g.W / np.linalg.norm(g.W)).max() < 1e-3

@@ -519,3 +519,8 @@ def test_fewer_heads_than_a_wrong_proposal_do_not_end_the_search():
     slow = {1: 0.9, 2: 0.85, 3: 0.84, 4: 1e-12}
     assert tried_of(NumberOfHeads(None, None, 8), slow) == [1, 2, 3]
     assert tried_of(NumberOfHeads.given(3), residuals) == [3]
+    # Where each is better than the one before, all are tried, of which there are eight at most.
+    falling = {heads: 0.5**heads for heads in range(1, 20)}
+    assert tried_of(NumberOfHeads(None, None, 5), falling) == [1, 2, 3, 4, 5]
+    assert tried_of(NumberOfHeads(None, None, 20), falling) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert tried_of(NumberOfHeads(5, CERTAIN, 5), falling) == [5, 1, 2, 3, 4]

@@ -11,6 +11,7 @@ import pytest
 from instances import DIM, HEADS, RANK, RUNS, TOLERANCE, case, relative
 
 import mhfast as mh
+from mhfast import reference
 
 KINDS = [mh.Classifier, mh.Layer]
 
@@ -137,3 +138,53 @@ def test_repr_tells_shapes():
     assert repr(mh.Layer.zeros(7, 8, 4, rank=5, tied=True)) == (
         "Layer(W=LowRank(Q=<float64 (7, 8, 5)>), V=<float64 (7, 8, 4)>, scale=1.0)"
     )
+
+
+@pytest.mark.parametrize("query", [None, "prompt"])
+def test_more_dimensions_than_a_block_of_a_product_has(query):
+    """Products of factors, and of a prompt, go over 512 numbers of a row at a time."""
+    rng = np.random.default_rng(5)
+    n, T, d, H, r = 3, 4, 530, 2, 1
+    prompt = None if query is None else rng.standard_normal((2, d))
+    rows = T if query is None else 2
+    W = mh.LowRank(rng.standard_normal((H, d, r)) / d, rng.standard_normal((H, d, r)))
+    model = mh.Classifier(W, rng.standard_normal((H, rows, d)) / d, prompt=prompt)
+    X, y = rng.standard_normal((n, T, d)), np.array([1.0, -1.0, 1.0])
+    value, g = mh.value_and_grad(model, X, y)
+    expected, gradients = reference.value_and_grad(model, X, y)
+    assert value == pytest.approx(expected, rel=1e-13)
+    step = 1e-6
+    tangent = g * (1 / np.sqrt(sum((part**2).sum() for part in gradients.values())))
+    product = mh.hvp(model, X, y, tangent=tangent)
+    ahead, behind = (mh.value_and_grad(model + s * step * tangent, X, y)[1] for s in (1, -1))
+    for name in model.parameters:
+        want = gradients[name]
+        assert np.abs(getattr(g, name) - want).max() < 1e-12 * np.abs(want).max()
+        want = (getattr(ahead, name) - getattr(behind, name)) / (2 * step)
+        # Central differences lose to rounding what they gain by a short step.
+        assert np.abs(getattr(product, name) - want).max() < 1e-5 * np.abs(want).max()
+    run = mh.train(model, X, y, steps=2, optimizer=mh.GradientDescent(0.1))
+    moved, _ = reference.train(model, X, y, steps=2, optimizer=mh.GradientDescent(0.1))
+    for name, array in run.model.parameters.items():
+        want = getattr(moved, name)
+        assert np.abs(array - want).max() < 1e-12 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_runs_side_by_side_in_more_dimensions_than_a_block_has(dtype):
+    """The more lanes, the fewer dimensions in a block: 32 at least, and 256 at most."""
+    rng = np.random.default_rng(6)
+    R, n, T, d, H, r = 17, 3, 2, 270, 1, 1
+    W = mh.LowRank(*((rng.standard_normal((R, H, d, r)) / 16).astype(dtype) for _ in range(2)))
+    model = mh.Classifier(W, (rng.standard_normal((R, H, T, d)) / 16).astype(dtype))
+    X, y = rng.standard_normal((n, T, d)).astype(dtype), np.array([1, -1, 1], dtype)
+    options = {"steps": 2, "optimizer": mh.GradientDescent(0.1), "record": "loss"}
+    together = mh.train(model, X, y, **options)
+    for k in (0, 7, R - 1):
+        alone = mh.train(model[k], X, y, **options)
+        # Sums of d terms in another order.
+        tolerance = 30 * d * np.finfo(dtype).eps
+        assert np.abs(together.history["loss"][k] - alone.history["loss"]).max() < tolerance
+        for name, array in alone.model.parameters.items():
+            found = together.model.parameters[name][k]
+            assert np.abs(found - array).max() < tolerance * np.abs(array).max()

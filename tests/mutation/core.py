@@ -50,7 +50,7 @@ TRAINING = (
 )
 RECORDS = (
     "tests/training/test_recording.py tests/training/test_training_layer.py "
-    "tests/training/test_training_runs.py"
+    "tests/training/test_training_runs.py tests/training/test_evaluate.py"
 )
 STEPS = (
     f"{OPTIMIZERS} tests/optimizers/test_optimizers.py tests/training/test_training.py "
@@ -64,25 +64,33 @@ CONCERNED = {
     ),
     "csrc/optimizers/*.hpp": STEPS,
     "csrc/row_maps/*.hpp": "tests/models/test_row_maps.py",
-    "csrc/training/batches.cpp": "tests/training/test_batches.py tests/training/test_streams.py",
+    "csrc/training/batches.cpp": (
+        "tests/training/test_batches.py tests/training/test_streams.py tests/dataset/test_words.py"
+    ),
     "csrc/training/balls.cpp": STEPS,
     "csrc/training/descent.cpp": TRAINING,
     "csrc/training/directions.cpp": STEPS,
-    "csrc/training/loop.cpp": f"{TRAINING} tests/gradients/test_losses.py",
+    "csrc/training/loop.cpp": (
+        f"{TRAINING} tests/training/test_batches.py tests/training/test_streams.py "
+        "tests/training/test_reduce.py tests/training/test_callbacks.py "
+        "tests/core/test_scales.py tests/gradients/test_losses.py"
+    ),
     "csrc/training/norms.hpp": TRAINING,
     "csrc/training/polar.cpp": STEPS,
     "csrc/training/population.cpp": "tests/training/test_streams.py",
     "csrc/training/records.cpp": RECORDS,
-    "csrc/kernels/step.hpp": TRAINING,
+    "csrc/kernels/step.hpp": f"{TRAINING} tests/models/test_low_rank.py",
     "csrc/problem/loss.hpp": f"{GRADIENTS} tests/training/test_training_layer.py",
     "csrc/problem/clean.hpp": "tests/core/test_no_influence.py",
     "csrc/problem/rescale.hpp": "tests/core/test_scales.py tests/core/test_no_influence.py",
     "csrc/passes/inputs.cpp": (
         "tests/gradients/test_backward.py tests/gradients/test_gradients.py "
-        "tests/core/test_scales.py tests/core/test_no_influence.py"
+        "tests/core/test_scales.py tests/core/test_no_influence.py "
+        "tests/dataset/test_words.py tests/models/test_identities.py"
     ),
     "csrc/passes/layer_rows.cpp": (
         "tests/models/test_layer.py tests/training/test_training_layer.py "
+        "tests/dataset/test_words.py tests/models/test_identities.py "
         "tests/core/test_no_influence.py tests/core/test_kernels_family.py"
     ),
 }

@@ -139,6 +139,8 @@ def mutations(file: str):  # type: ignore[no-untyped-def]
             if isinstance(node, (libcst.Raise, libcst.Assert, libcst.FormattedString)):
                 silent.update(id(part) for part in parts(node))
                 return False
+            if isinstance(node, libcst.Arg) and node.keyword and node.keyword.value == "strict":
+                silent.update(id(part) for part in parts(node))
             return True
 
     module.visit(Raised())

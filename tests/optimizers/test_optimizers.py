@@ -237,6 +237,16 @@ def test_wrong_fields_of_one_kind(kind, fields, error, message):
         make(kind, **fields)
 
 
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_every_field_is_named_where_it_is_wrong(kind):
+    for field in dataclasses.fields(kind):
+        with pytest.raises((TypeError, ValueError), match=f"^{field.name}: expected "):
+            make(kind, **{field.name: object()})
+        if isinstance(getattr(make(kind), field.name), float):
+            with pytest.raises((TypeError, ValueError), match=f"^{field.name}: expected .* nan$"):
+                make(kind, **{field.name: np.nan})
+
+
 def test_schedule_covers_all_steps():
     optimizer = mh.GradientDescent(1.0, schedule=[1.0, 0.5, 0.25])
     assert core_settings(optimizer, 3).schedule[0].tolist() == [1.0, 0.5, 0.25]

@@ -14,7 +14,7 @@ import mhfast as mh
 from mhfast import theory
 from mhfast.theory import regularization
 from mhfast.theory.norms import dual_size, longest_product
-from mhfast.theory.programs import _dense, _in_spans
+from mhfast.theory.programs import _dense, _in_spans, solve
 from mhfast.theory.projected import nearest_in_ball
 
 NORMS = ["fro", "nuclear", 1.5, 3.0]
@@ -473,3 +473,38 @@ def test_the_readout_of_labels_that_are_not_separable_is_the_hull_point() -> Non
         else:
             assert found.margin == 0.0
             assert abs(found.readout[0]) <= 1e-12 * far
+
+
+def test_a_program_with_ties_and_constraints_that_are_not_strict():
+    """2 w1 + w3 >= 1 and w2 >= w1 with w3 = 0: the shortest w is (1/2, 1/2, 0)."""
+    found = solve(
+        None, np.array([[2.0, 0.0, 1.0], [-1.0, 1.0, 0.0]]), "fro", size=2.0, eps=2.0**-52,
+        strict=np.array([True, False]), ties=(None, np.array([[0.0, 0.0, 3.0]])),
+    )  # fmt: skip
+    # A square root of the products by eigenvectors keeps twelve digits.
+    np.testing.assert_allclose(found.direction, [0.5, 0.5, 0.0], rtol=0, atol=1e-12)
+    assert found.margin == pytest.approx(np.sqrt(2.0), rel=1e-12)
+    assert found.dual == pytest.approx(np.sqrt(2.0), rel=1e-12)
+    assert found.weights == pytest.approx([1.0, 1.0], rel=1e-12)
+
+
+def test_what_a_path_measures():
+    """Of its points, which few steps leave far from stationary, by their definitions."""
+    rng = np.random.default_rng(3)
+    data = mh.Dataset(rng.standard_normal((6, 4, 5)), rng.choice([-1.0, 1.0], 6))
+    start = mh.Classifier(np.zeros((2, 5, 5)), rng.standard_normal((2, 4, 5)))
+    path = theory.regularization_path(data, [0.5, 3.0, 7.0], start=start, steps=3)
+    for k, (radius, model) in enumerate(zip(path.radii, path.models, strict=True)):
+        loss, gradient = mh.value_and_grad(model, data, wrt="W")
+        length = np.linalg.norm(gradient.W)
+        far = model.W - radius * gradient.W / length
+        moved = far * min(1.0, radius / np.linalg.norm(far)) - model.W
+        assert path.losses[k] == pytest.approx(loss, rel=1e-12)
+        assert path.grad_norms[k] == pytest.approx(length, rel=1e-12)
+        assert path.norms[k] == pytest.approx(np.linalg.norm(model.W), rel=1e-12)
+        # The difference of two matrices of the length of the radius.
+        stationarity = np.linalg.norm(moved) / radius
+        assert path.stationarity[k] == pytest.approx(stationarity, rel=1e-9)
+        assert not path.converged[k]
+        assert path.steps[k] <= 3
+    assert path.stationarity.min() > 1e-4

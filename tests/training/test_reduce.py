@@ -225,10 +225,14 @@ def test_thresholds_and_what_is_not_finite_end_all():
     assert (run.reason, run.step) == ("nonfinite", 0)
 
 
+@pytest.mark.parametrize("every", [1, 5])
 @pytest.mark.parametrize("what", ["callback", "stop"])
-def test_one_rank_ends_training_of_all(what):
+def test_one_rank_ends_training_of_all(what, every):
+    """At a step whose loss is recorded only because it is the last, too."""
     model, data = draw(mh.Classifier, "dense", np.float64, N, T, D, H, seed=9)
-    settings = {**SETTINGS, "optimizer": mh.GradientDescent(0.1)}
+    settings = {
+        **SETTINGS, "record": dict.fromkeys(SCALARS, every), "optimizer": mh.GradientDescent(0.1),
+    }  # fmt: skip
 
     def training(rank, reduce):
         end = {what: (lambda step, _: step == 7)} if rank == 1 else {}
@@ -240,7 +244,7 @@ def test_one_rank_ends_training_of_all(what):
     alone = mh.train(model, data, **{what: lambda step, _: step == 7}, **settings)
     for run in runs:
         assert (run.reason, run.step, run.stopped) == (what, 7, 7)
-        assert_array_equal(run.steps["loss"], range(8))
+        assert_array_equal(run.steps["loss"], [*range(0, 7, every), 7])
         close(run, alone)
     assert runs[0].model == runs[1].model
 
