@@ -8,7 +8,8 @@
 
 #include "register.hpp"
 
-PYBIND11_MODULE(_core, m) {
+// What calls share is atomic, belongs to one thread or is only read: no lock is needed around them.
+PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   m.doc() = "Compiled core of mhfast: the Python modules beside it check arguments and call it.";
   mhfast::register_lists(m);
   mhfast::register_configuration(m);
