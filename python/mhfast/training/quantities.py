@@ -12,6 +12,7 @@
 | cosine           | cosine between the parameters and each of `directions`                        |
 | W, Q, K, U, V,   | a snapshot of the parameter, of those that the model has                      |
 | prompt           |                                                                               |
+| W_average, ...   | the mean of a trained parameter over steps: `mhfast.training.averages`        |
 | attention        | the weights (n,H,q,T)                                                         |
 | attention_max    | (H,), the largest weight of a row, mean over the rows that see a key, each    |
 |                  | with the weight that the loss gives it                                        |
@@ -57,6 +58,9 @@ LIMIT = 2 * 1024**3
 
 OF_ANY_SET = tuple(name for name, of in QUANTITIES.items() if of == "data set")
 OF_ATTENTION = tuple(name for name, of in QUANTITIES.items() if of == "attention")
+AVERAGE = "_average"
+"""The end of the name of a record of a parameter's mean over steps."""
+
 SCALARS = tuple(name for name in QUANTITIES if name not in OF_ATTENTION)
 
 
@@ -99,7 +103,11 @@ class Entry:
 
 
 def parse(
-    record: Record, parameters: Sequence[str], tests: Sequence[str] = ()
+    record: Record,
+    parameters: Sequence[str],
+    tests: Sequence[str] = (),
+    *,
+    averages: bool = False,
 ) -> tuple[Entry, ...]:
     """Turn the argument ``record`` of `mhfast.train` into entries.
 
@@ -112,6 +120,8 @@ def parse(
         The names of the parameters of the model.
     tests : sequence of str
         The names of the test sets.
+    averages : bool
+        Whether means of parameters over steps can be recorded.
 
     Raises
     ------
@@ -121,6 +131,8 @@ def parse(
         If a name is unknown or given twice, or "every" is below 1.
     """
     vocabulary = names(parameters)
+    if averages:
+        vocabulary += tuple(name + AVERAGE for name in parameters)
     known = {name: (name, -1) for name in vocabulary}
     for j, test in enumerate(tests):
         known |= {f"{test}_{name}": (name, j) for name in OF_ANY_SET}
@@ -210,6 +222,9 @@ def row_of(
     match entry.name:
         case name if name in PARAMETERS:
             return model.parameters[name].shape[-AXES[name] :], model.dtype
+        case name if name.endswith(AVERAGE):
+            name = name.removesuffix(AVERAGE)
+            return model.parameters[name].shape[-AXES[name] :], double
         case "attention":
             X, Z = core_data[:2]
             n, tokens = X.shape[-3:-1]
