@@ -21,12 +21,13 @@ void read_name(const std::string& name, Record& out) {
   }
 #include "../lists/quantities.inc"
 #undef MHFAST_QUANTITY
-  out.quantity = Quantity::kParameter;
-  for (int tensor = 0; tensor < kTensors; ++tensor)
-    if (name == kTensorNames[tensor]) {
-      out.tensor = TensorName(tensor);
-      return;
-    }
+  for (int tensor = 0; tensor < kTensors; ++tensor) {
+    const std::string parameter = kTensorNames[tensor];
+    if (name != parameter && name != parameter + "_average") continue;
+    out.quantity = name == parameter ? Quantity::kParameter : Quantity::kAverage;
+    out.tensor = TensorName(tensor);
+    return;
+  }
   throw py::value_error("record: expected the name of a quantity or a parameter, got '" + name +
                         "'");
 }
@@ -75,6 +76,11 @@ Record RecordReader::read(const RecordOfPython& in) const {
   switch (out.quantity) {
     case Quantity::kParameter:
       take_buffer<real>(in, tensor_shape(out.tensor, s_, rank_), out);
+      break;
+    case Quantity::kAverage:
+      if (!averages_ || !averages_->mean.at[out.tensor])
+        throw py::value_error("record: expected an average that is kept");
+      take_buffer<double>(in, tensor_shape(out.tensor, s_, rank_), out);
       break;
     case Quantity::kAttention:
       take_buffer<real>(in, {s_.n, s_.H, s_.q, s_.T}, out);

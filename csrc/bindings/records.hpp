@@ -20,9 +20,15 @@ void register_records(py::module_& m);
 /// Records of one training, checked: the quantity that each buffer holds, and its groups.
 class RecordReader {
  public:
+  /// `averages` are those that the training keeps; null: none.
   RecordReader(const Shape& s, int rank, py::ssize_t runs, std::size_t tests,
-               std::size_t directions)
-      : s_(s), rank_(rank), runs_(runs), tests_(tests), directions_(directions) {}
+               std::size_t directions, const Averages* averages)
+      : s_(s),
+        rank_(rank),
+        runs_(runs),
+        tests_(tests),
+        directions_(directions),
+        averages_(averages) {}
 
   template <class real>
   Record read(const RecordOfPython& in) const;
@@ -36,6 +42,7 @@ class RecordReader {
   const int rank_;
   const py::ssize_t runs_;
   const std::size_t tests_, directions_;
+  const Averages* const averages_;
 };
 
 }  // namespace mhfast

@@ -124,6 +124,25 @@ void read_trained(TrainingTask<real>& task, const ModelOfRuns<real>& model,
     throw py::value_error("wrt: expected at least one tensor, got none");
 }
 
+/// None, or (first step, iterates by run, means of tensors by name).
+Averages read_averages(const py::object& in, const Shape& s, int rank, std::ptrdiff_t runs,
+                       py::ssize_t run_axis) {
+  Averages out;
+  if (in.is_none()) return out;
+  const auto given = in.cast<py::tuple>();
+  out.first = given[0].cast<std::int64_t>();
+  out.counts = write_array<std::int64_t>(given[1], "average", {runs});
+  const auto means = given[2].cast<py::tuple>();
+  for (int name = 0; name < kTensors; ++name) {
+    if (means[name].is_none()) continue;
+    const auto array = write_runs<double>(means[name], "average",
+                                          tensor_shape(TensorName(name), s, rank), run_axis);
+    out.mean.at[name] = array.at;
+    out.mean.run[name] = array.run;
+  }
+  return out;
+}
+
 Batches checked_batches(const Batches& batches, std::ptrdiff_t n, std::ptrdiff_t runs) {
   if (batches.size == 0) return batches;
   const bool drawn_from_n = batches.fresh == 0;
@@ -289,9 +308,10 @@ TrainingResult call_train(
     const std::vector<std::uint64_t>& seeds, std::int64_t fresh, const py::tuple& constraints,
     const py::object& stream, std::int64_t first, std::int64_t last,
     const std::vector<RecordOfPython>& records, const std::vector<py::tuple>& tests,
-    const std::vector<py::tuple>& directions, const py::dict& thresholds, const py::object& stopped,
-    const py::object& reasons, std::int64_t hook_every, const py::object& hook,
-    const py::object& on_progress, const py::object& processes, int threads) {
+    const std::vector<py::tuple>& directions, const py::object& averages,
+    const py::dict& thresholds, const py::object& stopped, const py::object& reasons,
+    std::int64_t hook_every, const py::object& hook, const py::object& on_progress,
+    const py::object& processes, int threads) {
   return with_type_of(numbers_of(samples), [&](auto zero) -> TrainingResult {
     using real = decltype(zero);
     if (first < 0 || last < first) throw py::value_error("steps: expected 0 <= first <= last");
@@ -330,7 +350,9 @@ TrainingResult call_train(
       task.populations = read_populations<real>(pair[2], drawn->data(), task.runs);
       if (drawn->data().shape.n != batch) throw py::value_error("stream: expected batch samples");
     }
-    const RecordReader reader(s, model.rank, runs, task.tests.size(), task.directions.size());
+    task.averages = read_averages(averages, s, model.rank, task.runs, runs);
+    const RecordReader reader(s, model.rank, runs, task.tests.size(), task.directions.size(),
+                              task.averages.counts ? &task.averages : nullptr);
     for (const RecordOfPython& record : records) task.records.push_back(reader.read<real>(record));
     task.thresholds = read_thresholds(thresholds);
     task.stopped = write_array<std::int64_t>(stopped, "stopped", {task.runs});
@@ -359,9 +381,9 @@ void register_training(py::module_& m) {
         py::arg("wrt"), py::arg("starts"), py::arg("optimizer"), py::arg("state"), py::arg("batch"),
         py::arg("order"), py::arg("seeds"), py::arg("fresh"), py::arg("constraints"),
         py::arg("stream"), py::arg("first"), py::arg("last"), py::arg("records"), py::arg("tests"),
-        py::arg("directions"), py::arg("thresholds"), py::arg("stopped"), py::arg("reasons"),
-        py::arg("hook_every"), py::arg("hook"), py::arg("on_progress"), py::arg("processes"),
-        py::arg("threads"));
+        py::arg("directions"), py::arg("averages"), py::arg("thresholds"), py::arg("stopped"),
+        py::arg("reasons"), py::arg("hook_every"), py::arg("hook"), py::arg("on_progress"),
+        py::arg("processes"), py::arg("threads"));
 }
 
 }  // namespace mhfast

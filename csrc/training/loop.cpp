@@ -381,6 +381,7 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
     return;
   }
   if (!again_) {
+    take_averages(member);
     descent_->update(member);
     if (task_.wrt[kPrompt]) {
       if (leader) rescale_prompt();
@@ -389,8 +390,32 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
     load(member);
   }
   if (leader) {
-    if (!again_) ++step_;
+    if (!again_) {
+      for (int l = 0; averages() && l < count_; ++l)
+        if (!frozen_[l]) ++task_.averages.counts[run_ + l];
+      ++step_;
+    }
     prepare_step();
+  }
+}
+
+/// A member's heads of the means, to which a step adds what it is taken from.
+template <class real>
+void Loop<real>::take_averages(const Member& member) {
+  if (!averages()) return;
+  for (int name = 0; name < kTensors; ++name) {
+    if (!task_.averages.mean.at[name]) continue;
+    const Extent e = extent(TensorName(name), task_.data.shape, task_.rank);
+    for (int l = 0; l < count_; ++l) {
+      if (frozen_[l]) continue;
+      const std::int64_t count = task_.averages.counts[run_ + l] + 1;
+      for (int h = member.index; h < e.heads; h += member.count) {
+        double* mean = task_.averages.mean.of(run_ + l)[name] + h * e.size();
+        const real* theta = theta_[name] + h * e.size() * width_ + l;
+        for (std::ptrdiff_t i = 0; i < e.size(); ++i)
+          mean[i] = Averages::added(mean[i], theta[i * width_], count);
+      }
+    }
   }
 }
 
@@ -717,7 +742,7 @@ void Loop<real>::record() {
         continue;
       }
       if (is_of_parameters(r.quantity)) {
-        write_record(task_, r, run_ + l, row);
+        write_record(task_, r, run_ + l, row, stopped >= 0 ? stopped : step_);
         continue;
       }
       const Totals now = r.set < 0 ? totals(*whole_, l) : tests_[r.set]->totals(l);

@@ -119,6 +119,9 @@ class Loop {
   void load(const Member& member);
   void prepare_step();
   void advance_step(const Member& member, const FlushToZero& flush);
+  /// Whether the iterate of this step belongs to means.
+  bool averages() const { return task_.averages.counts && step_ >= task_.averages.first; }
+  void take_averages(const Member& member);
   bool evaluate(const std::vector<Engine<real>*>& engines, bool loss_only, const Member& member);
   bool evaluate_whole(const Member& member);
   bool pass(Engine<real>& engine, Pass kind, const Member& member);

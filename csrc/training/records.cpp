@@ -15,11 +15,12 @@ template <class real>
 struct View {
   const TrainingTask<real>& task;
   std::ptrdiff_t run;
+  std::int64_t step;
   Data<real> data;
   Model<const real*> model;
 
-  View(const TrainingTask<real>& of, std::ptrdiff_t r)
-      : task(of), run(r), data(at_run(of.given, r, 1)), model{{}, of.rank} {
+  View(const TrainingTask<real>& of, std::ptrdiff_t r, std::int64_t k)
+      : task(of), run(r), step(k), data(at_run(of.given, r, 1)), model{{}, of.rank} {
     const Tensors<real*> tensors = of.model.of(r);
     std::copy(tensors.begin(), tensors.end(), model.at.begin());
   }
@@ -134,12 +135,24 @@ void attention_groups(const View<real>& view, const Record& record, std::ptrdiff
         if (members[a] > 0) out[(h * A + a) * B + b] /= members[a];
 }
 
+/// The mean of a tensor with theta_k; NaN before there is one.
+template <class real>
+void average(const View<real>& view, TensorName name, double* out) {
+  const Averages& averages = view.task.averages;
+  const std::int64_t count = averages.counts[view.run] + 1;
+  const double* mean = averages.mean.of(view.run)[name];
+  const real* theta = view.model.at[name];
+  const bool begun = view.step >= averages.first;
+  for (std::ptrdiff_t i = 0; i < view.size(name); ++i)
+    out[i] = begun ? Averages::added(mean[i], theta[i], count) : Thresholds::kNone;
+}
+
 }  // namespace
 
 template <class real>
 void write_record(const TrainingTask<real>& task, const Record& record, std::ptrdiff_t run,
-                  std::int64_t row) {
-  const View<real> view(task, run);
+                  std::int64_t row, std::int64_t step) {
+  const View<real> view(task, run, step);
   const std::int64_t at = (run * record.capacity + row) * record.row_size;
   double* numbers = static_cast<double*>(record.buffer) + at;
   real* entries = static_cast<real*>(record.buffer) + at;
@@ -155,6 +168,9 @@ void write_record(const TrainingTask<real>& task, const Record& record, std::ptr
       break;
     case Quantity::kParameter:
       std::copy_n(view.model.at[record.tensor], view.size(record.tensor), entries);
+      break;
+    case Quantity::kAverage:
+      average(view, record.tensor, numbers);
       break;
     case Quantity::kAttention:
       attention(view.data, view.model, task.scale, 0, view.shape().n, 1, entries);
@@ -174,8 +190,8 @@ void write_record(const TrainingTask<real>& task, const Record& record, std::ptr
 }
 
 template void write_record<float>(const TrainingTask<float>&, const Record&, std::ptrdiff_t,
-                                  std::int64_t);
+                                  std::int64_t, std::int64_t);
 template void write_record<double>(const TrainingTask<double>&, const Record&, std::ptrdiff_t,
-                                   std::int64_t);
+                                   std::int64_t, std::int64_t);
 
 }  // namespace mhfast

@@ -6,10 +6,10 @@
 namespace mhfast {
 
 /// Writes the row of `run` of a record other than those of a data set's Totals and the gradient
-/// norm, from the parameters as they are in the task.
+/// norm, from the parameters as they are in the task, those of `step`.
 template <class real>
 void write_record(const TrainingTask<real>& task, const Record& record, std::ptrdiff_t run,
-                  std::int64_t row);
+                  std::int64_t row, std::int64_t step);
 
 /// Whether a record is of parameters, which runs side by side keep elsewhere meanwhile.
 inline bool is_of_parameters(Quantity quantity) {

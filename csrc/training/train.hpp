@@ -24,7 +24,8 @@ enum class Quantity {
 #define MHFAST_QUANTITY(enumerator, ...) enumerator,
 #include "../lists/quantities.inc"
 #undef MHFAST_QUANTITY
-  kParameter  // a snapshot
+  kParameter,  // a snapshot
+  kAverage     // the mean of one over steps
 };
 
 enum class QuantityOf { kDataSet, kGradient, kParameters, kAttentionWeights };
@@ -37,6 +38,7 @@ inline QuantityOf is_of(Quantity quantity) {
 #include "../lists/quantities.inc"
 #undef MHFAST_QUANTITY
     case Quantity::kParameter:
+    case Quantity::kAverage:
       break;
   }
   return QuantityOf::kParameters;
@@ -54,7 +56,7 @@ enum class StopReason : std::int64_t {
 /// Runs have their rows one after another, `capacity` rows each.
 struct Record {
   Quantity quantity;
-  TensorName tensor;  // of kParameter
+  TensorName tensor;  // of kParameter and kAverage
   int set;            // -1: training data, else index of a test set
   std::int64_t every;
   void* buffer;  // double, or the model's type for kParameter and kAttention
@@ -110,6 +112,22 @@ struct OfRuns {
   }
 };
 
+/// Means of tensors over the iterates theta_j of a run, from step `first` on:
+///
+///   mean += (theta - mean) / count,   in double, which is the mean of `count` iterates.
+///
+/// They hold those that a step was taken from; a record at step k adds theta_k.
+struct Averages {
+  std::int64_t first = 0;
+  std::int64_t* counts = nullptr;  // by run; null: there are no averages
+  OfRuns<double*> mean;
+
+  template <class real>
+  static double added(double mean, real theta, std::int64_t count) {
+    return mean + (double(theta) - mean) / double(count);
+  }
+};
+
 template <class real>
 struct TrainingTask {
   std::ptrdiff_t runs;  // at least 1
@@ -121,6 +139,7 @@ struct TrainingTask {
   OfRuns<const real*> starts;   // where distance is measured from
   OfRuns<real*> first, second;  // what the optimizer keeps, where it keeps something
   std::vector<OfRuns<const real*>> directions;
+  Averages averages;
   int rank;
   real scale;
   Loss loss;

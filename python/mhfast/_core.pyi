@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._arguments.values import Array
-from .models.problem import CoreData, CoreGradients, CoreParameters
+from .models.problem import CoreAverages, CoreData, CoreGradients, CoreParameters
 
 State: TypeAlias = Sequence[tuple[Array, ...] | None]
 
@@ -276,6 +276,7 @@ def train(
     records: Sequence[Record],
     tests: Sequence[CoreData],
     directions: Sequence[CoreParameters],
+    averages: CoreAverages | None,
     thresholds: dict[str, float],
     stopped: npt.NDArray[np.int64],
     reasons: npt.NDArray[np.int64],

@@ -52,7 +52,9 @@ def test_parameters_quantities_and_thresholds():
     assert lists.PARAMETERS == PARAMETERS
     assert set(get_args(names.Threshold)) == set(lists.THRESHOLDS)
     of_sets = {f"test_{name}" for name, of in lists.QUANTITIES.items() if of == "data set"}
-    assert set(get_args(names.RecordName)) == {*lists.QUANTITIES, *lists.PARAMETERS, *of_sets}
+    averages = {f"{name}_average" for name in lists.PARAMETERS}
+    known = {*lists.QUANTITIES, *lists.PARAMETERS, *averages, *of_sets}
+    assert set(get_args(names.RecordName)) == known
 
 
 def test_every_kernel_has_a_name_of_its_own():

@@ -37,6 +37,9 @@ CoreParameters: TypeAlias = tuple[
     Array | None, Array | None, Array | None, Array | None, Array | None, Array | None
 ]
 
+CoreMeans: TypeAlias = tuple[npt.NDArray[np.float64] | None, ...]
+CoreAverages: TypeAlias = tuple[int, npt.NDArray[np.int64], CoreMeans]
+
 
 class CoreWords(NamedTuple):
     """Tokens, or query rows, that are words of a dictionary.

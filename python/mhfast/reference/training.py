@@ -50,6 +50,9 @@ def train(
     With `batch`, g is the gradient of the loss of step k's batch among `batches`, with `order` and
     `seed`, an integer or (R,): (n / batch) Σ wℓ / Σ w, the first sum over the batch.
 
+    With `average`, a step a, the history has W_average, ..., of each trained parameter: the mean of
+    its θ_a, ..., θ_k, NaN before step a.
+
     Returns
     -------
     model : Model after the last step.
@@ -94,13 +97,15 @@ def _train(
     order: str = "shuffle",
     seed: int = 0,
     constraints: Mapping[str, Any] | None = None,
+    average: int | None = None,
 ) -> tuple[Model, dict[str, Array]]:
     model = start = Model.of(model)
     trained = asked(model, wrt, also=())
     held = {name: part for name, part in (constraints or {}).items() if name in trained}
     normalizes = getattr(optimizer, "normalized", "normalized" in optimizer.name)
     options: dict[str, Any] = {"loss": loss, "query": query, "weight": weight, "lengths": lengths}
-    history: dict[str, list[float]] = {name: [] for name in RECORDS}
+    history: dict[str, list[Any]] = {name: [] for name in RECORDS}
+    iterates: dict[str, list[Array]] = {name: [] for name in trained}
     kept = {
         name: [np.zeros_like(a)] * getattr(optimizer, "slots", 2)
         for name, a in model.parameters().items()
@@ -114,6 +119,11 @@ def _train(
         row = (value, accuracy, margin, norm(inside.values()), norm(theta.values()), distance)
         for name, number in zip(RECORDS, row, strict=True):
             history[name].append(number)
+        for name in trained if average is not None else ():
+            iterates[name].append(theta[name])
+            of_mean = iterates[name][average:]
+            averaged = np.mean(of_mean, axis=0) if of_mean else np.full_like(theta[name], np.nan)
+            history.setdefault(f"{name}_average", []).append(averaged)
         if k == steps:
             break
         used: Samples = X, y, options

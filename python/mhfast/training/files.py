@@ -10,6 +10,8 @@
 | stopped                | with a run axis                                      |
 | constraints.W.j, ...   | parts of constraints that are arrays                 |
 | state.W.j, ...         | state of the optimizer, such as moments              |
+| average.W, ...,        | means over steps, and how many iterates each run     |
+| averaged               | has in them                                          |
 | history.j, steps.j     | rows and steps of the j-th record named in `about`   |
 | subspace.basis, ...    | if training continues in the span of the tokens:     |
 |                        | its basis, and the model, initial model and state    |
@@ -36,6 +38,7 @@ from ..models import AnyModel, Classifier, Layer, Model, Stack
 from ..models.problem import of_arrays
 from ..optimizers import OPTIMIZERS, SOLVERS, fields_of
 from . import segments
+from .averages import Averages
 from .constraints import checked
 from .quantities import MissingFunction
 from .subspace import Subspace
@@ -55,6 +58,10 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         inside = run["subspace"]
         parts = _parts(inside.model, inside.start, inside.state) | {"basis": inside.basis}
         arrays |= {f"subspace.{name}": array for name, array in parts.items()}
+    averages: Averages | None = run["averages"]
+    if averages is not None:
+        arrays |= {f"average.{name}": mean for name, mean in averages.means.items()}
+        arrays["averaged"] = averages.counts
     for j, name in enumerate(run["history"]):
         arrays |= {f"history.{j}": run["history"][name], f"steps.{j}": run["steps"][name]}
     if isinstance(run["stopped"], np.ndarray):
@@ -86,6 +93,7 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
             name: [part if isinstance(part, str) else None for part in parts]
             for name, parts in run["constraints"].items()
         },
+        "average": None if averages is None else averages.first,
     }
     write_at_once(Path(path), {"about": np.array(json.dumps(about)), **arrays})
 
@@ -169,6 +177,13 @@ def _check(run: Mapping[str, Any]) -> None:
     for name, slots in run["state"].items():
         if [(slot.shape, slot.dtype) for slot in slots] != [layout[name]] * run["optimizer"].slots:
             raise ValueError(f"the state of the optimizer does not fit {name}")
+    averages = run["averages"]
+    if averages is not None:
+        shapes = {name: (layout[name][0], np.float64) for name in run["wrt"]}
+        found = {name: (mean.shape, mean.dtype) for name, mean in averages.means.items()}
+        counts = averages.counts
+        if found != shapes or counts.shape != (runs or 1,) or counts.dtype != np.int64:
+            raise ValueError("its averages do not fit what is trained")
     for name, k in run["steps"].items():
         rows = run["history"][name]
         if rows.dtype.kind != "f" or k.dtype != np.int64 or np.any(np.diff(k) <= 0):
@@ -229,7 +244,16 @@ def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
             )
             for name, parts in about.get("constraints", {}).items()
         },
+        "averages": _averages(about.get("average"), arrays),
     }
+
+
+def _averages(first: int | None, arrays: Mapping[str, npt.NDArray[Any]]) -> Averages | None:
+    if first is None:
+        return None
+    head = "average."
+    means = {key.removeprefix(head): a for key, a in arrays.items() if key.startswith(head)}
+    return Averages(first, arrays["averaged"], means)
 
 
 def _subspace(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Subspace | None:

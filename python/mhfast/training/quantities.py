@@ -12,6 +12,7 @@
 | cosine           | cosine between the parameters and each of `directions`                        |
 | W, Q, K, U, V,   | a snapshot of the parameter, of those that the model has                      |
 | prompt           |                                                                               |
+| W_average, ...   | the mean of a trained parameter over steps: `mhfast.training.averages`        |
 | attention        | the weights (n,H,q,T)                                                         |
 | attention_max    | (H,), the largest weight of a row, mean over the rows that see a key, each    |
 |                  | with the weight that the loss gives it                                        |
@@ -58,6 +59,9 @@ LIMIT = 2 * 1024**3
 
 OF_ANY_SET = tuple(name for name, of in QUANTITIES.items() if of == "data set")
 OF_ATTENTION = tuple(name for name, of in QUANTITIES.items() if of == "attention")
+AVERAGE = "_average"
+"""The end of the name of a record of a parameter's mean over steps."""
+
 SCALARS = tuple(name for name in QUANTITIES if name not in OF_ATTENTION)
 
 
@@ -100,7 +104,11 @@ class Entry:
 
 
 def parse(
-    record: Record, parameters: Sequence[str], tests: Sequence[str] = ()
+    record: Record,
+    parameters: Sequence[str],
+    tests: Sequence[str] = (),
+    *,
+    averages: bool = False,
 ) -> tuple[Entry, ...]:
     """Turn the argument ``record`` of `mhfast.train` into entries.
 
@@ -113,6 +121,8 @@ def parse(
         The names of the parameters of the model.
     tests : sequence of str
         The names of the test sets.
+    averages : bool
+        Whether means of parameters over steps can be recorded.
 
     Raises
     ------
@@ -121,12 +131,12 @@ def parse(
     ValueError
         If a name is unknown or given twice, or "every" is below 1.
     """
-    known = _known(tuple(parameters), tuple(tests))
+    known = _known(tuple(parameters), tuple(tests), averages)
     entries: dict[str, Entry] = {}
     for what, every in _pairs(record):
         if isinstance(what, str):
             if what not in known:
-                raise ValueError(_unknown(what, names(parameters), tests))
+                raise ValueError(_unknown(what, _vocabulary(parameters, averages), tests))
             name, dataset = known[what]
             entry = Entry(what, name, every, dataset)
         else:
@@ -140,10 +150,17 @@ def parse(
     return tuple(entries.values())
 
 
+def _vocabulary(parameters: Sequence[str], averages: bool) -> tuple[str, ...]:
+    means = tuple(name + AVERAGE for name in parameters) if averages else ()
+    return names(parameters) + means
+
+
 @cache
-def _known(parameters: tuple[str, ...], tests: tuple[str, ...]) -> dict[str, tuple[str, int]]:
+def _known(
+    parameters: tuple[str, ...], tests: tuple[str, ...], averages: bool
+) -> dict[str, tuple[str, int]]:
     """Return the quantity and the data set, -1 those of training, of each key there may be."""
-    known = {name: (name, -1) for name in names(parameters)}
+    known = {name: (name, -1) for name in _vocabulary(parameters, averages)}
     for j, test in enumerate(tests):
         known |= {f"{test}_{name}": (name, j) for name in OF_ANY_SET}
     return known
@@ -217,6 +234,9 @@ def row_of(
     match entry.name:
         case name if name in PARAMETERS:
             return model.parameters[name].shape[-AXES[name] :], model.dtype
+        case name if name.endswith(AVERAGE):
+            name = name.removesuffix(AVERAGE)
+            return model.parameters[name].shape[-AXES[name] :], double
         case "attention":
             X, Z = core_data[:2]
             n, tokens = X.shape[-3:-1]

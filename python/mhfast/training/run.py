@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from .._arguments.values import Array, same_fields
 from ..models import AnyModel, Model
 from ..optimizers import Optimizer, Solver
 from . import curve, display, files
+from .averages import Averages
 from .batches import Batches
 from .constraints import Parts
 from .quantities import Metric, MissingFunction, close_to
@@ -105,6 +106,9 @@ class Run(Generic[ModelT_co]):
     segments : tuple of Segment
         Which steps were taken with which settings on which data, in order; empty if that is not
         known.
+    averages : Averages or None
+        The means of the trained parameters over steps, from which they are continued; the model
+        that they make is `average`.
     batches : Batches or None
         The setting ``batch`` with ``order`` and ``seed``; None if steps are taken on all samples.
     constraints : dict by parameter of tuples
@@ -147,6 +151,7 @@ class Run(Generic[ModelT_co]):
     segments: tuple[Segment, ...] = ()
     batches: Batches | None = None
     constraints: dict[str, Parts] = field(default_factory=dict)
+    averages: Averages | None = None
 
     def __post_init__(self) -> None:
         vars(self).update(history=History(self.history), steps=History(self.steps))
@@ -163,6 +168,34 @@ class Run(Generic[ModelT_co]):
     def runs(self) -> int | None:
         """The number R of runs side by side; None without a run axis."""
         return self.model.runs
+
+    @property
+    def average(self) -> ModelT_co:
+        """The model of the means of θ_a, ..., θ_k, for the step a given as ``average=``.
+
+        Parameters that are not trained are those of `model`.
+
+        Raises
+        ------
+        ValueError
+            If iterates are not averaged, or step a has not been reached.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> data = mh.data.tokenized_mixture(20, 5, 9, seed=0)
+        >>> start = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
+        >>> run = mh.train(
+        ...     start, data, steps=10, optimizer=mh.GradientDescent(0.1), batch=4, average=5,
+        ...     record={"U": 1},
+        ... )
+        >>> abs(run.average.U - run.history["U"][5:].mean(axis=0)).max() < 1e-15
+        np.True_
+        """
+        if self.averages is None:
+            raise ValueError("average: expected a run trained with average=, got one without")
+        averaged: Any = self.averages.model(self)
+        return cast(ModelT_co, averaged)
 
     def __getitem__(self, index: int | slice | npt.ArrayLike) -> Run[ModelT_co]:
         """Select one run by an integer, or several by a slice, a mask or integers.

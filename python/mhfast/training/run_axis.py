@@ -55,6 +55,7 @@ def selected(run: Run[M], index: int | slice | npt.ArrayLike) -> Run[M]:
         since=settled_steps(np.broadcast_to(run.since, run.runs)[which]),
         subspace=None if run.subspace is None else run.subspace[which],
         segments=of_training(run.segments, which, last),
+        averages=None if run.averages is None else run.averages.of_runs(which),
     )
 
 
@@ -84,6 +85,8 @@ def spread(run: Run[M], runs: int) -> Run[M]:
         return run
     model = _spread_model(run.model, run.wrt, runs)
     start = model if run.start is run.model else _spread_model(run.start, run.wrt, runs)
+    if run.averages is not None:
+        run = replace(run, averages=run.averages.spread(runs))
     if isinstance(run.reason, list):
         return replace(run, model=model, start=start)
     ended: Stopped = np.full(runs, -1 if run.stopped is None else run.stopped, np.int64)

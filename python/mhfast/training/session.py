@@ -17,6 +17,7 @@ from .._arguments.lists import PARAMETERS
 from .._arguments.values import Array
 from ..models import Model
 from ..models.problem import (
+    CoreAverages,
     CoreParameters,
     CoreProblem,
     bits,
@@ -25,6 +26,7 @@ from ..models.problem import (
     trainable,
     with_arrays,
 )
+from .averages import Averages
 from .batches import ORDERS, Batches
 from .callbacks import Callback, Calls
 from .constraints import CoreConstraint
@@ -65,6 +67,8 @@ class Loop:
         The step at which each run was frozen, -1 for those that continue; the core overwrites it.
     reasons : int64 array (max(R, 1),)
         Why each run was frozen, a `StopReason` of the core, which overwrites it.
+    averages : Averages or None
+        The means over steps, which the core overwrites.
     ended_by : str
         Which function ended training, if one did, in any process.
     group : Group or None
@@ -85,6 +89,7 @@ class Loop:
     parameters: CoreParameters = field(init=False)
     state: tuple[Slots | None, ...] = field(init=False)
     reasons: npt.NDArray[np.int64] = field(init=False)
+    averages: Averages | None = field(init=False)
     ended_by: str = ""
     group: Group | None = None
     samples: int = 0
@@ -100,6 +105,7 @@ class Loop:
                 for k, why in zip(self.stopped, _listed(run.reason), strict=True)
             ]
         )
+        self.averages = None if run.averages is None else run.averages.copy()
         self.state = tuple(
             _slots(run.optimizer.slots, inside.state.get(name, ()) if run.state else (), theta)
             if name in run.wrt and theta is not None
@@ -163,11 +169,19 @@ class Loop:
             stream=None if drawn is None else (drawn.first.data, drawn, drawn.in_core()),
             first=run.step, last=last, records=records,
             tests=[test.data for test in tests],
-            directions=directions, thresholds=thresholds, stopped=self.stopped,
+            directions=directions, averages=self._means(), thresholds=thresholds,
+            stopped=self.stopped,
             reasons=self.reasons, hook_every=every or 1,
             hook=self.at if every else None, on_progress=tick,
             processes=processes, threads=threads,
         )  # fmt: skip
+
+    def _means(self) -> CoreAverages | None:
+        """Return the means in the form that the core expects."""
+        if self.averages is None:
+            return None
+        W, Q, K, U, V, prompt = map(self.averages.means.get, PARAMETERS)
+        return self.averages.first, self.averages.counts, (W, Q, K, U, V, prompt)
 
     def add(self, numbers: Numbers, k: int) -> tuple[Numbers, bool]:
         """Return sums over all processes at θ_k; true ends training."""
@@ -242,6 +256,7 @@ class Loop:
             step=reached,
             state=state,
             subspace=subspace,
+            averages=None if self.averages is None else self.averages.copy(),
             **self._ends(reached, reason),
         )
 

@@ -18,6 +18,7 @@ from ..models import AnyModel, Model, Stack
 from ..models import problem as _core_arguments
 from ..optimizers import Optimizer, core_settings
 from . import arguments, depth
+from . import averages as averaging
 from . import batches as batching
 from . import quantities as recording
 from .arguments import Directions, Tests
@@ -56,6 +57,7 @@ def train(
     wrt: Wrt = None,
     constraints: Constraints | None = None,
     test: Tests | None = None,
+    average: int | None = None,
     record: Record | None = None,
     directions: Directions | None = None,
     callback: Callbacks | None = None,
@@ -129,12 +131,17 @@ def train(
         removes the constraints of a Run.
     test : Dataset, pair (X, y) or dict of them
         Test sets; one without a name is called "test".
+    average : int
+        The step from which on iterates are averaged: ``run.average`` is the model of the means of
+        θ_average, ..., θ_k, and the records "W_average", "U_average", ... hold them, one for each
+        trained parameter. A Run keeps it; it may be changed to a step from the one reached on. A
+        record of an average without it averages from the step reached on.
     record : str, function, sequence of them, or dict of them to int
         What to record, by default the loss; with ``batch`` once an epoch. Names are those of
         `mhfast.training.quantities`: loss, accuracy, margin, grad_norm, param_norm, distance,
-        cosine, the parameters, attention, attention_max and attention_groups; for test sets the
-        first three with the prefix ``test_`` or
-        ``<name of the test set>_``. A function of the model returns a number or an array, with R
+        cosine, the parameters, their averages, attention, attention_max and attention_groups; for
+        test sets the first three with the prefix ``test_`` or ``<name of the test set>_``.
+        A function of the model returns a number or an array, with R
         runs a number or an array (R, ...). In a dict the number is the period in steps, otherwise
         it is 1. Values at k belong to θ_k, before step k + 1; they are recorded at k = 0, every, 2
         every, ..., and at the last k. They are of all training samples with ``batch`` too, for
@@ -221,7 +228,7 @@ def train(
             record = {"loss": batches.epoch(data.n)}
         tests = arguments.tests(test, run.model)
         record = arguments.restored(run.record if record is None else record)
-        entries = recording.parse(record, tuple(run.model.parameters), tuple(tests))
+        entries = recording.parse(record, tuple(run.model.parameters), tuple(tests), averages=True)
         if group is not None:
             refuse_batches(batches)
             refuse_records(entries)
@@ -239,6 +246,7 @@ def train(
         # Nothing that trains now has moments, or those of other constraints.
         if run.state and not (same_ties and run.state.keys() & set(run.wrt)):
             run = run._replace(state={}, since=_here(run))
+        run = run._replace(averages=averaging.chosen(run, average, entries))
         rule = arguments.optimizer(run.optimizer)  # that of a solver is none
         arguments.settings_of_parameters(rule, run.model)
         ties = partitions(run.model, run.constraints, run.wrt)
@@ -282,7 +290,8 @@ def train(
         )
         # New samples lie outside of the span of those that are there.
         # So may those of another process.
-        alone = drawn is None and group is None
+        # What is averaged is the whole model.
+        alone = drawn is None and group is None and run.averages is None
         inside = enter(run, problem) if last > first and alone else None
         start: Model = run.start
         if inside is not None:
