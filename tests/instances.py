@@ -61,6 +61,7 @@ def case(
     loss: Any = "logistic",
     query: Any = None,
     factors: str = "",
+    value_rank: int | None = None,
     identities: str = "",
     prompt: bool = False,
     causal: bool = False,
@@ -76,8 +77,9 @@ def case(
     """Draw a model and data for it.
 
     `query` is None, an integer, "own" (the model has an external one) or "given" (the call has);
-    `factors` "", "low rank" or "tied"; `identities` holds W, V of a layer or both; `weight` "",
-    "samples" or "rows"; `runs` names the arrays that have a run axis.
+    `factors` "", "low rank" or "tied"; `value_rank` that of a layer's factored V; `identities`
+    holds W, V of a layer or both; `weight` "", "samples" or "rows"; `runs` names the arrays that
+    have a run axis.
     """
     rng = np.random.default_rng(seed)
 
@@ -109,6 +111,9 @@ def case(
     else:
         p = DIM if "V" in identities else OUTPUTS
         arrays["V"] = None if "V" in identities else draw("V", HEADS, DIM, OUTPUTS) / 4
+        if value_rank is not None:
+            A, B = draw("A", HEADS, DIM, value_rank) / 2, draw("B", HEADS, value_rank, OUTPUTS) / 2
+            arrays["V"] = mh.ValueOutput(A, B)
         shape = (SAMPLES, q, p)
     y = targets(loss, lead("y") + shape, rng, dtype, shape[-1])
     if lengths:

@@ -16,7 +16,7 @@ from mhfast.optimizers import OPTIMIZERS as KINDS
 MODELS = (mh.Classifier, mh.Layer)
 PARAMETERS = (
     "dense", "low rank", "tied", "identity", "prompt", "prompt and factors", "prompt and identity",
-    "token", "query",
+    "token", "query", "value factors",
 )  # fmt: skip
 OPTIMIZERS = {
     "gradient descent": lambda **rest: mh.GradientDescent(0.1, **rest),
@@ -58,7 +58,8 @@ def draw(kind, parameter, dtype, n, T, d, H, *, runs=None, size=0.3, seed=0):
     """A model of `kind` whose parameters are of kind `parameter`, and data for it.
 
     Prompts and external queries have 3 rows, a layer 4 outputs, factors rank 2; identities are W,
-    and V where that leaves a parameter; `runs` models are stacked.
+    and V where that leaves a parameter; value factors, of a layer, have rank 2; `runs` models are
+    stacked.
     """
     rng = np.random.default_rng(seed)
 
@@ -78,7 +79,10 @@ def draw(kind, parameter, dtype, n, T, d, H, *, runs=None, size=0.3, seed=0):
             rest["query"] = T - 1
         if kind is mh.Classifier:
             return mh.Classifier(W, new(H, rows, d), **rest)
-        return mh.Layer(W, None if parameter == "prompt and identity" else new(H, d, 4), **rest)
+        V = None if parameter == "prompt and identity" else new(H, d, 4)
+        if parameter == "value factors":
+            V = mh.ValueOutput(new(H, d, 2), new(H, 2, 4))
+        return mh.Layer(W, V, **rest)
 
     rows = 1 if parameter == "token" else 3 if parameter.startswith(("prompt", "query")) else T
     outputs = d if parameter == "prompt and identity" else 4

@@ -102,23 +102,25 @@ namespace {
 template <class real>
 ModelOfRuns<real> read_model(const py::tuple& parameters, py::ssize_t d, py::ssize_t runs) {
   if (parameters.size() != kTensors)
-    throw py::value_error("parameters: expected W, Q, K, U, V and prompt");
+    throw py::value_error("parameters: expected an entry for each parameter");
   ModelOfRuns<real> model{};
   const auto has = [&](TensorName name) { return !parameters[name].is_none(); };
   const auto length = [&](TensorName name, int from_last) {
     return int(length_of(parameters[name], kTensorNames[name], from_last));
   };
   if (has(kW) && has(kQ)) throw py::value_error("parameters: expected either W or Q");
-  if (has(kU) && has(kV)) throw py::value_error("parameters: expected either U or V");
+  if (int(has(kU)) + has(kV) + has(kValueA) > 1 || has(kValueA) != has(kValueB))
+    throw py::value_error("parameters: expected either U, V or A and B");
   Shape& s = model.shape;
   s.d = int(d);
   s.H = 1;  // unless one of these has heads
-  for (const TensorName name : {kV, kU, kQ, kW})
+  for (const TensorName name : {kValueA, kV, kU, kQ, kW})
     if (has(name)) s.H = length(name, 2);
   model.rank = has(kQ) ? length(kQ, 0) : 0;
-  if (!has(kU)) s.p = has(kV) ? length(kV, 0) : s.d;
+  s.value_rank = has(kValueA) ? length(kValueA, 0) : 0;
+  if (!has(kU)) s.p = has(kV) ? length(kV, 0) : has(kValueB) ? length(kValueB, 0) : s.d;
   s.identity_w = !has(kW) && !has(kQ);
-  s.identity_v = !has(kU) && !has(kV);
+  s.identity_v = !has(kU) && !has(kV) && !has(kValueA);
   s.q = has(kPrompt) ? length(kPrompt, 1) : has(kU) ? length(kU, 1) : 0;
   s.shared_query = has(kPrompt);
   for (int name = 0; name < kTensors; ++name) {

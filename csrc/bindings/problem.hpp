@@ -15,7 +15,7 @@ struct DataOfRuns {
   std::shared_ptr<std::vector<real>> classes;
 };
 
-/// Parameters (W, Q, K, U, V, prompt), None where there is none, and the shape that they imply,
+/// Parameters in their order, None where there is none, and the shape that they imply,
 /// without samples and tokens.
 template <class real>
 struct ModelOfRuns {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../problem/clean.hpp"
+#include "../problem/factors.hpp"
 #include "../problem/rescale.hpp"
 #include "evaluate.hpp"
 #include "hessian_product.hpp"
@@ -252,12 +253,57 @@ void LayerHessian<real>::store_readout(int h) const {
     for (int o = 0; o < p; ++o) out_[kV][(std::ptrdiff_t(h) * d + k) * p + o] = vt[o * d + k];
 }
 
+/// That of V = A B: H. = V' of the dense product for V. = A. B + A B., and by the factors
+/// V' B^T + G B.^T and A^T V' + A.^T G, where G is the gradient by V.
+template <class real>
+void product_by_values(const Data<real>& data, const Model<const real*>& model,
+                       const Tensors<const real*>& tangent, real scale, Loss loss, int threads,
+                       const Tensors<real*>& out) {
+  const Kernels<real>& kernels = active_kernels<real>();
+  const Shape& s = data.shape;
+  const real *A = model.at[kValueA], *B = model.at[kValueB], *dA = tangent[kValueA],
+             *dB = tangent[kValueB];
+  const std::ptrdiff_t size = extent(kV, s, 0).all();
+  std::vector<real> value(size), moving(dA || dB ? size : 0);
+  for (int h = 0; h < s.H; ++h) {
+    compose_values(kernels, s, A, B, h, 1, value.data());
+    if (dA) compose_values(kernels, s, dA, B, h, 1, moving.data());
+    if (dB) compose_values(kernels, s, A, dB, h, 1, moving.data(), dA != nullptr);
+  }
+  Model<const real*> dense = model;
+  Tensors<const real*> along = tangent;
+  Tensors<real*> to = out;
+  for (const TensorName name : {kValueA, kValueB}) {
+    dense.at[name] = along[name] = nullptr;
+    to[name] = nullptr;
+  }
+  dense.at[kV] = value.data();
+  if (dA || dB) along[kV] = moving.data();
+  std::vector<real> change(out[kValueA] || out[kValueB] ? size : 0), gradient;
+  if (!change.empty()) to[kV] = change.data();
+  hessian_product(data, dense, along, scale, loss, threads, to);
+  if (change.empty()) return;
+  for (int h = 0; h < s.H; ++h)
+    differentiate_values(kernels, s, A, B, change.data(), h, 1, out[kValueA], out[kValueB]);
+  real* const by_A = dB ? out[kValueA] : nullptr;
+  real* const by_B = dA ? out[kValueB] : nullptr;
+  if (!by_A && !by_B) return;
+  gradient.resize(size);
+  Gradients<real> gradients;
+  gradients.of[kV] = gradient.data();
+  value_and_grad(data, dense, scale, loss, threads, gradients);
+  for (int h = 0; h < s.H; ++h)
+    differentiate_values(kernels, s, dA, dB, gradient.data(), h, 1, by_A, by_B, true);
+}
+
 }  // namespace
 
 template <class real>
 void hessian_product(const Data<real>& data, const Model<const real*>& model,
                      const Tensors<const real*>& tangent, real scale, Loss loss, int threads,
                      const Tensors<real*>& out) {
+  if (model.has_factored_values())
+    return product_by_values(data, model, tangent, scale, loss, threads, out);
   const CleanData<real> clean(data, 1);
   const Shape& s = data.shape;
   const bool tied = model.is_tied();

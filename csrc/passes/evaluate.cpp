@@ -39,32 +39,40 @@ class CallScratch {
   }
 };
 
-/// A model's parameters in the form that an engine expects: a factored W is multiplied out, in
-/// `block`, with memory for the gradient by it.
+/// A model's parameters in the form that an engine expects: factored W and V are multiplied out, in
+/// `block`, with memory for the gradients by them.
 template <class real>
 class DenseModel {
  public:
   DenseModel(const Shape& s, const Model<const real*>& model, real scale, bool gradient,
              AlignedBuffer& block)
       : parameters{model.at[kW], model.at[kU], model.at[kV], model.at[kPrompt], scale} {
-    if (!model.is_factored()) return;
-    const std::ptrdiff_t size = extent(kW, s, 0).all();
+    const std::ptrdiff_t of_w = model.is_factored() ? extent(kW, s, 0).all() : 0;
+    const std::ptrdiff_t of_v = model.has_factored_values() ? extent(kV, s, 0).all() : 0;
+    if (of_w + of_v == 0) return;
     const auto lay_out = [&](Arena layout) {
-      w_ = layout.take<real>(size);
-      gradient_ = layout.take<real>(gradient ? size : 0);
+      w_ = layout.take<real>(of_w);
+      v_ = layout.template take<real>(of_v);
+      by_w_ = layout.template take<real>(gradient ? of_w : 0);
+      by_v_ = layout.template take<real>(gradient ? of_v : 0);
       return layout.size();
     };
     lay_out(Arena(block.reserve(lay_out(Arena()))));
-    for (int h = 0; h < s.H; ++h)
-      compose(active_kernels<real>(), s, model.rank, model.at[kQ], model.at[kK], h, 1, w_);
-    parameters.W = w_;
+    const Kernels<real>& kernels = active_kernels<real>();
+    for (int h = 0; h < s.H; ++h) {
+      if (of_w > 0) compose(kernels, s, model.rank, model.at[kQ], model.at[kK], h, 1, w_);
+      if (of_v > 0) compose_values(kernels, s, model.at[kValueA], model.at[kValueB], h, 1, v_);
+    }
+    if (of_w > 0) parameters.W = w_;
+    if (of_v > 0) parameters.V = v_;
   }
 
   Parameters<real> parameters;
-  real* gradient() const { return gradient_; }
+  real* gradient_by_W() const { return by_w_; }
+  real* gradient_by_V() const { return by_v_; }
 
  private:
-  real *w_ = nullptr, *gradient_ = nullptr;
+  real *w_ = nullptr, *v_ = nullptr, *by_w_ = nullptr, *by_v_ = nullptr;
 };
 
 /// A problem as it is computed, see rescale.hpp.
@@ -243,9 +251,11 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
   const Shape& s = data.shape;
   CallScratch scratch;
   const DenseModel<real> dense(s, model, scale, true, scratch.model());
+  const bool of_values = gradients.of[kValueA] || gradients.of[kValueB];
   const TensorName readout = readout_of(s).name;
-  const typename Engine<real>::Gradient gradient{of_factors ? dense.gradient() : gradients.of[kW],
-                                                 gradients.of[readout], gradients.of[kPrompt]};
+  const typename Engine<real>::Gradient gradient{
+      of_factors ? dense.gradient_by_W() : gradients.of[kW],
+      of_values ? dense.gradient_by_V() : gradients.of[readout], gradients.of[kPrompt]};
   std::vector<real> f(of_inputs ? s.n * s.outputs() : 0);
   double value = 0;
   if (gradients.of_parameters() || !of_inputs) {
@@ -262,6 +272,9 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
   for (int h = 0; of_factors && h < s.H; ++h)
     differentiate_factors(active_kernels<real>(), s, model.rank, model.at[kQ], model.at[kK],
                           gradient.W, h, 1, gradients.of[kQ], gradients.of[kK]);
+  for (int h = 0; of_values && h < s.H; ++h)
+    differentiate_values(active_kernels<real>(), s, model.at[kValueA], model.at[kValueB],
+                         gradient.readout, h, 1, gradients.of[kValueA], gradients.of[kValueB]);
   if (of_inputs)
     value =
         input_gradients(data, dense.parameters, loss, f.data(), threads, gradients.x, gradients.z);

@@ -158,8 +158,9 @@ Data<real> at_samples(const Data<real>& set, std::ptrdiff_t first, std::ptrdiff_
   return data;
 }
 
-/// A model as the caller holds it: W or, of rank `rank`, Q and K (null: W = Q Q^T); U or V; perhaps
-/// a prompt. Without any of the first W is the identity for all heads, without U and V it is V.
+/// A model as the caller holds it: W or, of rank `rank`, Q and K (null: W = Q Q^T); U, V or A and
+/// B, V = A B; perhaps a prompt. Without any of the first W is the identity for all heads, without
+/// U, V and A it is V.
 template <class Pointer>
 struct Model {
   Tensors<Pointer> at;
@@ -167,6 +168,7 @@ struct Model {
 
   bool is_factored() const { return rank > 0; }
   bool is_tied() const { return rank > 0 && !at[kK]; }
+  bool has_factored_values() const { return at[kValueA] != nullptr; }
 };
 
 /// Heads, and rows and columns of a head, of a tensor; the prompt is of one head.

@@ -18,7 +18,8 @@ struct Shape {
   int p = 0;                                    // outputs of a layer; 0: a classifier
   bool shared_query = false;                    // one query side for all samples, a prompt
   bool identity_w = false, identity_v = false;  // nothing is in the place of W; of V, where p is d
-  int words = 0;  // of the dictionary that all tokens are taken from; 0: there is none
+  int words = 0;       // of the dictionary that all tokens are taken from; 0: there is none
+  int value_rank = 0;  // V_h is A_h B_h with so many columns of A_h; 0: V is not factored
 
   bool is_layer() const { return p > 0; }
   bool rows_have_outputs() const { return is_layer(); }

@@ -1,10 +1,10 @@
 // Problems whose numbers are far from 1, brought near it by powers of two:
 //
-//   x 2^a,  z 2^b,  W 2^-(a+b), or Q 2^-b and K 2^-a,  U 2^-a,  V 2^-a,  a prompt 2^b
+//   x 2^a,  z 2^b,  W 2^-(a+b), or Q 2^-b and K 2^-a,  U 2^-a,  V or A 2^-a,  a prompt 2^b
 //
-// have the logits and outputs of x, z, W, Q, K, U, V to the last bit, and the gradient by a tensor
-// is that by its copy times the copy's factor. Without, products of two of them, such as Q K^T or
-// D X, leave the range of the type although logits, outputs and gradients are inside it.
+// have the logits and outputs of x, z, W, Q, K, U, V, A to the last bit, and the gradient by a
+// tensor is that by its copy times the copy's factor. Without, products of two of them, such as Q
+// K^T or D X, leave the range of the type although logits, outputs and gradients are inside it.
 #pragma once
 
 #include <algorithm>
@@ -29,6 +29,8 @@ struct Exponents {
         return tied ? -(x + z) / 2 : -z;
       case kPrompt:
         return z;
+      case kValueB:
+        return 0;
       default:
         return -x;
     }

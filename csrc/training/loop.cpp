@@ -98,7 +98,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
   typename Engine<real>::Options options;
   options.gradient = true;
   options.wrt_W = task.wrt[kW] || task.wrt[kQ] || task.wrt[kK] || task.wrt[kPrompt];
-  options.wrt_readout = task.wrt[kU] || task.wrt[kV];
+  options.wrt_readout = task.wrt[kU] || task.wrt[kV] || task.wrt[kValueA] || task.wrt[kValueB];
   options.gaps = task.optimizer.ignores_scale() && !task.optimizer.decays(task.wrt);
   options.runs_are_lanes = width_ > 1;
   const Data<real> data = at_run(task.data, run, count_);
@@ -177,7 +177,8 @@ template <class real>
 void Loop<real>::make_tensors() {
   const Shape& s = task_.data.shape;
   const bool factored = task_.rank > 0, lanes = width_ > 1;
-  const bool of_factors = task_.wrt[kQ] || task_.wrt[kK];
+  const bool of_factors = task_.wrt[kQ] || task_.wrt[kK],
+             of_values = task_.wrt[kValueA] || task_.wrt[kValueB];
   theta_ = task_.model.of(run_);
   first_ = task_.first.of(run_);
   second_ = task_.second.of(run_);
@@ -188,9 +189,10 @@ void Loop<real>::make_tensors() {
       if (lanes && exists) theta_[name] = layout.template take<real>(size);
       if (lanes && task_.first.at[name]) first_[name] = layout.template take<real>(size);
       if (lanes && task_.second.at[name]) second_[name] = layout.template take<real>(size);
-      if (name == kW && factored) theta_[kW] = layout.template take<real>(size);
+      if ((name == kW && factored) || (name == kV && s.value_rank > 0))
+        theta_[name] = layout.template take<real>(size);
       if (task_.exponents.any() && exists) scaled_theta_[name] = layout.template take<real>(size);
-      if (task_.wrt[name] || (name == kW && of_factors))
+      if (task_.wrt[name] || (name == kW && of_factors) || (name == kV && of_values))
         gradient_[name] = layout.template take<real>(size);
     }
     return layout.size();
@@ -305,6 +307,8 @@ void Loop<real>::load(const Member& member) {
   rescale_heads(member);
   for (int h = member.index; task_.rank > 0 && h < s.H; h += member.count)
     compose(active_kernels<real>(), s, task_.rank, at[kQ], at[kK], h, width_, at[kW]);
+  for (int h = member.index; s.value_rank > 0 && h < s.H; h += member.count)
+    compose_values<real>(active_kernels<real>(), s, at[kValueA], at[kValueB], h, width_, at[kV]);
   for (Engine<real>* shard : shards_) shard->load_parameters(parameters(), member);
   if (!batch_) return;
   batch_->copy(member);
@@ -506,6 +510,11 @@ void Loop<real>::differentiate(Engine<real>& engine, const Member& member) {
     differentiate_factors<real>(active_kernels<real>(), s, task_.rank, scaled_theta_[kQ],
                                 scaled_theta_[kK], gradient_[kW], h, width_, gradient_[kQ],
                                 gradient_[kK]);
+  for (int h = member.index; (gradient_[kValueA] || gradient_[kValueB]) && h < s.H;
+       h += member.count)
+    differentiate_values<real>(active_kernels<real>(), s, scaled_theta_[kValueA],
+                               scaled_theta_[kValueB], gradient_[kV], h, width_, gradient_[kValueA],
+                               gradient_[kValueB]);
 }
 
 /// Loss and gradient at theta_k, of the samples of these engines: one, or with several processes
@@ -635,7 +644,7 @@ void Loop<real>::choose_scales(const std::vector<Engine<real>*>& engines) {
         double& scale = tensor.log_scales[h * width_ + l];
         scale = std::log(2.0) * exponent(tensor.name);
         if (!scaled_) continue;
-        const bool is_readout = tensor.name == kU || tensor.name == kV;
+        const bool is_readout = tensor.name != kPrompt && tensor.name >= kU;  // or its factors
         scale += std::log(engine.share(l)) +
                  (is_readout ? engine.log_scale_readout(l) : engine.log_scale_W(h, l));
       }

@@ -16,7 +16,7 @@ from .dataset.dataset import Dataset, as_dataset
 from .dataset.words import Tokens
 from .gradients import Gradients, backward, dot, hvp, norm, value_and_grad
 from .learner import learn_layer, learn_layer_by_queries
-from .models import Classifier, Layer, LowRank, Stack, explain, stack
+from .models import Classifier, Layer, LowRank, Stack, ValueOutput, explain, stack
 from .optimizers import rules as _rules
 from .optimizers.rules import *  # noqa: F403  # every optimizer
 from .sweeps.sweep import SweepInterrupted, sweep
@@ -48,6 +48,7 @@ __all__ = [
     "Sweep",
     "SweepInterrupted",
     "Tokens",
+    "ValueOutput",
     "__version__",
     "as_dataset",
     "backward",

@@ -3,11 +3,11 @@
 Arrays are C-contiguous, aligned, in native byte order and of one real dtype, float32 or float64,
 which the callers in this package ensure.
 
-`parameters` is W, Q, K, U, V, prompt, None for those that a model does not have: a classifier has
-U, a layer V; a factored W is Q and K, K None if it is tied. `samples` is X, query, y, weight,
-lengths. Without a query it is self-attention, or the prompt is the query if there is one. y is (n,)
-for a classifier, (n, q, p) for a layer and int64 (n, q) for its classes; weight (n,), for a layer
-also (n, q); lengths int64 (n,), and X is zero beyond them.
+`parameters` is W, Q, K, U, V, A, B, prompt, None for those that a model does not have: a classifier
+has U, a layer V; a factored W is Q and K, K None if it is tied, a factored V is A and B. `samples`
+is X, query, y, weight, lengths. Without a query it is self-attention, or the prompt is the query if
+there is one. y is (n,) for a classifier, (n, q, p) for a layer and int64 (n, q) for its classes;
+weight (n,), for a layer also (n, q); lengths int64 (n,), and X is zero beyond them.
 
 `runs` is 0 for none, else R: then every array may have a leading R or not. `causal`: row t of the
 query side sees the keys 0 ... t. `row_map` maps logits to weights. `wrt` has bits, W 1, Q 2, K 4, U

@@ -261,3 +261,37 @@ def test_a_scale_beyond_the_dtype_is_refused(scale):
             make()
     assert mh.Classifier(W, U, scale=scale).scale == scale
     assert mh.Classifier(w, u, scale=0.0).scale == 0.0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", [*QUERIES, "prompt"])
+def test_a_pooled_readout_is_the_mean_over_rows(kind, dtype):
+    rng = np.random.default_rng(5)
+    X, u = tokens(dtype), rng.standard_normal((H, d)).astype(dtype)
+    W = rng.standard_normal((H, d, d)).astype(dtype)
+    side = {"query": external_query(dtype) if kind == "external" else QUERIES.get(kind)}
+    if kind == "prompt":
+        side = {"prompt": rng.standard_normal((4, d)).astype(dtype)}
+    model = mh.Classifier.pooled(W, u, T if kind == "self" else None, scale=0.5, **side)
+    rows = model.attention(X).astype(float) @ X.astype(float)[:, None]  # (n, H, q, d)
+    expected = np.einsum("nhd,hd->n", rows.mean(axis=2), u) / np.sqrt(H)
+    assert relative_error(model(X), expected) < TOLERANCE[model.dtype]
+    np.testing.assert_allclose(model.U.sum(axis=-2), u, rtol=10 * TOLERANCE[model.dtype])
+    assert model.dtype == dtype
+
+
+def test_a_pooled_readout_of_runs_and_what_it_refuses():
+    W, u = np.zeros((H, d, d)), np.arange(2.0 * H * d).reshape(2, H, d)
+    model = mh.Classifier.pooled(W, u, tokens=T, causal=True)
+    assert model.runs == 2
+    assert model.causal
+    assert model[1] == mh.Classifier.pooled(W, u[1], tokens=T, causal=True)
+    assert mh.Classifier.pooled(None, u[0], T).W is None
+    for given, error, message in (
+        ((W, u[0]), TypeError, "tokens: expected an integer"),
+        ((W, u[0], 0), ValueError, "tokens: expected"),
+        ((W, u[0, :2], T), ValueError, r"u: expected shape \(H, d\) = \(7, 5\), got \(2, 5\)"),
+        ((W, u[0].astype(np.float32), T), TypeError, "u: expected"),
+    ):
+        with pytest.raises(error, match=message):
+            mh.Classifier.pooled(*given)

@@ -278,11 +278,15 @@ def test_the_core_gets_all_settings(kind):
 
 def test_the_core_gets_a_step_size_for_each_run():
     optimizer = mh.GradientDescent([0.1, 0.2])
-    assert [lr.tolist() for lr in core_settings(optimizer, 3, runs=2).lr] == [[0.1, 0.2]] * 6
+    assert [lr.tolist() for lr in core_settings(optimizer, 3, runs=2).lr] == [[0.1, 0.2]] * len(
+        PARAMETERS
+    )
     optimizer = mh.GradientDescent({"U": [0.1, 0.2], "W": 0.3})
-    W, Q, K, U, V, prompt = core_settings(optimizer, 3, runs=2, wrt=("W", "U")).lr
-    assert (W.tolist(), U.tolist()) == ([0.3, 0.3], [0.1, 0.2])
-    assert (Q, K, V, prompt) == (None,) * 4
+    given = dict(
+        zip(PARAMETERS, core_settings(optimizer, 3, runs=2, wrt=("W", "U")).lr, strict=True)
+    )
+    assert (given.pop("W").tolist(), given.pop("U").tolist()) == ([0.3, 0.3], [0.1, 0.2])
+    assert set(given.values()) == {None}
 
 
 def test_settings_of_parameters_are_values():
@@ -316,7 +320,7 @@ def test_settings_of_parameters_are_values():
     ("fields", "error", "message"),
     [
         ({"lr": {}}, ValueError, r"lr: expected values by the names of parameters.*got none"),
-        ({"lr": {"w": 0.1}}, ValueError, r"lr: .*W, Q, K, U, V, prompt, got the name 'w'"),
+        ({"lr": {"w": 0.1}}, ValueError, r"lr: .*W, Q, K, U, V, A, B, prompt, got the name 'w'"),
         ({"lr": {"W": -0.1}}, ValueError, r"lr\['W'\]: .*at least 0, got -0\.1"),
         ({"lr": {"W": "fast"}}, TypeError, r"lr\['W'\]: expected a number, got 'fast'"),
         ({"lr": {"W": [[0.1]]}}, ValueError, r"lr\['W'\]: expected shape \(R,\)"),

@@ -11,6 +11,7 @@ from trainings import OPTIMIZERS, PROJECTIONS
 
 import mhfast as mh
 from mhfast import _core
+from mhfast._arguments.lists import PARAMETERS
 from mhfast.models.depth import with_arrays
 from mhfast.optimizers import core_settings
 from mhfast.reference.normalized import norm
@@ -410,7 +411,9 @@ def test_the_step_of_the_core_checks_what_it_is_given():
         arrays = (np.array(kept), np.array(members), ends, False)
         refused(ValueError, "constraints: expected entries", constraints=[arrays])
     refused(TypeError, "constraints", constraints=[(none, none, none.astype(float), False)])
-    refused(ValueError, "names: expected parameters that have heads", names=[5])
+    refused(
+        ValueError, "names: expected parameters that have heads", names=[PARAMETERS.index("prompt")]
+    )
     refused(ValueError, "state: expected 2 arrays of each", state=[(theta,)])
     refused(ValueError, r"gradients: expected shape \(2, 3, 4\)", gradients=[theta[:1].copy()])
     refused(TypeError, "gradients: expected an array of float64",

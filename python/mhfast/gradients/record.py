@@ -37,6 +37,7 @@ class Gradients:
     Q, K : arrays (H, d, r) or None
     U : array (H, q, d) or None
     V : array (H, d, p) or None
+    A, B : arrays (H, d, r) and (H, r, p), or None
     prompt : array (q, d) or None
     X : array (n, T, d) or None
     query : array (n, q, d) or None
@@ -59,6 +60,8 @@ class Gradients:
     K: Optional = None
     U: Optional = None
     V: Optional = None
+    A: Optional = None
+    B: Optional = None
     prompt: Optional = None
     X: Optional = None
     query: Optional = None
@@ -72,7 +75,8 @@ class Gradients:
         """
         made = object.__new__(cls)
         at = made.__dict__
-        at["W"], at["Q"], at["K"], at["U"], at["V"], at["prompt"], at["X"], at["query"] = arrays
+        at["W"], at["Q"], at["K"], at["U"], at["V"], at["A"], at["B"], *rest = arrays
+        at["prompt"], at["X"], at["query"] = rest
         return made
 
     # NumPy scalars and arrays then leave `factor * gradients` to __rmul__.

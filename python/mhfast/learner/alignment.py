@@ -259,7 +259,8 @@ def dense_parameters(layer: Layer, name: str) -> tuple[Float64, Float64]:
         raise ValueError(f"{name}: expected attention 'softmax', got {str(layer.attention)!r}")
     dense = layer.W.dense() if isinstance(layer.W, LowRank) else layer.W
     identity = np.broadcast_to(np.eye(layer.dim), (layer.heads, layer.dim, layer.dim))
-    dense, values = (identity if array is None else array for array in (dense, layer.V))
+    values = layer.V if layer.B is None else layer.V.dense()
+    dense, values = (identity if array is None else array for array in (dense, values))
     W, V = layer.scale * dense.astype(np.float64), values.astype(np.float64)
     if not (np.isfinite(W).all() and np.isfinite(V).all()):
         raise ValueError(f"{name}: expected finite parameters, got NaN or inf")

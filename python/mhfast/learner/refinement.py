@@ -364,8 +364,9 @@ def layer_numbers(layer: Layer) -> Float64:
         raise TypeError(f"layer: expected a Layer, got {type(layer).__name__}")
     if not isinstance(layer.W, np.ndarray):
         raise TypeError(f"layer: expected a dense W, got {type(layer.W).__name__}")
-    if layer.V is None:
-        raise TypeError("layer: expected an array V, got None, an identity")
+    if not isinstance(layer.V, np.ndarray):
+        got = "None, an identity" if layer.V is None else type(layer.V).__name__
+        raise TypeError(f"layer: expected an array V, got {got}")
     if layer.dtype != np.float64:
         raise TypeError(f"layer: expected dtype float64, got {layer.dtype.name}")
     if layer.runs is not None:

@@ -1,4 +1,4 @@
-"""The models `Classifier`, `Layer` and `Stack`, the factored matrix `LowRank`, and `stack`."""
+"""The models `Classifier`, `Layer`, `Stack`, the factors `LowRank`, `ValueOutput`, and `stack`."""
 
 from .classifier import Classifier
 from .depth import AnyModel, Stack
@@ -7,5 +7,9 @@ from .low_rank import LowRank
 from .model import Model
 from .plan import explain
 from .stacking import stack
+from .value_output import ValueOutput
 
-__all__ = ["AnyModel", "Classifier", "Layer", "LowRank", "Model", "Stack", "explain", "stack"]
+__all__ = [
+    "AnyModel", "Classifier", "Layer", "LowRank", "Model", "Stack", "ValueOutput", "explain",
+    "stack",
+]  # fmt: skip

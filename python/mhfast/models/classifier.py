@@ -146,6 +146,83 @@ class Classifier(Model):
         self._core  # noqa: B018  (checks that the run axes agree)
 
     @classmethod
+    def pooled(
+        cls,
+        W: npt.ArrayLike | LowRank | None,
+        u: npt.ArrayLike,
+        tokens: int | None = None,
+        *,
+        query: int | npt.ArrayLike | None = None,
+        prompt: npt.ArrayLike | None = None,
+        scale: float = 1.0,
+        causal: bool = False,
+        attention: AttentionName = "softmax",
+        normalize: bool | None = None,
+    ) -> Self:
+        """Create the classifier with one readout vector for each head, of the mean over its rows.
+
+            Φ(X) = H^(-1/2) Σ_h ⟨u_h, mean over rows of softmax(scale · Z W_h Xᵀ) X⟩
+
+        It is the classifier with all q rows of U_h equal to u_h / q, and ``model.U.sum(axis=-2)``
+        is u. Training keeps it one if the rows are tied: ``constraints={"U": "rows"}`` of `train`.
+
+        Parameters
+        ----------
+        W : array (H, d, d), float32 or float64, `LowRank`, or None
+            As for the class.
+        u : array (H, d) of the same dtype
+            The readout vectors, with a leading R for a run axis.
+        tokens : int, optional
+            T, where the rows are the tokens of a sample: query and prompt are None.
+        query : None, int or array (n, q, d)
+            The query side, as for the class; the mean over one row is that row.
+        prompt : array (q, d), optional
+            As for the class.
+        scale : float
+            The factor of the logits.
+        causal : bool
+            Whether a row sees only the tokens up to its own.
+        attention : str
+            The row map, as for the class.
+        normalize : bool, optional
+            As for the class.
+
+        Returns
+        -------
+        Classifier
+            W and the prompt as they are, and U (H, q, d) with equal rows.
+
+        Raises
+        ------
+        TypeError
+            If dtypes differ, or nothing says how many rows there are.
+        ValueError
+            If shapes do not fit together.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mhfast as mh
+        >>> rng = np.random.default_rng(0)
+        >>> W, u = rng.standard_normal((3, 9, 9)), rng.standard_normal((3, 9))
+        >>> model = mh.Classifier.pooled(W, u, tokens=5)
+        >>> X = rng.standard_normal((20, 5, 9))
+        >>> means = (model.attention(X) @ X[:, None]).mean(axis=2)  # (n, H, d)
+        >>> bool(np.allclose(model(X), (means * u).sum(axis=(1, 2)) / np.sqrt(3)))
+        True
+        """
+        _, heads, dim, dtype = validation.key_query(W)
+        u, dim = validation.readout(u, "u", dtype, dim, axis=-1)
+        checks.shape(u, "u", "H d", (heads, dim), runs=True)
+        which, rows = validation.query_side(query, prompt, dim, u.dtype, "u")
+        q = validation.rows(which, rows)
+        q = checks.count(tokens, "tokens") if q is None else q
+        return cls(
+            W, np.repeat(u[..., None, :] / u.dtype.type(q), q, axis=-2), which, rows, scale=scale,
+            causal=causal, attention=attention, normalize=normalize,
+        )  # fmt: skip
+
+    @classmethod
     def zeros(
         cls,
         heads: int,

@@ -12,6 +12,7 @@ from .._arguments import checks
 from .._arguments.values import Array
 from ..dataset.dataset import Seed, Seeds
 from .low_rank import LowRank
+from .value_output import ValueOutput
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 
@@ -76,4 +77,6 @@ def _draw(
 def _arguments(arrays: dict[str, Any]) -> dict[str, Any]:
     if "Q" in arrays:
         arrays["W"] = LowRank(arrays.pop("Q"), arrays.pop("K", None))
+    if "A" in arrays:
+        arrays["V"] = ValueOutput(arrays.pop("A"), arrays.pop("B"))
     return arrays

@@ -17,6 +17,7 @@ from . import initializers, validation
 from .attention import Attention
 from .low_rank import LowRank
 from .model import Model
+from .value_output import ValueOutput
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,10 +39,11 @@ class Layer(Model):
     W : array (H, d, d), float32 or float64, `LowRank`, or None
         Key-query matrices. None: the identity for every head, which is not a parameter, so that all
         heads have the attention softmax(scale · Z Xᵀ).
-    V : array (H, d, p) of the same dtype, or None
-        Value matrices. None: the identity for every head, which is not a parameter, so that p = d.
-        Where W is None too there is one head, F(X) = softmax(scale · Z Xᵀ) X, of tokens of any
-        dimension and dtype unless a prompt or an array as query says them.
+    V : array (H, d, p) of the same dtype, `ValueOutput`, or None
+        Value matrices, or their factors. None: the identity for every head, which is not a
+        parameter, so that p = d. Where W is None too there is one head, F(X) =
+        softmax(scale · Z Xᵀ) X, of tokens of any dimension and dtype unless a prompt or an array
+        as query says them.
     query : None, int or array (n, q, d)
         None: Z = X. An integer: that token of each sample. An array: an external query. As for a
         `Classifier`.
@@ -87,7 +89,7 @@ class Layer(Model):
     losses: ClassVar[tuple[str, ...]] = (*OF_OUTPUTS, *OF_ROWS)
 
     W: Any  # Array, LowRank or None for identities; which one, callers know
-    V: Any  # Array, or None for identities
+    V: Any  # Array, ValueOutput or None for identities; which one, callers know
     query: int | Array | None = None
     prompt: Optional = None
     scale: float = 1.0
@@ -98,7 +100,7 @@ class Layer(Model):
     def __init__(
         self,
         W: npt.ArrayLike | LowRank | None,
-        V: npt.ArrayLike | None,
+        V: npt.ArrayLike | ValueOutput | None,
         query: int | npt.ArrayLike | None = None,
         prompt: npt.ArrayLike | None = None,
         *,
@@ -109,18 +111,20 @@ class Layer(Model):
     ) -> None:
         W, heads, dim, dtype = validation.key_query(W)
         like = "W" if W is not None else "V" if V is not None else "the model"
-        if V is not None:
-            V, dim = validation.readout(V, "V", dtype, dim, axis=-2)
-            dtype = V.dtype
+        values = V.A if isinstance(V, ValueOutput) else V
+        if values is not None:
+            values, dim = validation.readout(values, "V", dtype, dim, axis=-2)
+            dtype = values.dtype
         query, prompt = validation.query_side(query, prompt, dim, dtype, like)
-        if V is not None:
-            checks.shape(V, "V", "H d p", (heads, dim, None), runs=True)
-            heads = V.shape[-3]
-        validation.no_empty_axis(W=W, V=V)
+        if values is not None:
+            name, letters = ("A", "H d r") if isinstance(V, ValueOutput) else ("V", "H d p")
+            checks.shape(values, name, letters, (heads, dim, None), runs=True)
+            heads = values.shape[-3]
+        validation.no_empty_axis(W=W, V=values)
         sizes = validation.sizes(heads, dim, dtype, query, prompt)
         vars(self).update(
             W=W,
-            V=None if V is None else frozen(V),
+            V=V if isinstance(V, ValueOutput) or values is None else frozen(values),
             query=query,
             prompt=prompt,
             scale=validation.scale(scale, sizes[2]),
@@ -133,7 +137,9 @@ class Layer(Model):
     @property
     def out_dim(self) -> int:
         """The dimension p of an output row."""
-        return self.dim if self.V is None else int(self.V.shape[-1])
+        if self.V is None:
+            return self.dim
+        return int((self.V if self.B is None else self.B).shape[-1])
 
     @classmethod
     def zeros(
@@ -145,6 +151,7 @@ class Layer(Model):
         runs: int | None = None,
         rank: int | None = None,
         tied: bool = False,
+        value_rank: int | None = None,
         prompt_rows: int | None = None,
         dtype: npt.DTypeLike = np.float64,
         query: int | npt.ArrayLike | None = None,
@@ -165,6 +172,8 @@ class Layer(Model):
             r, for a `LowRank` W.
         tied : bool
             With `rank`: whether W has one factor, Q (K is None).
+        value_rank : int, optional
+            The r of a V that is a `ValueOutput`.
         prompt_rows : int, optional
             q, for a trained prompt of that many rows.
         dtype : float32 or float64
@@ -182,8 +191,8 @@ class Layer(Model):
         Returns
         -------
         Layer
-            W (H, d, d) or its factors, V (H, d, p) and the prompt, with a leading R if `runs` is
-            given.
+            W (H, d, d) and V (H, d, p), or their factors, and the prompt, with a leading R if
+            `runs` is given.
 
         Raises
         ------
@@ -198,7 +207,7 @@ class Layer(Model):
         >>> mh.Layer.zeros(heads=3, dim=9, out_dim=2)
         Layer(W=<float64 (3, 9, 9)>, V=<float64 (3, 9, 2)>, scale=1.0)
         """
-        shapes = _shapes(heads, dim, out_dim, rank, tied, prompt_rows)
+        shapes = _shapes(heads, dim, out_dim, rank, tied, value_rank, prompt_rows)
         arrays = initializers.zeros(shapes, runs, dtype)
         return cls(
             **arrays, query=query, scale=scale, causal=causal, attention=attention,
@@ -217,6 +226,7 @@ class Layer(Model):
         runs: int | None = None,
         rank: int | None = None,
         tied: bool = False,
+        value_rank: int | None = None,
         prompt_rows: int | None = None,
         dtype: npt.DTypeLike = np.float64,
         query: int | npt.ArrayLike | None = None,
@@ -227,8 +237,8 @@ class Layer(Model):
     ) -> Self:
         """Draw a layer with independent entries N(0, std²).
 
-        Parameters are drawn in the order W (or Q, K), V, prompt and in float64, so that a float32
-        model is the float64 model of the same seed rounded.
+        Parameters are drawn in the order W (or Q, K), V (or A, B), prompt and in float64, so that a
+        float32 model is the float64 model of the same seed rounded.
 
         Parameters
         ----------
@@ -245,6 +255,8 @@ class Layer(Model):
             r, for a `LowRank` W.
         tied : bool
             With `rank`: whether W has one factor, Q (K is None).
+        value_rank : int, optional
+            The r of a V that is a `ValueOutput`.
         prompt_rows : int, optional
             q, for a trained prompt of that many rows.
         dtype : float32 or float64
@@ -262,8 +274,8 @@ class Layer(Model):
         Returns
         -------
         Layer
-            W (H, d, d) or its factors, V (H, d, p) and the prompt, with a leading R if `runs` is
-            given.
+            W (H, d, d) and V (H, d, p), or their factors, and the prompt, with a leading R if
+            `runs` is given.
 
         Raises
         ------
@@ -279,7 +291,7 @@ class Layer(Model):
         >>> mh.Layer.gaussian(heads=3, dim=9, out_dim=2, std=0.1, seed=0)
         Layer(W=<float64 (3, 9, 9)>, V=<float64 (3, 9, 2)>, scale=1.0)
         """
-        shapes = _shapes(heads, dim, out_dim, rank, tied, prompt_rows)
+        shapes = _shapes(heads, dim, out_dim, rank, tied, value_rank, prompt_rows)
         arrays = initializers.gaussian(shapes, std, seed, runs, dtype)
         return cls(
             **arrays, query=query, scale=scale, causal=causal, attention=attention,
@@ -301,8 +313,18 @@ class Layer(Model):
 
 
 def _shapes(
-    heads: int, dim: int, out_dim: int, rank: int | None, tied: bool, prompt_rows: int | None
+    heads: int,
+    dim: int,
+    out_dim: int,
+    rank: int | None,
+    tied: bool,
+    value_rank: int | None,
+    prompt_rows: int | None,
 ) -> initializers.Shapes:
     H, d = checks.count(heads, "heads"), checks.count(dim, "dim")
     p = checks.count(out_dim, "out_dim")
-    return initializers.shapes(H, d, {"V": (H, d, p)}, rank, tied, prompt_rows)
+    values = {"V": (H, d, p)}
+    if value_rank is not None:
+        r = checks.count(value_rank, "value_rank")
+        values = {"A": (H, d, r), "B": (H, r, p)}
+    return initializers.shapes(H, d, values, rank, tied, prompt_rows)

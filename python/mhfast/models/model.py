@@ -24,6 +24,7 @@ from .accuracy import accuracy
 from .attention import Attention
 from .low_rank import LowRank
 from .problem import CoreModel
+from .value_output import ValueOutput
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -87,20 +88,49 @@ class Model:
         return self.W.K if isinstance(self.W, LowRank) else None
 
     @property
+    def A(self) -> Optional:  # noqa: N802
+        """The value factor (H, d, r) of a V that is a `ValueOutput`, else None.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> layer = mh.Layer.zeros(heads=3, dim=9, out_dim=4, value_rank=2)
+        >>> layer.A.shape, layer.B.shape
+        ((3, 9, 2), (3, 2, 4))
+        """
+        return V.A if isinstance(V := getattr(self, "V", None), ValueOutput) else None
+
+    @property
+    def B(self) -> Optional:  # noqa: N802
+        """The output factor (H, r, p) of a V that is a `ValueOutput`, else None.
+
+        Examples
+        --------
+        >>> import mhfast as mh
+        >>> mh.Layer.zeros(heads=3, dim=9, out_dim=4).B is None
+        True
+        """
+        return V.B if isinstance(V := getattr(self, "V", None), ValueOutput) else None
+
+    @property
     def runs(self) -> int | None:
         """The length R of the run axis, None if neither a parameter nor the query has one."""
         return self._core.runs.length or None
 
     @cached_property
     def parameters(self) -> Mapping[str, Array]:
-        """The arrays that can be trained, by name: W or Q and K, U or V, and any prompt.
+        """The arrays that can be trained, by name: W or Q and K, U, V or A and B, any prompt.
 
         A W or V that is None, an identity, is not among them.
         """
-        factored = isinstance(self.W, LowRank)
-        names = (name for name in PARAMETERS if not (name == "W" and factored))
-        arrays = ((name, getattr(self, name, None)) for name in names)
-        return MappingProxyType({name: array for name, array in arrays if array is not None})
+        arrays = ((name, getattr(self, name, None)) for name in PARAMETERS)
+        return MappingProxyType(
+            {
+                name: array
+                for name, array in arrays
+                if not (array is None or isinstance(array, LowRank | ValueOutput))
+            }
+        )
 
     @cached_property
     def _core(self) -> CoreModel:

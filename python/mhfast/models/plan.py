@@ -10,7 +10,7 @@ from .._arguments import checks
 from ..dataset.dataset import Dataset
 from ..dataset.words import Tokens
 from .model import Model
-from .problem import looks_up
+from .problem import READOUTS, looks_up
 
 
 def explain(
@@ -76,7 +76,7 @@ def explain(
     q = model._query_rows(tokens) if query is None else query.shape[-2]
     return _core.explain(
         n=n, T=tokens, q=q, d=d, H=model.heads, p=d if model._out_dim < 0 else model._out_dim,
-        identity_w=model.W is None, identity_v=not {"U", "V"} & set(model.parameters),
+        identity_w=model.W is None, identity_v=not set(READOUTS) & set(model.parameters),
         words=given.words if isinstance(given, Tokens) and words else 0,
         row_map=model._core.row_map, causal=model.causal and not isinstance(model.query, int),
         runs=side_by_side.length, dtype_name=(model._sizes[2] or np.dtype(np.float64)).name,

@@ -27,15 +27,14 @@ from .._arguments.values import Array, frozen
 from ..dataset.dataset import Dataset, no_second_source
 from ..dataset.words import Tokens, shape_of
 from .low_rank import LowRank
+from .value_output import ValueOutput
 
 if TYPE_CHECKING:
     from .depth import Stack
     from .model import Model
 
 M = TypeVar("M", bound="Model")
-CoreParameters: TypeAlias = tuple[
-    Array | None, Array | None, Array | None, Array | None, Array | None, Array | None
-]
+CoreParameters: TypeAlias = tuple[Array | None, ...]
 
 CoreMeans: TypeAlias = tuple[npt.NDArray[np.float64] | None, ...]
 CoreAverages: TypeAlias = tuple[int, npt.NDArray[np.int64], CoreMeans]
@@ -81,6 +80,9 @@ CoreData: TypeAlias = tuple[
 CoreGradients: TypeAlias = tuple[Array | None, ...]
 
 
+READOUTS = ("U", "V", "A", "B")
+"""The parameters of readouts: without any of them V is the identity."""
+
 # Measured: tables of all pairs of words, of all heads, that fit into the cache are looked up in
 # less time than the products take.
 MAX_TABLES = 1 << 22
@@ -94,7 +96,7 @@ class CoreModel(NamedTuple):
     Parameters
     ----------
     parameters : tuple
-        The arrays W, Q, K, U, V, prompt, None for those that the model does not have.
+        The arrays in the order of `PARAMETERS`, None for those that the model does not have.
     runs : Runs
         The run axis of the parameters and of an external query of the model.
     bits : int
@@ -165,8 +167,7 @@ def _core_row_map(name: str, by_tokens: bool) -> _core.RowMap:
 
 
 def _core_parameters(arrays: Mapping[str, Array]) -> CoreParameters:
-    W, Q, K, U, V, prompt = map(arrays.get, PARAMETERS)
-    return W, Q, K, U, V, prompt
+    return tuple(map(arrays.get, PARAMETERS))
 
 
 def named(parameters: CoreParameters) -> dict[str, Array]:
@@ -210,6 +211,8 @@ def of_arrays(kind: type[M], arrays: Mapping[str, Any], **settings: Any) -> M:
     given = dict(arrays)
     if "Q" in given:
         given["W"] = LowRank(given.pop("Q"), given.pop("K", None))
+    if "A" in given:
+        given["V"] = ValueOutput(given.pop("A"), given.pop("B"))
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if field.name in ("W", "V"):
             given.setdefault(field.name, None)
@@ -222,6 +225,9 @@ def _fields(model: Model, arrays: Mapping[str, Array]) -> dict[str, Any]:
     factors = {name: fields.pop(name) for name in ("Q", "K") if name in fields}
     if factors:
         fields["W"] = LowRank(**{"Q": model.Q, "K": model.K, **factors})
+    values = {name: fields.pop(name) for name in ("A", "B") if name in fields}
+    if values:
+        fields["V"] = ValueOutput(**{"A": model.A, "B": model.B, **values})
     return fields
 
 
@@ -231,11 +237,10 @@ def trainable(parameters: CoreParameters, names: Iterable[str], runs: int) -> Co
     With `runs` above 0 these have the leading axis of that length. The others are unchanged.
     """
     trained = set(names)
-    W, Q, K, U, V, prompt = (
+    return tuple(
         repeated(array, AXES[name], runs) if array is not None and name in trained else array
         for name, array in zip(PARAMETERS, parameters, strict=True)
     )
-    return W, Q, K, U, V, prompt
 
 
 def wrt(model: Model, names: Wrt, *, inputs: bool = False) -> tuple[str, ...]:
@@ -321,8 +326,8 @@ def differentiable(model: Model, bits: int) -> None:
     bits : int
         `wrt` as bits.
     """
-    if model._core.row_map_name == "hardmax" and bits & ~(BITS["U"] | BITS["V"]):
-        readouts = [f"wrt={name!r}, or " for name in ("U", "V") if name in model.parameters]
+    if model._core.row_map_name == "hardmax" and bits & ~sum(BITS[name] for name in READOUTS):
+        readouts = [f"wrt={name!r}, or " for name in READOUTS if name in model.parameters]
         raise ValueError(
             f"attention: 'hardmax' has no derivative by the logits; expected {''.join(readouts)}a "
             "model with another row map"
@@ -405,7 +410,7 @@ def looks_up(model: Model, X: Tokens, query: npt.ArrayLike | None = None) -> boo
     asking = model.query if query is None else query
     if asking is not None and not isinstance(asking, int):
         return False
-    if model.W is None or not {"U", "V"} & set(model.parameters):
+    if model.W is None or not set(READOUTS) & set(model.parameters):
         return False  # the core has no tables of identities
     (n, T, d), V = X.shape[-3:], X.words
     tables = V * d * (V + d)

@@ -62,7 +62,7 @@ class StepRule:
     Notes
     -----
     ``lr``, ``schedule``, ``l2`` and ``radius`` may differ between parameters: then they are dicts
-    by the names W, Q, K, U, V and prompt, such as ``lr={"W": 0.1, "U": 1.0}``. ``lr`` must have an
+    by the names of parameters, such as ``lr={"W": 0.1, "U": 1.0}``. ``lr`` must have an
     entry for every parameter that is trained; 0.0 leaves a parameter unchanged. Parameters without
     an entry have a constant schedule, no decay, and are not projected. Entries of parameters that
     are not trained have no effect; the model must have them. With ``project_by="all"`` there is one

@@ -10,6 +10,8 @@ With G the derivative of the loss in the output, (n,) for a classifier and (n,q,
     ∂W_h = scale Σ_i Z_iᵀ D_ih X_i                 ∂Q_h = ∂W_h K_h,  ∂K_h = ∂W_hᵀ Q_h
     ∂Z_i = scale Σ_h D_ih X_i W_hᵀ                 ∂X_i = Σ_h A_ihᵀ B_ih + scale D_ihᵀ Z_i W_h
 
+∂A_h = ∂V_h B_hᵀ and ∂B_h = A_hᵀ ∂V_h of V_h = A_h B_h;
+
 for tied factors ∂Q_h = (∂W_h + ∂W_hᵀ) Q_h.  ∂prompt = Σ_i ∂Z_i; where rows are tokens of the
 sample, ∂Z_i is added to ∂X_i at these tokens.
 """
@@ -129,11 +131,18 @@ def query_gradient(scale: float, D: Array, X: Array, W: Array) -> Array:
 
 
 def readout_gradient(model: Model, A: Array, X: Array, G: Array) -> Gradient:
-    """∂U (H,q,d) or ∂V (H,d,p)."""
+    """∂U (H,q,d), or ∂V (H,d,p), or ∂A and ∂B of V_h = A_h B_h."""
     if model.U is not None:
         GA = (G / output_root(model))[:, None, None, None] * A
         return {"U": np.einsum("nhqt,nte->hqe", GA, X)}
-    return {"V": np.einsum("nhqd,nqp->hdp", np.einsum("nhqt,ntd->nhqd", A, X), G)}
+    return through_values(model, np.einsum("nhqd,nqp->hdp", np.einsum("nhqt,ntd->nhqd", A, X), G))
+
+
+def through_values(model: Model, dV: Array) -> Gradient:
+    """Turn ∂V (H,d,p) into the gradients of V or of its factors."""
+    if model.A is None or model.B is None:
+        return {"V": dV}
+    return {"A": dV @ np.swapaxes(model.B, 1, 2), "B": np.swapaxes(model.A, 1, 2) @ dV}
 
 
 def through_factors(model: Model, dW: Array) -> Gradient:

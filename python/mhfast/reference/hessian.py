@@ -18,6 +18,7 @@ in saturation too.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from .gradients import (
     readout_gradient,
     softmax_tangent,
     through_factors,
+    through_values,
     weights_tangent,
 )
 from .losses import Loss, derivative_tangent, loss_terms, loss_weights, real_targets
@@ -90,13 +92,15 @@ def _hvp(
     dA = weights_tangent(model, data, A, dS)
 
     F = read_out(model, X, A)
-    dF = read_out(model, X, dA) + read_out(moving, X, A)
+    moving_readout = replace(model, A=None, B=None, V=_value_tangent(model, moving))
+    moving_readout = moving if model.A is None else moving_readout
+    dF = read_out(model, X, dA) + read_out(moving_readout, X, A)
     loss_weight, target = loss_weights(data, F, weight, loss), real_targets(data, y)
     G = loss_weight * loss_terms(F, target, loss)[1]
     dG = loss_weight * derivative_tangent(F, target, dF, loss)
 
     C = logit_gradient(X, cotangent_of_attended(model, G))
-    dB = cotangent_of_attended(model, dG) + cotangent_of_attended(moving, G)
+    dB = cotangent_of_attended(model, dG) + cotangent_of_attended(moving_readout, G)
     dC = logit_gradient(X, dB)
     D = weights_tangent(model, data, A, C)
     dD = derivative_tangent_of_rows(model, data, A, dS, C, dC)
@@ -109,6 +113,10 @@ def _hvp(
         found = {n: part + through_factors(moving, gW)[n] for n, part in found.items()}
     by_A, by_G = readout_gradient(model, dA, X, G), readout_gradient(model, A, X, dG)
     found |= {n: by_A[n] + by_G[n] for n in by_A}
+    if model.A is not None:
+        dense = readout_gradient(replace(model, A=None, B=None, V=model.readout()), A, X, G)
+        moved = through_values(moving, dense["V"])
+        found |= {n: found[n] + moved[n] for n in moved}
     rows = query_gradient(model.scale, dD, X, W) + query_gradient(model.scale, D, X, dW)
     found["prompt"] = rows.sum(axis=0)
     return {n: found[n] for n in asked(model, wrt, also=())}
@@ -126,6 +134,14 @@ def derivative_tangent_of_rows(
     E = centre(A, dS)[0] * centre(A, C)[0] + dC
     moved: Array = softmax_tangent(A, E)[..., -data.X.shape[1] :]
     return moved
+
+
+def _value_tangent(model: Model, moving: Model) -> Array | None:
+    """V̇ = Ȧ B + A Ḃ (H,d,p) of V = A B."""
+    if model.A is None or model.B is None or moving.A is None or moving.B is None:
+        return None
+    change: Array = moving.A @ model.B + model.A @ moving.B
+    return change
 
 
 def _dense_tangent(model: Model, moving: Model) -> Array:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 Array: TypeAlias = NDArray[np.float64]
 Query: TypeAlias = ArrayLike | None
 
-PARAMETERS = ("W", "Q", "K", "U", "V", "prompt")
+PARAMETERS = ("W", "Q", "K", "U", "V", "A", "B", "prompt")
 
 
 def double(values: ArrayLike) -> Array:
@@ -29,7 +29,8 @@ class Model:
     """A classifier (it has U) or a layer (it has V) with parameters in float64.
 
     W (H,d,d); or factors Q (H,d,r) and K (H,d,r), W_h = Q_h K_hᵀ, where K None means K = Q.
-    U (H,q,d), V (H,d,p), prompt (q,d).  attention, normalize: the row map, see `row_maps`.
+    U (H,q,d), V (H,d,p) or its factors A (H,d,r) and B (H,r,p), V_h = A_h B_h; prompt (q,d).
+    attention, normalize: the row map, see `row_maps`.
     identities: which of W and V are identities I_d, and so no parameters.
     """
 
@@ -38,6 +39,8 @@ class Model:
     K: Array | None = None
     U: Array | None = None
     V: Array | None = None
+    A: Array | None = None
+    B: Array | None = None
     prompt: Array | None = None
     query: int | Array | None = None
     scale: float = 1.0
@@ -57,6 +60,8 @@ class Model:
         arrays: dict[str, Any] = {n: getattr(model, n, None) for n in ("U", "V", "prompt")}
         factors = model.W if hasattr(model.W, "Q") else None
         arrays |= {"W": model.W} if factors is None else {"Q": factors.Q, "K": factors.K}
+        if hasattr(arrays["V"], "A"):
+            arrays |= {"V": None, "A": model.V.A, "B": model.V.B}
         identities = identities_of(arrays)
         for name in identities:
             d = model.dim if dim is None else dim
@@ -97,14 +102,17 @@ class Model:
     def readout(self) -> Array:
         """U (H,q,d) of a classifier, V (H,d,p) of a layer."""
         arrays = self.arrays()
+        if "A" in arrays:
+            V: Array = np.einsum("hdr,hrp->hdp", arrays["A"], arrays["B"])
+            return V
         return arrays["U"] if "U" in arrays else arrays["V"]
 
 
 def identities_of(arrays: Mapping[str, Any]) -> tuple[str, ...]:
     """Return which of W and V are identities: those that nothing else is in the place of."""
-    pairs = (("W", "Q"), ("V", "U"))
+    names = (("W", "Q"), ("V", "U", "A"))
     return tuple(
-        name for name, other in pairs if arrays.get(name) is None and arrays.get(other) is None
+        name for name, *others in names if all(arrays.get(n) is None for n in (name, *others))
     )
 
 

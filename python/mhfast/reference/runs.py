@@ -18,7 +18,19 @@ DIRECTIONS = ("tangent", "then")  # arguments that are arrays by name
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # How many axes each array has in one run; one axis more, in front, is the run axis.
-AXES = {"W": 3, "Q": 3, "K": 3, "U": 3, "V": 3, "prompt": 2, "X": 3, "query": 3, "lengths": 1}
+AXES = {
+    "W": 3,
+    "Q": 3,
+    "K": 3,
+    "U": 3,
+    "V": 3,
+    "A": 3,
+    "B": 3,
+    "prompt": 2,
+    "X": 3,
+    "query": 3,
+    "lengths": 1,
+}
 
 
 def over_runs(function: Function) -> Function:

@@ -155,6 +155,11 @@ def plain_layer(model: object, data: Dataset, *, identities: bool = False) -> tu
         _dense(model)
     if not identities and model.V is None:
         raise TypeError("V: expected an array (H, d, p), got None, an identity")
+    if model.B is not None:
+        raise TypeError(
+            "V: expected an array (H, d, p), got a ValueOutput; "
+            "model.replace(V=model.V.dense()) has their product"
+        )
     if model.prompt is not None:
         raise TypeError("prompt: expected None, got an array, which these bounds do not cover")
     softmax_only(model)

@@ -242,8 +242,7 @@ def _direction(label: str, given: object, model: Model, runs: RunAxis) -> CorePa
         somewhere = somewhere | array.any(axis=tuple(range(-axes, 0)))
     if not np.all(somewhere):
         raise ValueError(f"{label}: expected an entry other than zero, got none")
-    W, Q, K, U, V, prompt = (arrays.get(name) for name in PARAMETERS)
-    return W, Q, K, U, V, prompt
+    return tuple(map(arrays.get, PARAMETERS))
 
 
 def steps(value: object) -> int:

@@ -75,9 +75,9 @@ class Reduction:
     k                       which processes have failed, which ask for the end
     1                       the part of this process's samples in the loss, Σ wℓ / Σ w
     1                       the same of the accuracy
-    all trained parameters  the same of the gradient, in the order W, Q, K, U, V, prompt, each
-                            in C order; where steps are divided by its norm, without factors
-                            that may be too small for the dtype
+    all trained parameters  the same of the gradient, in the order W, Q, K, U, V, A, B,
+                            prompt, each in C order; where steps are divided by its norm,
+                            without factors that may be too small for the dtype
     size (H + 2)            a slot for each process, of which it fills its own: its margin, and
                             what steps divided by the norm of the gradient need
     ======================  =============================================================

@@ -180,8 +180,8 @@ class Loop:
         """Return the means in the form that the core expects."""
         if self.averages is None:
             return None
-        W, Q, K, U, V, prompt = map(self.averages.means.get, PARAMETERS)
-        return self.averages.first, self.averages.counts, (W, Q, K, U, V, prompt)
+        means = tuple(map(self.averages.means.get, PARAMETERS))
+        return self.averages.first, self.averages.counts, means
 
     def add(self, numbers: Numbers, k: int) -> tuple[Numbers, bool]:
         """Return sums over all processes at θ_k; true ends training."""

@@ -27,7 +27,14 @@ import numpy.typing as npt
 from .._arguments.lists import AXES
 from .._arguments.values import Array, frozen, same_fields
 from ..models import Model
-from ..models.problem import CoreParameters, CoreProblem, CoreTokens, CoreWords, with_arrays
+from ..models.problem import (
+    READOUTS,
+    CoreParameters,
+    CoreProblem,
+    CoreTokens,
+    CoreWords,
+    with_arrays,
+)
 from ..models.problem import named as by_name
 from ..optimizers import GradientDescent, Momentum, NormalizedGradientDescent, PolyakStep, StepRule
 
@@ -50,7 +57,7 @@ ROUNDING = 16.0
 zero."""
 
 _EQUIVARIANT = (GradientDescent, NormalizedGradientDescent, PolyakStep, Momentum)
-_LEFT = ("W", "Q", "K", "V")
+_LEFT = ("W", "Q", "K", "V", "A")
 _RIGHT = ("W", "U", "prompt", "query")
 
 
@@ -181,7 +188,7 @@ def enter(run: Any, problem: CoreProblem) -> Subspace | None:
     model: Model = run.start
     if run.subspace is None and (run.step > 0 or _size(model) < MIN_SIZE):
         return None
-    if "U" not in model.parameters and "V" not in model.parameters:
+    if not set(READOUTS) & set(model.parameters):
         return None  # outputs are tokens, whose coordinates the loss and the targets are about
     for side in problem.data[:2]:
         if isinstance(side, CoreWords):

@@ -188,7 +188,7 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
         Raises
         ------
         TypeError
-            If it is another kind of model, or W is a `LowRank`.
+            If it is another kind of model, W is a `LowRank` or V a `ValueOutput`.
         ValueError
             If the model has an external query.
 
@@ -205,6 +205,8 @@ class _Module(torch.nn.Module):  # type: ignore[misc]
             raise TypeError(f"model: expected a {cls._kind.__name__}, got {type(model).__name__}")
         if model.Q is not None:
             raise TypeError("model: expected an array W, got a LowRank")
+        if model.A is not None:
+            raise TypeError("model: expected an array V, got a ValueOutput")
         module = cls.__new__(cls)
         torch.nn.Module.__init__(module)
         module._take_over(model, 1 / model.dim if model.parameters else 0.0)
