@@ -115,7 +115,7 @@ ModelOfRuns<real> read_model(const py::tuple& parameters, py::ssize_t d, py::ssi
   s.H = 1;  // unless one of these has heads
   for (const TensorName name : {kV, kU, kQ, kW})
     if (has(name)) s.H = length(name, 2);
-  model.rank = has(kQ) ? length(kQ, 0) : 0;
+  s.rank = model.rank = has(kQ) ? length(kQ, 0) : 0;
   if (!has(kU)) s.p = has(kV) ? length(kV, 0) : s.d;
   s.identity_w = !has(kW) && !has(kQ);
   s.identity_v = !has(kU) && !has(kV);
@@ -282,6 +282,7 @@ DataOfRuns<real> read_data(const py::tuple& in, const Shape& model, bool causal,
   data.causal = causal;
   data.row_map = row_map;
   read_inputs(in, data, runs);
+  if (!prefers_factors(data.shape)) data.shape.rank = 0;
   const Shape& s = data.shape;
   data.targets = s.is_layer() ? py::ssize_t(s.q) * s.p : 1;
   if (!loss) return out;

@@ -192,13 +192,15 @@ inline Extent extent(TensorName name, const Shape& s, int rank) {
 /// One run's parameters, or those of as many runs as there are lanes, a vector for each number.
 template <class real>
 struct Parameters {
-  const real* W;       // (H, d, d), or null: identities
+  const real* W;       // (H, d, d), or null: identities, or it is multiplied with as its factors
+  const real *Q, *K;   // (H, d, r), or null; where Q is not, K null: tied
   const real* U;       // (H, q, d), or null
   const real* V;       // (H, d, p), or null; without both V is the identity
   const real* prompt;  // (q, d), or null
   real scale;          // of the logits
 
   const real* readout() const { return V ? V : U; }
+  const real* right() const { return K ? K : Q; }
 };
 
 }  // namespace mhfast
