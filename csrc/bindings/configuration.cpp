@@ -50,15 +50,12 @@ py::dict config() {
 /// p = 0: a classifier; runs side by side, 0: one.
 py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, bool identity_w,
                  bool identity_v, int words, int rank, RowMap row_map, bool causal,
-                 std::ptrdiff_t runs,
-                 const std::string& dtype) {
+                 std::ptrdiff_t runs, const std::string& dtype) {
   const Registers registers = dtype == "float32" ? registers_of(active_kernels<float>())
                                                  : registers_of(active_kernels<double>());
   const int bytes = registers.bytes, lanes = registers.lanes;
-  Shape shape{n, T, q, d, H, p, false, identity_w, identity_v, words, rank};
-  const auto keys = [&](TriangleUse use) {
-    return prefers_triangle(shape, row_map, causal, use) ? d : T;
-  };
+  Shape shape{n, T, q, d, H, p, false, identity_w, identity_v, words, causal, rank};
+  const auto keys = [&](TriangleUse use) { return prefers_triangle(shape, row_map, use) ? d : T; };
   const int of_call = keys(TriangleUse::kGradient), of_training = keys(TriangleUse::kTraining);
   shape.T = runs > 1 ? of_training : of_call;
   if (!prefers_factors(shape)) shape.rank = 0;

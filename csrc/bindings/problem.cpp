@@ -279,7 +279,7 @@ DataOfRuns<real> read_data(const py::tuple& in, const Shape& model, bool causal,
   DataOfRuns<real> out{};
   Data<real>& data = out.data;
   data.shape = model;
-  data.causal = causal;
+  data.shape.causal = causal;
   data.row_map = row_map;
   read_inputs(in, data, runs);
   if (!prefers_factors(data.shape)) data.shape.rank = 0;

@@ -148,7 +148,7 @@ Slab<real> LayerRowPass<real>::open_tile(std::ptrdiff_t unit, const Workspace& w
   real* limits = workspace.heads.limits;
   if (data.is_limited()) {
     data.write_limits(sample, slab.first_row, slab.rows, qL, limits);
-    slab.keys = std::max(1, int(*std::max_element(limits, limits + slab.rows)));
+    slab.keys = seen_keys(limits, slab.rows);
   }
   slab.words = state_.words_of(sample, slab.first_row);
   if (data.has_words()) return slab;

@@ -116,8 +116,9 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
   const auto for_tiles = [&](TileMode mode, const auto& body) {
     for (std::ptrdiff_t t = begin; t < end; t += state_.plan.tile) {
       TileArguments<real> tile{};
-      tile.T = s.T;
       tile.rows = int(std::min<std::ptrdiff_t>(state_.plan.tile, end - t));
+      tile.limits = data.is_limited() ? workspace.limits + t : nullptr;
+      tile.T = tile.limits ? seen_keys(tile.limits, tile.rows) : s.T;
       tile.d = s.d;
       tile.w = state_.model.w(h);
       tile.rank = s.rank;
@@ -130,7 +131,6 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
       tile.x_row = TL_;
       tile.x = workspace.x_rows;
       tile.z = data.z + (sample * s.q + t) * s.d;
-      tile.limits = data.is_limited() ? workspace.limits + t : nullptr;
       tile.pu = workspace.pu;
       tile.sc = workspace.sc;
       tile.axdx = workspace.axdx;

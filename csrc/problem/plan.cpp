@@ -26,10 +26,12 @@ double softmax_cycles(double columns, double T, int bytes, int lanes) {
           (size > kSecondLevelBytes ? kSecondLevelCycles : 0));
 }
 
-/// Query rows of a tile: as many as keep its weights in the second-level cache.
+/// Query rows of a tile: as many as keep its weights in the second-level cache; causal ones few, as
+/// a tile goes through the keys that its last row sees.
 int tile_rows(const Shape& s, int bytes, int lanes) {
-  const int fitting = int(kTileBytes / (2.0 * s.T * bytes)) / lanes * lanes;
-  return int(std::min<std::ptrdiff_t>(std::max(fitting, lanes), round_up(s.q, lanes)));
+  const int fitting = int(kTileBytes / (2.0 * s.T * bytes)) / lanes;
+  const int most = s.causal ? std::min(fitting, kCausalTileVectors) : fitting;
+  return int(std::min<std::ptrdiff_t>(std::max(most, 1) * lanes, round_up(s.q, lanes)));
 }
 
 /// Query rows of a layer's sample that go together where rows are the lanes. A prompt's product
@@ -89,14 +91,15 @@ struct Cost {
   double layer_rows() const {  // for a sample
     const int rows = layer_tile(s, bytes, L);
     const double N = vectors(rows), F = vectors(s.d), P = vectors(s.p);
+    const double keys = seen_keys(rows);
     const double scores =
-        queries(N) + product_cycles(s.T, N, s.d) + softmax_cycles(N, s.T, bytes, L);
+        queries(N) + product_cycles(keys, N, s.d) + softmax_cycles(N, keys, bytes, L);
     const double a_tile = (keeps_layer_weights(s, bytes, L) ? 1 : 1 + D) * scores +
-                          product_cycles(s.d, N, s.T) + V * product_cycles(rows, P, s.d) +
-                          V * D * product_cycles(s.d, N, s.p) + D * product_cycles(s.T, N, s.d) +
-                          D * product_cycles(rows, F, s.T) + by_queries_of_rows(rows) +
+                          product_cycles(s.d, N, keys) + V * product_cycles(rows, P, s.d) +
+                          V * D * product_cycles(s.d, N, s.p) + D * product_cycles(keys, N, s.d) +
+                          D * product_cycles(rows, F, keys) + by_queries_of_rows(rows) +
                           V * product_cycles(s.d, P, rows) + 2 * N * s.d;
-    return std::ceil(double(s.q) / rows) * (a_tile + 3.0 * s.T * s.d / s.H);
+    return std::ceil(double(s.q) / rows) * (a_tile + 3.0 * keys * s.d / s.H);
   }
   double words() const {  // for a sample
     const double N = vectors(s.q),
@@ -110,15 +113,20 @@ struct Cost {
   double tiles() const {  // for a sample
     const int rows = tile_rows(s, bytes, L);
     const double N = vectors(rows), F = vectors(s.d);
+    const double keys = seen_keys(rows);
     const double a_tile =
-        queries(N) + product_cycles(s.T, 2 * N, s.d) + softmax_cycles(N, s.T, bytes, L) +
-        product_cycles((1 + W) * N * L, F, s.T) + by_queries_of_rows(rows) + s.d * (N + F);
+        queries(N) + product_cycles(keys, 2 * N, s.d) + softmax_cycles(N, keys, bytes, L) +
+        product_cycles((1 + W) * N * L, F, keys) + by_queries_of_rows(rows) + s.d * (N + F);
     const double packing = 2.0 * s.T * s.d;
     const double gradient = double(partial_gradient(s, PlanKind::kTiles, L).size) / (s.H * L);
     return packing + std::ceil(double(s.q) / rows) * a_tile + 2 * gradient;
   }
 
  private:
+  /// Keys that a tile of so many rows goes through, on average.
+  double seen_keys(int rows) const {
+    return s.causal ? std::min<double>(s.T, (s.q + std::min(rows, s.q)) / 2.0) : s.T;
+  }
   /// Z W, or (Z Q) K^T, of so many vectors of query rows.
   double queries(double N) const {
     if (s.rank > 0) return product_cycles(s.rank, N, s.d) + product_cycles(s.d, N, s.rank);
@@ -304,8 +312,8 @@ const Prediction& prediction(const Shape& s, const Registers& registers) {
 
     auto key() const {
       return std::tie(shape.n, shape.T, shape.q, shape.d, shape.H, shape.p, shape.shared_query,
-                      shape.identity_w, shape.identity_v, shape.words, shape.rank, registers.bytes,
-                      registers.lanes, registers.tiles.accumulators);
+                      shape.identity_w, shape.identity_v, shape.words, shape.causal, shape.rank,
+                      registers.bytes, registers.lanes, registers.tiles.accumulators);
     }
   };
   thread_local std::unique_ptr<Kept> last;  // on the heap, as thread-local storage is small

@@ -18,8 +18,9 @@ struct Shape {
   int p = 0;                                    // outputs of a layer; 0: a classifier
   bool shared_query = false;                    // one query side for all samples, a prompt
   bool identity_w = false, identity_v = false;  // nothing is in the place of W; of V, where p is d
-  int words = 0;  // of the dictionary that all tokens are taken from; 0: there is none
-  int rank = 0;   // of Q K^T, whose factors are multiplied with one by one; 0: W is dense
+  int words = 0;        // of the dictionary that all tokens are taken from; 0: there is none
+  bool causal = false;  // rows see no later token, and tiles of rows leave those out
+  int rank = 0;         // of Q K^T, whose factors are multiplied with one by one; 0: W is dense
 
   bool is_layer() const { return p > 0; }
   bool rows_have_outputs() const { return is_layer(); }

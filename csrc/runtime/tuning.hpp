@@ -36,6 +36,9 @@ inline constexpr int kSlabRows = 256;
 // query rows of a sample that one thread does in sequence.
 inline constexpr double kTileBytes = 128 * kKilobyte;
 inline constexpr int kPartRows = 512;
+// Fitted. Registers of query rows of a tile where rows see no later token: with more, tiles go
+// through more keys that most of their rows do not see, with fewer, products are short.
+inline constexpr int kCausalTileVectors = 2;
 // Chosen. Gradients of the samples of a slab of tiles, one for each sample, head and part.
 inline constexpr double kTileGradientBytes = 16 * kMegabyte;
 

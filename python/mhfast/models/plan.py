@@ -80,6 +80,7 @@ def explain(
         identity_w=model.W is None, identity_v=not {"U", "V"} & set(model.parameters),
         words=given.words if isinstance(given, Tokens) and words else 0,
         rank=model.W.rank if isinstance(model.W, LowRank) else 0,
-        row_map=model._core.row_map, causal=model.causal and not isinstance(model.query, int),
+        row_map=model._core.row_map,
+        causal=model.causal and (query is not None or not isinstance(model.query, int)),
         runs=side_by_side.length, dtype_name=(model._sizes[2] or np.dtype(np.float64)).name,
     )  # fmt: skip
