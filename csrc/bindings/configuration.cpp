@@ -49,18 +49,19 @@ py::dict config() {
 
 /// p = 0: a classifier; runs side by side, 0: one.
 py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, bool identity_w,
-                 bool identity_v, int words, RowMap row_map, bool causal, std::ptrdiff_t runs,
-                 const std::string& dtype) {
+                 bool identity_v, int words, int rank, RowMap row_map, bool causal,
+                 std::ptrdiff_t runs, const std::string& dtype) {
   const Registers registers = dtype == "float32" ? registers_of(active_kernels<float>())
                                                  : registers_of(active_kernels<double>());
   const int bytes = registers.bytes, lanes = registers.lanes;
-  Shape shape{n, T, q, d, H, p, false, identity_w, identity_v, words};
-  const auto keys = [&](TriangleUse use) {
-    return prefers_triangle(shape, row_map, causal, use) ? d : T;
-  };
+  Shape shape{n, T, q, d, H, p, false, identity_w, identity_v, words, causal, rank};
+  const auto keys = [&](TriangleUse use) { return prefers_triangle(shape, row_map, use) ? d : T; };
   const int of_call = keys(TriangleUse::kGradient), of_training = keys(TriangleUse::kTraining);
   shape.T = runs > 1 ? of_training : of_call;
-  const Plan plan = make_plan(shape, registers, prefers_runs(shape, registers, runs));
+  if (!prefers_factors(shape)) shape.rank = 0;
+  const bool runs_are_lanes = prefers_runs(shape, registers, runs);
+  if (runs_are_lanes) shape.rank = 0;
+  const Plan plan = make_plan(shape, registers, runs_are_lanes);
   py::dict result, cycles;
   for (int kind = 0; kind < kPlanKinds; ++kind)
     cycles[plan_name(PlanKind(kind))] = plan.cycles[kind];
@@ -132,7 +133,8 @@ void register_configuration(py::module_& m) {
   m.def("force_keys", force_keys, py::arg("name"));
   m.def("explain", explain, py::kw_only(), py::arg("n"), py::arg("T"), py::arg("q"), py::arg("d"),
         py::arg("H"), py::arg("p"), py::arg("identity_w"), py::arg("identity_v"), py::arg("words"),
-        py::arg("row_map"), py::arg("causal"), py::arg("runs"), py::arg("dtype_name"));
+        py::arg("rank"), py::arg("row_map"), py::arg("causal"), py::arg("runs"),
+        py::arg("dtype_name"));
   m.def(
       "exp",
       [](const py::object& x) {

@@ -9,8 +9,7 @@ namespace mhfast {
 namespace {
 
 double flops(const Shape& s) {
-  const double by_w = s.identity_w ? 0.0 : 4.0 * s.d * s.d;
-  return double(s.n) * s.H * s.q * (by_w + 8.0 * s.T * s.d);
+  return double(s.n) * s.H * s.q * (s.flops_of_w() + 8.0 * s.T * s.d);
 }
 
 /// A new array, with a leading axis of runs if there are any.

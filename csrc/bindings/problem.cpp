@@ -116,7 +116,7 @@ ModelOfRuns<real> read_model(const py::tuple& parameters, py::ssize_t d, py::ssi
   s.H = 1;  // unless one of these has heads
   for (const TensorName name : {kValueA, kV, kU, kQ, kW})
     if (has(name)) s.H = length(name, 2);
-  model.rank = has(kQ) ? length(kQ, 0) : 0;
+  s.rank = model.rank = has(kQ) ? length(kQ, 0) : 0;
   s.value_rank = has(kValueA) ? length(kValueA, 0) : 0;
   if (!has(kU)) s.p = has(kV) ? length(kV, 0) : has(kValueB) ? length(kValueB, 0) : s.d;
   s.identity_w = !has(kW) && !has(kQ);
@@ -281,9 +281,10 @@ DataOfRuns<real> read_data(const py::tuple& in, const Shape& model, bool causal,
   DataOfRuns<real> out{};
   Data<real>& data = out.data;
   data.shape = model;
-  data.causal = causal;
+  data.shape.causal = causal;
   data.row_map = row_map;
   read_inputs(in, data, runs);
+  if (!prefers_factors(data.shape)) data.shape.rank = 0;
   const Shape& s = data.shape;
   data.targets = s.is_layer() ? py::ssize_t(s.q) * s.p : 1;
   if (!loss) return out;

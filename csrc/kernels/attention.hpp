@@ -10,6 +10,7 @@
 
 #include <cstring>
 
+#include "pack.hpp"
 #include "product.hpp"
 #include "row_maps.hpp"
 #include "softmax.hpp"
@@ -83,6 +84,21 @@ inline Vec<real> process_rows(const ScoreArguments<real>& in, const Rows<real>& 
   return process_softmax(in, rows, reduce_gaps);
 }
 
+/// P = (Z Q) K^T. `of_w`: the product for P = Z W; Z Q goes behind P, with the same strides.
+template <class real>
+[[gnu::noinline]] void multiply_by_factors(const Product<real>& of_w, const real* q, const real* kt,
+                                           int rank, real* zq) {
+  const int d = of_w.size.K1;
+  Product<real> first = of_w, second = of_w;
+  first.size.M = second.size.K1 = rank;
+  first.a = {q, rank};
+  first.c.at = zq;
+  second.a = {kt, d};
+  second.b = {zq, of_w.c.m, of_w.c.n, 0, of_w.c.batch};
+  multiply<Left::kShared>(first);
+  multiply<Left::kShared>(second);
+}
+
 inline bool has_readouts(RowMode mode) {
   return mode != RowMode::kAttention && mode != RowMode::kWeights;
 }
@@ -111,10 +127,14 @@ void scores_lanes(const ScoreArguments<real>& in) {
   const Index p_unit = in.shared_p ? 0 : weights;
   const bool readouts = has_readouts(in.mode);
   // P[feature][unit, row].
-  if (!in.shared_p && in.w)
-    multiply<parameters>(
-        Product<real>{{d, in.units * q, d}, {in.w, d * kEntry}, {in.z, L, row}, {in.p, p_k, L}});
-  else if (!in.shared_p)
+  if (!in.shared_p && in.w) {
+    const Product<real> product{
+        {d, in.units * q, d}, {in.w, d * kEntry}, {in.z, L, row}, {in.p, p_k, L}};
+    if (in.rank > 0)
+      multiply_by_factors(product, in.w, in.kt, in.rank, in.p + d * p_k);
+    else
+      multiply<parameters>(product);
+  } else if (!in.shared_p)
     scaled_transpose(in.z, in.units * q, d, in.scale, in.p, p_k);
   const auto score_units = [&](int first, int count) {
     const real* x = in.x + first * T * row;
@@ -220,12 +240,18 @@ void scores_rows(const ScoreArguments<real>& in) {
     const Vec<real> scale = broadcast<real>(in.scale);
     for (Index i = 0; i < in.units * queries; i += L)
       store<real>(in.p + i, scale * load<real>(in.z + i));
-  } else if (N == 1) {  // several units side by side, to fill a tile
-    multiply<Left::kShared>(
-        Product<real>{{d, in.units, d}, {in.w, d}, {in.z, L, queries}, {in.p, L, queries}});
   } else {
-    multiply<Left::kShared>(Product<real>{
-        {d, N, d, 1, in.units}, {in.w, d}, {in.z, qL, L, 0, queries}, {in.p, qL, L, queries}});
+    const Product<real> product =
+        N == 1  // several units side by side, to fill a tile
+            ? Product<real>{{d, in.units, d}, {in.w, d}, {in.z, L, queries}, {in.p, L, queries}}
+            : Product<real>{{d, N, d, 1, in.units},
+                            {in.w, d},
+                            {in.z, qL, L, 0, queries},
+                            {in.p, qL, L, queries}};
+    if (in.rank > 0)
+      multiply_by_factors(product, in.w, in.kt, in.rank, in.p + in.units * queries);
+    else
+      multiply<Left::kShared>(product);
   }
   multiply<Left::kShared>(Product<real>{{T, N, d, 1, in.units},
                                         {in.x, TL, 0, keys},
@@ -253,6 +279,28 @@ void derivative_rows(const ScoreArguments<real>& in) {
         Rows<real>{T, N, qL, in.s + u * in.unit_stride, in.c + u * in.unit_stride});
 }
 
+/// The gradients by factors after D X, samples as lanes.
+template <class real>
+[[gnu::noinline]] void factor_gradients_samples(const GradientArguments<real>& in) {
+  constexpr int L = kLanes<real>;
+  const int q = in.q, d = in.d, r = in.rank;
+  const Index row = Index(d) * L, short_row = Index(r) * L;
+  real* const projected = in.e + in.units * q * row;
+  // Z^T (E K), then E^T (Z Q).
+  const auto add = [&](const real* rows, const real* other, const real* factor, real* to,
+                       bool more) {
+    multiply<Left::kShared>(Product<real>{
+        {r, in.units * q, d}, {factor, r}, {other, L, row}, {projected, L, short_row}});
+    multiply<Left::kLaned>(Product<real>{{d, r, q, in.units},
+                                         {rows, row, q * row},
+                                         {projected, short_row, L, q * short_row},
+                                         {to, short_row, L},
+                                         more});
+  };
+  add(in.z, in.e, in.fk, in.gq, in.add);
+  add(in.e, in.z, in.fq, in.gk, in.add || in.gk == in.gq);
+}
+
 template <class real>
 void gradients_samples(const GradientArguments<real>& in) {
   constexpr int L = kLanes<real>;
@@ -270,13 +318,53 @@ void gradients_samples(const GradientArguments<real>& in) {
                                          {in.gx, row, L, T * row},
                                          {in.ge, row, L},
                                          in.add});
-  if (!in.gw) return;
+  if (!in.gw && !in.gq) return;
   multiply<Left::kLaned>(Product<real>{{q, d, T, 1, in.units},
                                        {in.dd, key, 0, weights},
                                        {in.gx, row, L, 0, T * row},
                                        {in.e, row, L, q * row}});
+  if (in.gq) return factor_gradients_samples(in);
   multiply<Left::kLaned>(Product<real>{
       {d, d, q, in.units}, {in.z, row, q * row}, {in.e, row, L, q * row}, {in.gw, row, L}, in.add});
+}
+
+/// The gradients by factors from Z and E = D X, features as lanes.
+template <class real>
+struct FactorGradients {
+  int rows, d, rank;
+  const real *z, *e;  // rows d, and `e_row`, numbers apart
+  Index e_row;
+  const real *fq, *fk;  // Q and K (d, rL)
+  real* scratch;
+  real *gq, *gk;
+  bool add;
+};
+
+template <class real>
+[[gnu::noinline]] void factor_gradients(const FactorGradients<real>& in) {
+  constexpr int L = kLanes<real>, kBlock = kRowsTransposed * L;
+  const int d = in.d, N = round_up(in.rank, L) / L;
+  const Index row = Index(N) * L;
+  real* const transposed = in.scratch;
+  real* const projected = transposed + Index(kBlock) * d;
+  // rows^T (other factor), a block of the other rows at a time.
+  const auto add = [&](const real* rows, Index rows_row, const real* other, Index other_row,
+                       const real* factor, real* to, bool more) {
+    for (int first = 0; first < in.rows; first += kBlock) {
+      const int count = in.rows - first < kBlock ? in.rows - first : kBlock;
+      for (int r = 0; r < count; r += L)
+        transpose_rows<real>(other + (first + r) * other_row, other_row,
+                             count - r < L ? count - r : L, d, transposed + r, kBlock);
+      multiply<Left::kShared>(Product<real>{{count, N, d},
+                                            {transposed, kBlock},
+                                            {factor, row, L},
+                                            {projected + first * row, row, L}});
+    }
+    multiply<Left::kShared>(
+        Product<real>{{d, N, in.rows}, {rows, rows_row}, {projected, row, L}, {to, row, L}, more});
+  };
+  add(in.z, d, in.e, in.e_row, in.fk, in.gq, in.add);
+  add(in.e, in.e_row, in.z, d, in.fq, in.gk, in.add || in.gk == in.gq);
 }
 
 /// Features as lanes. Unit u, key s, row t of A and D is at u * unit + s * key + t * (1 or L).
@@ -294,11 +382,16 @@ inline void gradients_features(const GradientArguments<real>& in, Index key, Ind
                                  {in.gx, row, L, T * row},
                                  {in.ge, row, L},
                                  in.add});
-  if (!in.gw) return;
+  if (!in.gw && !in.gq) return;
   multiply<left>(Product<real>{{q, N, T, 1, in.units},
                                {in.dd, key, 0, unit},
                                {in.gx, row, L, 0, T * row},
                                {in.e, row, L, q * row}});
+  if (in.gq) {
+    const Index count = Index(in.units) * q;
+    return factor_gradients<real>({int(count), d, in.rank, in.z, in.e, row, in.fq, in.fk,
+                                   in.e + count * row, in.gq, in.gk, in.add});
+  }
   multiply<Left::kShared>(
       Product<real>{{d, N, in.units * q}, {in.z, d}, {in.e, row, L}, {in.gw, row, L}, in.add});
 }

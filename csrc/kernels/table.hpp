@@ -19,7 +19,8 @@
 
 namespace mhfast {
 
-inline constexpr int kMaxLanes = 16;  // of any instruction set
+inline constexpr int kMaxLanes = 16;       // of any instruction set
+inline constexpr int kRowsTransposed = 4;  // vectors of rows that a gradient by factors transposes
 
 /// A product or a batch of products of the same sizes. N counts vectors, all strides count numbers.
 template <class real>
@@ -64,7 +65,9 @@ struct WordsOfUnits {
 template <class real>
 struct ScoreArguments {
   int T, q, d, units;
-  const real* w;  // (d, d), or null: scale times the identity
+  const real* w;   // (d, d), or null: scale times the identity; or, of a rank, Q (d, rank)
+  int rank;        // of factors, or 0
+  const real* kt;  // then K^T (rank, d)
   real scale;
   const real* ut;  // U transposed: (d, q), rows as lanes: (d, qL); from feature to feature `ut_k`
   std::ptrdiff_t ut_k, ut_unit;  // from unit to unit: 0 where all have the same
@@ -75,7 +78,7 @@ struct ScoreArguments {
   const real* shared_p;          // Z W where all samples share Z, in the place of z; or null
   std::ptrdiff_t shared_p_k;     // from feature to feature in it
   const real* limits;  // keys that each row sees, as a row of s: (units, q * L or qL), or null
-  real* p;             // scratch for Z W: d * units * (q * L or qL)
+  real* p;             // scratch for Z W: d * units * (q * L or qL), of a rank twice that
   real* s;
   real* c;
   std::ptrdiff_t unit_stride;  // from unit to unit in s and c
@@ -89,7 +92,9 @@ struct ScoreArguments {
 };
 
 /// Gradients of one head over `units` units, from A, D and keys multiplied by the loss derivative.
-/// Sums over units: a null result is not computed, `add` adds to what is there.
+/// Sums over units: a null result is not computed, `add` adds to what is there. Of a rank r > 0
+/// there are gradients by Q and K in place of gw, from Q and K: features as lanes (d, rL), zeros at
+/// the end of a row.
 template <class real>
 struct GradientArguments {
   int T, q, d, units;
@@ -97,12 +102,23 @@ struct GradientArguments {
   const real* dd;  // D, needed for gw and ge
   const real* gx;  // samples as lanes [unit][key][feature][L]; features as lanes [unit][key][dL]
   const real* z;   // samples as lanes: packed queries; features as lanes: rows (units, q, d)
-  real* e;         // scratch for D X: units * q * (d * L or dL)
+  real* e;         // scratch for D X: units * q * (d * L or dL); with factors see factor_scratch
   real* gu;        // A X: (q, d, L) or (q, dL)
   real* gw;        // Z^T D X: (d, d, L) or (d, dL)
   real* ge;        // D X, where all units have the same queries: (q, d, L) or (q, dL)
   bool add;
+  int rank;
+  const real *fq, *fk;  // Q and K
+  real *gq, *gk;        // Z^T D X K and (D X)^T Z Q, (d, r, L) or (d, rL); the same: their sum
 };
+
+/// Numbers that the gradients by factors of a rank need behind D X of so many rows, samples' with
+/// features as lanes, else blocks'.
+inline std::ptrdiff_t factor_scratch(std::ptrdiff_t rows, int rank, int d, int lanes,
+                                     bool features_are_lanes) {
+  if (!features_are_lanes) return rows * rank * lanes;
+  return rows * ((rank + lanes - 1) / lanes * lanes) + std::ptrdiff_t(kRowsTransposed) * lanes * d;
+}
 
 /// Gradients of one head by its tables, from A and D of `units` units, laid out as rows of scores.
 /// Added to what is there; null: not computed.
@@ -215,7 +231,9 @@ enum class TileMode { kReadout, kDerivative, kGap, kScaled };
 template <class real>
 struct TileArguments {
   int T, rows, d;
-  const real* w;  // (d, d), or null: scale times the identity
+  const real* w;   // (d, d), or null: scale times the identity; or, of a rank, Q (d, rank)
+  int rank;        // of factors, or 0
+  const real* kt;  // then K^T (rank, d)
   real scale;
   const real *zt, *ut;        // queries and U transposed, at the tile: (d, rows), rows padded
   std::ptrdiff_t z_row;       // from feature to feature in zt and ut
@@ -223,11 +241,13 @@ struct TileArguments {
   std::ptrdiff_t x_row;       // from feature to feature in xt
   const real *x, *z;          // keys (T, dL); the tile's queries (rows, d)
   const real* limits;         // keys that each row sees (qL), or null
-  real *pu, *sc, *axdx;       // scratch: 2 qL d, 2 qL T, 2 qL dL
+  real *pu, *sc, *axdx;       // scratch: 2 qL (d + rank), 2 qL T, 2 qL dL (see factor_scratch)
   real *readouts, *row_gaps;  // (qL)
   real* gap;                  // one number, or null: out, in for kScaled
   real *gu, *gw;              // A X (rows, dL), written; Z^T D X (d, dL), written or added to, or
                               // null
+  const real *fq, *fk;        // of a rank, in place of gw, as in GradientArguments
+  real *gq, *gk;
   TileMode mode;
   RowMap map;
   bool add;

@@ -53,9 +53,11 @@ void tile_scores(const TileArguments<real>& in) {
   const int qL = round_up(in.rows, L), N = qL / L;
   const Index width = 2 * Index(qL);
   const Vec<real> scale = broadcast<real>(in.scale);
-  if (in.w)
-    multiply<Left::kShared>(
-        Product<real>{{in.d, N, in.d}, {in.w, in.d}, {in.zt, in.z_row, L}, {in.pu, width, L}});
+  const Product<real> of_w{{in.d, N, in.d}, {in.w, in.d}, {in.zt, in.z_row, L}, {in.pu, width, L}};
+  if (in.rank > 0)
+    multiply_by_factors(of_w, in.w, in.kt, in.rank, in.pu + in.d * width);
+  else if (in.w)
+    multiply<Left::kShared>(of_w);
   for (int k = 0; !in.w && k < in.d; ++k)
     for (int v = 0; v < qL; v += L)
       store<real>(in.pu + k * width + v, scale * load<real>(in.zt + k * in.z_row + v));
@@ -79,12 +81,17 @@ void tile_gradients(const TileArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const int qL = round_up(in.rows, L), dL = round_up(in.d, L), N = dL / L;
   const Index width = 2 * Index(qL);
-  const int rows = in.gw ? 2 * qL : qL;
+  const bool by_w = in.gw || in.gq;
+  const int rows = by_w ? 2 * qL : qL;
   multiply<Left::kShared>(
       Product<real>{{rows, N, in.T}, {in.sc, width}, {in.x, dL, L}, {in.axdx, dL, L}});
   for (Index i = 0; i < Index(in.rows) * dL; i += L)
     store<real>(in.gu + i, load<real>(in.axdx + i));
-  if (!in.gw) return;
+  if (!by_w) return;
+  if (in.gq)
+    return factor_gradients<real>({in.rows, in.d, in.rank, in.z, in.axdx + Index(qL) * dL, dL,
+                                   in.fq, in.fk, in.axdx + 2 * Index(qL) * dL, in.gq, in.gk,
+                                   in.add});
   multiply<Left::kShared>(Product<real>{
       {in.d, N, in.rows}, {in.z, in.d}, {in.axdx + Index(qL) * dL, dL, L}, {in.gw, dL, L}, in.add});
 }

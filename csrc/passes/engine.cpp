@@ -8,8 +8,7 @@ namespace {
 
 /// Of all runs. Multiply-adds count two; an exponential about twenty.
 double flops(const Shape& s, int runs) {
-  const double by_w = s.identity_w ? 0.0 : 4.0 * s.d * s.d;
-  const double scores = by_w + 8.0 * s.T * s.d + 20.0 * s.T;
+  const double scores = s.flops_of_w() + 8.0 * s.T * s.d + 20.0 * s.T;
   return double(s.n) * runs * s.H * s.q * (scores + readout_of(s).flops);
 }
 

@@ -39,15 +39,18 @@ class CallScratch {
   }
 };
 
-/// A model's parameters in the form that an engine expects: factored W and V are multiplied out, in
-/// `block`, with memory for the gradients by them.
+/// A model's parameters in the form that an engine expects: a factored V is multiplied out, and a
+/// factored W unless its factors are multiplied with, in `block`, with memory for the gradients by
+/// them.
 template <class real>
-class DenseModel {
+class LoadableModel {
  public:
-  DenseModel(const Shape& s, const Model<const real*>& model, real scale, bool gradient,
-             AlignedBuffer& block)
-      : parameters{model.at[kW], model.at[kU], model.at[kV], model.at[kPrompt], scale} {
-    const std::ptrdiff_t of_w = model.is_factored() ? extent(kW, s, 0).all() : 0;
+  LoadableModel(const Shape& s, const Model<const real*>& model, real scale, bool gradient,
+                AlignedBuffer& block)
+      : parameters{model.at[kW], model.at[kQ],      model.at[kK], model.at[kU],
+                   model.at[kV], model.at[kPrompt], scale} {
+    const bool has_product = model.is_factored() && s.rank == 0;
+    const std::ptrdiff_t of_w = has_product ? extent(kW, s, 0).all() : 0;
     const std::ptrdiff_t of_v = model.has_factored_values() ? extent(kV, s, 0).all() : 0;
     if (of_w + of_v == 0) return;
     const auto lay_out = [&](Arena layout) {
@@ -139,10 +142,10 @@ template <class real>
 double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss loss, int threads,
                 const typename Engine<real>::Gradient& gradient, bool careful, real* outputs,
                 AlignedBuffer& block) {
-  const bool differentiates = gradient.W || gradient.readout || gradient.prompt;
+  const bool differentiates = gradient.by_w() || gradient.readout || gradient.prompt;
   typename Engine<real>::Options options;
   options.gradient = differentiates;
-  options.wrt_W = gradient.W || gradient.prompt;
+  options.wrt_W = gradient.by_w() || gradient.prompt;
   options.wrt_readout = gradient.readout != nullptr;
   options.gaps = careful;
   Engine<real> engine(data, loss, options, threads);
@@ -175,11 +178,12 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
     if (!scaled) return;
     member.wait();
     const Extent of_readout = extent(readout_of(s).name, s, 0);
-    const std::ptrdiff_t size_W = extent(kW, s, 0).size(), size_readout = of_readout.size();
+    const std::ptrdiff_t size_W = std::ptrdiff_t(s.d) * s.first_columns();
+    const std::ptrdiff_t size_readout = of_readout.size();
     flush.suspended([&] {
       for (int h = member.index; h < s.H; h += member.count) {
-        if (gradient.W)
-          multiply(gradient.W + h * size_W, size_W, engine.share(), engine.log_scale_W(h));
+        for (real* by_w : {gradient.W, gradient.Q, gradient.K})
+          if (by_w) multiply(by_w + h * size_W, size_W, engine.share(), engine.log_scale_W(h));
         if (gradient.readout)
           multiply(gradient.readout + h * size_readout, size_readout, engine.share(),
                    engine.log_scale_readout());
@@ -230,11 +234,11 @@ void outputs(const Data<real>& given, const Model<const real*>& model, real scal
   const Rescaled<real> problem(*clean, model, false);
   const Data<real>& data = *problem.data;
   CallScratch scratch;
-  const DenseModel<real> dense(data.shape, problem.model, scale, false, scratch.model());
+  const LoadableModel<real> loadable(data.shape, problem.model, scale, false, scratch.model());
   if (prefers_triangle(data, TriangleUse::kOutputs))
-    write_outputs_by_triangles(data, dense.parameters, threads, scratch.engine(), out);
+    write_outputs_by_triangles(data, loadable.parameters, threads, scratch.engine(), out);
   else
-    write_outputs(data, dense.parameters, threads, scratch.engine(), out);
+    write_outputs(data, loadable.parameters, threads, scratch.engine(), out);
 }
 
 template <class real>
@@ -245,39 +249,49 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
   const bool of_inputs = gradients.x || gradients.z;
   const Rescaled<real> problem(*clean, given_model, of_inputs || gradients.of[kPrompt]);
   const Model<const real*>& model = problem.model;
-  const bool of_factors = gradients.of[kQ] || gradients.of[kK];
   const CheaperKeys<real> keys(*problem.data, use_of(gradients), threads);
   const Data<real>& data = *keys;
   const Shape& s = data.shape;
   CallScratch scratch;
-  const DenseModel<real> dense(s, model, scale, true, scratch.model());
+  const LoadableModel<real> loadable(s, model, scale, true, scratch.model());
+  const bool of_product = (gradients.of[kQ] || gradients.of[kK]) && s.rank == 0;
   const bool of_values = gradients.of[kValueA] || gradients.of[kValueB];
   const TensorName readout = readout_of(s).name;
-  const typename Engine<real>::Gradient gradient{
-      of_factors ? dense.gradient_by_W() : gradients.of[kW],
-      of_values ? dense.gradient_by_V() : gradients.of[readout], gradients.of[kPrompt]};
+  typename Engine<real>::Gradient gradient{
+      of_product ? loadable.gradient_by_W() : gradients.of[kW],
+      of_values ? loadable.gradient_by_V() : gradients.of[readout], gradients.of[kPrompt]};
+  if (s.rank > 0) {
+    gradient.Q = gradients.of[kQ];
+    gradient.K = gradients.of[kK];
+  }
   std::vector<real> f(of_inputs ? s.n * s.outputs() : 0);
   double value = 0;
   if (gradients.of_parameters() || !of_inputs) {
-    value = evaluate(data, dense.parameters, loss, threads, gradient, false,
+    value = evaluate(data, loadable.parameters, loss, threads, gradient, false,
                      of_inputs ? f.data() : nullptr, scratch.engine());
     if (is_near_underflow(gradient.W, extent(kW, s, 0)) ||
+        is_near_underflow(gradient.Q, extent(kQ, s, s.rank)) ||
+        is_near_underflow(gradient.K, extent(kK, s, s.rank)) ||
         is_near_underflow(gradient.readout, extent(readout, s, 0)) ||
         is_near_underflow(gradient.prompt, extent(kPrompt, s, 0)))
-      evaluate<real>(data, dense.parameters, loss, threads, gradient, true, nullptr,
+      evaluate<real>(data, loadable.parameters, loss, threads, gradient, true, nullptr,
                      scratch.engine());
   } else {
     outputs(*problem.data, model, scale, threads, f.data());
   }
-  for (int h = 0; of_factors && h < s.H; ++h)
+  for (int h = 0; of_product && h < s.H; ++h)
     differentiate_factors(active_kernels<real>(), s, model.rank, model.at[kQ], model.at[kK],
                           gradient.W, h, 1, gradients.of[kQ], gradients.of[kK]);
   for (int h = 0; of_values && h < s.H; ++h)
     differentiate_values(active_kernels<real>(), s, model.at[kValueA], model.at[kValueB],
                          gradient.readout, h, 1, gradients.of[kValueA], gradients.of[kValueB]);
-  if (of_inputs)
-    value =
-        input_gradients(data, dense.parameters, loss, f.data(), threads, gradients.x, gradients.z);
+  if (of_inputs) {
+    Data<real> multiplied_out = data;  // which the gradients by inputs take
+    multiplied_out.shape.rank = 0;
+    const LoadableModel<real> dense(multiplied_out.shape, model, scale, false, scratch.model());
+    value = input_gradients(multiplied_out, dense.parameters, loss, f.data(), threads, gradients.x,
+                            gradients.z);
+  }
   problem.restore(gradients);
   return value;
 }
@@ -288,24 +302,26 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
   const Shape& s = data.shape;
   const Kernels<real>& kernels = active_kernels<real>();
   const int qL = int(round_up(s.q, kernels.lanes)), TL = int(round_up(s.T, kernels.lanes));
-  const std::ptrdiff_t dd = s.identity_w ? 0 : std::ptrdiff_t(s.d) * s.d, n = last - first;
-  const double flops = double(n) * s.H * s.q * (2.0 * dd + 2.0 * s.T * s.d + 40.0 * s.T);
+  const std::ptrdiff_t size_W = std::ptrdiff_t(s.d) * s.first_columns(), n = last - first;
+  const bool factors = s.rank > 0;
+  const double flops = double(n) * s.H * s.q * (s.flops_of_w() / 2 + 2.0 * s.T * s.d + 40.0 * s.T);
   const int members = useful_threads(threads, n, flops);
 
   struct Workspace {
     real *x, *z, *p, *s, *limits, *rows;
   };
   std::vector<Workspace> workspaces(members);
-  real *w = nullptr, *prompt = nullptr;
+  real *w = nullptr, *kt = nullptr, *prompt = nullptr;
   const auto lay_out = [&](Arena layout) {
-    w = layout.take<real>(s.H * dd);
+    w = layout.take<real>(s.H * size_W);
+    kt = layout.take<real>(factors ? s.H * size_W : 0);
     prompt = layout.template take<real>(s.shared_query ? std::ptrdiff_t(s.d) * qL : 0);
     for (Workspace& workspace : workspaces) {
       workspace.x = layout.template take<real>(std::ptrdiff_t(s.d) * TL);
       workspace.z = s.shared_query ? prompt
                     : data.self    ? workspace.x
                                    : layout.template take<real>(std::ptrdiff_t(s.d) * qL);
-      workspace.p = layout.template take<real>(std::ptrdiff_t(s.d) * qL);
+      workspace.p = layout.template take<real>(std::ptrdiff_t(s.d) * qL * (factors ? 2 : 1));
       workspace.s = layout.template take<real>(std::ptrdiff_t(s.T) * qL);
       workspace.limits = layout.template take<real>(qL);
       workspace.rows = layout.template take<real>(
@@ -316,11 +332,15 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
   CallScratch scratch;
   const Exponents exponents = exponents_of_call(data, model, false);
   const RescaledTensors<real> tensors(model.at, s, model.rank, model.is_tied(), exponents);
-  const DenseModel<real> dense(s, {*tensors, model.rank}, scale, false, scratch.model());
+  const LoadableModel<real> loadable(s, {*tensors, model.rank}, scale, false, scratch.model());
+  const Parameters<real>& parameters = loadable.parameters;
   lay_out(Arena(scratch.engine().reserve(lay_out(Arena()))));
-  std::transform(dense.parameters.W, dense.parameters.W + s.H * dd, w,
+  const real* const first_factor = factors ? parameters.Q : parameters.W;
+  std::transform(first_factor, first_factor + s.H * size_W, w,
                  [scale](real x) { return scale * x; });
-  if (s.shared_query) kernels.pack_rows(dense.parameters.prompt, s.q, s.d, qL, prompt);
+  for (int h = 0; factors && h < s.H; ++h)
+    kernels.pack_rows(parameters.right() + h * size_W, s.d, s.rank, s.d, kt + h * size_W);
+  if (s.shared_query) kernels.pack_rows(parameters.prompt, s.q, s.d, qL, prompt);
 
   std::atomic<std::ptrdiff_t> next{first};
   run_short_team(members, flops / 1e9, [&](const Member& member) {
@@ -329,6 +349,7 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
                                  data.is_limited() ? workspace.limits : nullptr};
     operands.map = data.row_map;
     operands.scale = scale;
+    operands.rank = s.rank;
     const ScoreMemory<real> memory{workspace.p, workspace.s, nullptr, nullptr, nullptr, nullptr};
     for (std::ptrdiff_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < last;) {
       const auto rows_of = [&](const real* rows, const std::int32_t* words, int count) {
@@ -346,7 +367,8 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
       }
       if (operands.limits) data.write_limits(i, 0, s.q, qL, workspace.limits);
       for (int h = 0; h < s.H; ++h) {
-        operands.w = s.identity_w ? nullptr : w + h * dd;
+        operands.w = s.identity_w ? nullptr : w + h * size_W;
+        operands.kt = kt + h * size_W;
         if (operands.w || h == 0)  // heads of an identity attend alike
           kernels.scores_rows(
               score_arguments(RowMode::kAttention, s.d, {s.T, s.q, 1}, operands, memory, 0));

@@ -125,6 +125,18 @@ class WordsAsLanes final : public GradientLanes<real> {
 }  // namespace
 
 template <class real>
+std::ptrdiff_t GradientLanes<real>::scratch_size(std::ptrdiff_t units, int rows) const {
+  const Shape& s = state_.data.shape;
+  const bool features = state_.plan.features_are_lanes();
+  const std::ptrdiff_t samples =
+      features ? round_up(units * state_.lanes.samples_in_unit, state_.lanes.lanes) : units;
+  return row_size(units) * rows +
+         (state_.gradients.has_factors()
+              ? factor_scratch(samples * rows, s.rank, s.d, state_.lanes.lanes, features)
+              : 0);
+}
+
+template <class real>
 GradientArguments<real> GradientLanes<real>::arguments(int chunk, int head, const Slab<real>& slab,
                                                        const real* a, const real* dd,
                                                        const real* keys, real* e) const {
@@ -139,9 +151,15 @@ GradientArguments<real> GradientLanes<real>::arguments(int chunk, int head, cons
   in.gx = keys;
   in.e = e;
   if (a) in.gu = to.readout(chunk, head);
-  if (dd && s.shared_query)
+  if (dd && s.shared_query) {
     in.ge = to.weight(chunk, head) + slab.first_row * to.weight_row();
-  else if (dd)
+  } else if (dd && to.has_factors()) {
+    in.rank = s.rank;
+    in.fq = state_.model.gradient_q(head);
+    in.fk = state_.model.gradient_k(head);
+    in.gq = to.weight(chunk, head);
+    in.gk = to.by_k(chunk, head, state_.model.is_tied());
+  } else if (dd)
     in.gw = to.weight(chunk, head);
   in.add = !slab.first || (slab.follows && !s.shared_query);
   return in;

@@ -15,7 +15,7 @@ struct HeadMemory {
   real* gap;                 // (heads, entries)
   double* log_derivative;    // (entries) of the loss, without the share
   real* factors;             // (entries)
-  real *keys, *e;            // keys times factors; D X
+  real *keys, *e;            // keys times factors; D X, see scratch_size
 };
 
 template <class real>
@@ -28,6 +28,9 @@ class HeadSteps {
   std::ptrdiff_t rows_size() const { return rows_size_; }
   std::ptrdiff_t weights_size() const { return weights_size_; }
   std::ptrdiff_t row_size(std::ptrdiff_t units) const { return gradient_->row_size(units); }
+  std::ptrdiff_t scratch_size(std::ptrdiff_t units, int rows) const {
+    return gradient_->scratch_size(units, rows);
+  }
 
   /// Arguments of the scores of one head, with `to` being the head's part of the memory.
   ScoreArguments<real> scores(RowMode mode, int head, const Slab<real>& slab,

@@ -44,7 +44,7 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
     workspace.packed = layout.take<real>((1 - dense) * pL_ * round_up(s.T, L));
     workspace.x_rows = layout.take<real>(s.identity_v ? T * dL_ : 0);
     heads.limits = layout.take<real>(rows);
-    heads.scores.p = layout.take<real>(d * rows);
+    heads.scores.p = layout.take<real>(d * rows * (s.rank > 0 ? 2 : 1));
     heads.scores.s = layout.take<real>((gradient && state_.plan.keep ? block * H : 1) * T * rows);
     heads.scores.c = layout.take<real>(gradient ? T * rows : 0);
     heads.scores.readout = layout.take<real>(L);
@@ -64,7 +64,7 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
     workspace.ax_rows = layout.take<real>(rows * dL_);
     workspace.ut = layout.take<real>(d * rows);
     heads.keys = layout.take<real>(T * dL_);
-    heads.e = layout.take<real>(rows * dL_);
+    heads.e = layout.take<real>(steps_.scratch_size(1, int(rows)));
   }
 }
 
@@ -148,7 +148,7 @@ Slab<real> LayerRowPass<real>::open_tile(std::ptrdiff_t unit, const Workspace& w
   real* limits = workspace.heads.limits;
   if (data.is_limited()) {
     data.write_limits(sample, slab.first_row, slab.rows, qL, limits);
-    slab.keys = std::max(1, int(*std::max_element(limits, limits + slab.rows)));
+    slab.keys = seen_keys(limits, slab.rows);
   }
   slab.words = state_.words_of(sample, slab.first_row);
   if (data.has_words()) return slab;

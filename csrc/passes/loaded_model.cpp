@@ -13,13 +13,23 @@ LoadedModel<real>::LoadedModel(const Kernels<real>& kernels, const Shape& shape,
       tables_(shape, kernels.lanes),
       query_size_(shape.d * lanes_.rows(shape.q)),
       transposed_size_(std::ptrdiff_t(width) * of_.columns *
-                       (lanes_.laned ? of_.rows : round_up(of_.rows, kernels.lanes))) {}
+                       (lanes_.laned ? of_.rows : round_up(of_.rows, kernels.lanes))),
+      has_factor_gradients_(mhfast::has_factor_gradients(shape, plan.kind, kernels.lanes)),
+      features_are_lanes_(plan.features_are_lanes()),
+      w_size_(std::ptrdiff_t(shape.d) * shape.first_columns() * width),
+      gradient_factor_size_(
+          shape.d * (features_are_lanes_ ? round_up(shape.rank, kernels.lanes) : shape.rank)) {}
 
 template <class real>
 void LoadedModel<real>::lay_out(Arena& layout) {
   const Shape& s = shape_;
   const std::size_t H = s.H, shared = s.shared_query ? H : 0;
-  w_scaled_ = layout.take<real>(s.identity_w ? 0 : H * s.d * s.d * width_);
+  w_scaled_ = layout.take<real>(H * w_size_);
+  kt_ = layout.take<real>(s.rank > 0 ? H * w_size_ : 0);
+  const std::size_t factors = has_factor_gradients_ ? H * gradient_factor_size_ : 0;
+  gradient_q_ = layout.take<real>(factors);
+  gradient_k_ = layout.take<real>(factors);
+  shared_factor_ = layout.take<real>(shared * s.q * s.rank);
   transposed_ = layout.take<real>(H * transposed_size_);
   product_ = layout.take<real>(shared * s.q * s.d);
   packed_product_ = layout.take<real>(shared * query_size_);
@@ -34,11 +44,14 @@ template <class real>
 void LoadedModel<real>::load(const Parameters<real>& parameters, const real* words,
                              const Member& member) {
   const Shape& s = shape_;
-  const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d * width_;
-  const bool scaled = parameters.scale != real(1) && !s.identity_w;
+  const real* const w = s.rank > 0 ? parameters.Q : parameters.W;
+  const bool scaled = parameters.scale != real(1) && w;
   const real* readout = parameters.readout();
   if (member.index == 0) {
-    w_ = scaled ? w_scaled_ : parameters.W;
+    w_ = scaled ? w_scaled_ : w;
+    q_ = parameters.Q;
+    k_ = parameters.right();
+    is_tied_ = !parameters.K;
     readout_ = readout;
     scale_ = parameters.scale;
     prompt_ = parameters.prompt;
@@ -46,6 +59,7 @@ void LoadedModel<real>::load(const Parameters<real>& parameters, const real* wor
   const int padded = lanes_.laned ? of_.rows : int(round_up(of_.rows, lanes_.lanes));
   for (int h = member.index; h < s.H; h += member.count) {
     if (s.shared_query) load_shared_product(parameters, h);
+    if (s.rank > 0) load_factors(parameters, h);
     if (readout) {
       const real* from = readout + std::ptrdiff_t(h) * of_.rows * of_.columns * width_;
       real* to = transposed_ + h * transposed_size_;
@@ -55,10 +69,25 @@ void LoadedModel<real>::load(const Parameters<real>& parameters, const real* wor
         kernels_.pack_rows(from, of_.rows, of_.columns, padded, to);
     }
     if (scaled)
-      for (std::ptrdiff_t i = h * dd; i < (h + 1) * dd; ++i)
-        w_scaled_[i] = parameters.scale * parameters.W[i];
+      for (std::ptrdiff_t i = h * w_size_; i < (h + 1) * w_size_; ++i)
+        w_scaled_[i] = parameters.scale * w[i];
     if (s.words > 0) load_tables(parameters, words, h);
   }
+}
+
+/// The factors of one head besides Q times the scale.
+template <class real>
+void LoadedModel<real>::load_factors(const Parameters<real>& parameters, int head) {
+  const int d = shape_.d, r = shape_.rank;
+  const std::ptrdiff_t at = head * w_size_;
+  kernels_.pack_rows(parameters.right() + at, d, r, d, kt_ + at);
+  if (!has_factor_gradients_) return;
+  const int row = int(gradient_factor_size_ / d);
+  const auto copy = [&](const real* from, real* to) {
+    kernels_.scale_rows(from + at, real(1), d, r, row, to + head * gradient_factor_size_);
+  };
+  copy(parameters.Q, gradient_q_);
+  copy(parameters.right(), gradient_k_);
 }
 
 /// Tables of one head, whose W times the scale and U or V this member has loaded. What the first
@@ -106,8 +135,15 @@ void LoadedModel<real>::load_shared_product(const Parameters<real>& parameters, 
       for (int k = 0; k < s.d; ++k)
         for (int l = 0; l < width_; ++l)
           product[(t * row + k * column) * width_ + l] = parameters.scale * *z++;
+  } else if (s.rank > 0) {
+    const int r = s.rank;
+    real* const by_q = shared_factor_ + head * (std::ptrdiff_t(s.q) * r);
+    kernels_.batched_gemm({s.q, r, s.d, 1, parameters.prompt, s.d, 1, parameters.Q + head * w_size_,
+                           r, 1, by_q, r, 1, parameters.scale, false});
+    kernels_.batched_gemm({s.q, s.d, r, 1, by_q, r, 1, parameters.right() + head * w_size_, 1, r,
+                           product, row, column, real(1), false});
   } else {
-    const real* w = parameters.W + std::ptrdiff_t(head) * s.d * s.d * width_;
+    const real* w = parameters.W + head * w_size_;
     kernels_.batched_gemm({s.q, s.d, s.d, width_, parameters.prompt, s.d, 1, w, s.d, 1, product,
                            row, column, parameters.scale, false});
   }

@@ -1,6 +1,6 @@
-// The parameters of one pass, as kernels take them: W times the scale, U or V transposed, and the
-// product of a shared query with W. Identities are null. Where tokens are words of a dictionary E
-// there are tables too:
+// The parameters of one pass, as kernels take them: W times the scale, or Q times it and K^T, U or
+// V transposed, and the product of a shared query with W. Identities are null. Where tokens are
+// words of a dictionary E there are tables too:
 //
 //   scores    E W Z^T for all pairs of words, [key word][query word], or [key word][row up to qL]
 //             where the query rows are shared
@@ -46,9 +46,15 @@ class LoadedModel {
 
   real scale() const { return scale_; }  // of the logits, contained in W if that is not null
   const real* prompt() const { return prompt_; }
-  const real* w(int head) const {
-    return w_ ? w_ + std::ptrdiff_t(head) * shape_.d * shape_.d * width_ : nullptr;
-  }
+  /// W, or of a rank Q; then also K^T, Q and K as the caller holds them, and as gradients take
+  /// them.
+  const real* w(int head) const { return w_ ? w_ + head * w_size_ : nullptr; }
+  const real* kt(int head) const { return kt_ + head * w_size_; }
+  const real* factor_q(int head) const { return q_ + head * w_size_; }
+  const real* factor_k(int head) const { return k_ + head * w_size_; }
+  const real* gradient_q(int head) const { return gradient_q_ + head * gradient_factor_size_; }
+  const real* gradient_k(int head) const { return gradient_k_ + head * gradient_factor_size_; }
+  bool is_tied() const { return is_tied_; }
   /// U or V as the caller holds it, and transposed.
   const real* readout(int head) const {
     return readout_ ? readout_ + std::ptrdiff_t(head) * of_.rows * of_.columns * width_ : nullptr;
@@ -60,12 +66,17 @@ class LoadedModel {
   const real* values_table(int head) const { return values_table_ + head * tables_.values; }
   const Tables& tables() const { return tables_; }
 
+  /// Z Q times the scale of a query that all samples share: (q, r).
+  const real* shared_factor(int head) const {
+    return shared_factor_ + head * (std::ptrdiff_t(shape_.q) * shape_.rank);
+  }
   /// Z W of a query that all samples share: (q, d), packed; null: each has its own.
   const real* shared_product(int head) const {
     return shape_.shared_query ? packed_product_ + head * query_size_ : nullptr;
   }
 
  private:
+  void load_factors(const Parameters<real>& parameters, int head);
   void load_shared_product(const Parameters<real>& parameters, int head);
   void load_tables(const Parameters<real>& parameters, const real* words, int head);
 
@@ -76,9 +87,15 @@ class LoadedModel {
   const int width_;
   const Tables tables_;
   const std::ptrdiff_t query_size_, transposed_size_;
-  const real *w_ = nullptr, *readout_ = nullptr, *prompt_ = nullptr;
+  const bool has_factor_gradients_, features_are_lanes_;
+  const std::ptrdiff_t w_size_;                // of W, or of a factor
+  const std::ptrdiff_t gradient_factor_size_;  // of one that gradients take
+  bool is_tied_ = false;
+  const real *w_ = nullptr, *q_ = nullptr, *k_ = nullptr, *readout_ = nullptr, *prompt_ = nullptr;
   real scale_ = 1;
   real *w_scaled_ = nullptr, *transposed_ = nullptr;
+  real *kt_ = nullptr, *shared_factor_ = nullptr;  // the latter: a shared query times Q
+  real *gradient_q_ = nullptr, *gradient_k_ = nullptr;
   real *product_ = nullptr, *packed_product_ = nullptr;
   real *scores_table_ = nullptr, *values_table_ = nullptr;
   real *packed_words_ = nullptr, *queries_ = nullptr;  // of each head, as heads have members apart

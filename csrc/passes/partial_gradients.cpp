@@ -1,5 +1,7 @@
 #include "partial_gradients.hpp"
 
+#include "../problem/factors.hpp"
+
 namespace mhfast {
 
 template <class real>
@@ -12,6 +14,7 @@ PartialGradients<real>::PartialGradients(const Kernels<real>& kernels, const Sha
       chunks_(plan.chunks),
       width_(width),
       features_are_lanes_(plan.features_are_lanes()),
+      has_factors_(has_factor_gradients(shape, plan.kind, kernels.lanes)),
       part_(partial_gradient(shape, plan.kind, kernels.lanes)) {}
 
 template <class real>
@@ -20,6 +23,9 @@ void PartialGradients<real>::lay_out(Arena& layout) {
   if (!options_.gradient) return;
   partial_ = layout.take<real>(chunks_ * part_.size);
   shared_ = layout.take<real>(s.shared_query ? std::size_t(s.H) * s.q * s.d * width_ : 0);
+  shared_k_ = layout.take<real>(s.shared_query ? std::size_t(s.H) * s.q * s.rank : 0);
+  const bool summed = s.rank > 0 && !s.shared_query && !has_factors_;
+  dense_ = layout.take<real>(summed ? std::size_t(s.H) * s.d * s.d : 0);
   if (s.words == 0) return;
   const std::ptrdiff_t dL = round_up(s.d, kernels_.lanes), most = std::max({s.words, s.q, s.d});
   table_.sum_size = std::max(s.words * std::max(part_.weight_row, part_.readout_row), s.d * dL);
@@ -95,6 +101,46 @@ void PartialGradients<real>::sum_chunks(const real* partial, int rows, int colum
       {partial, part_.size, chunks_, rows, columns, out});
 }
 
+/// The gradients of one head by its factors, from those of the chunks or, of a shared query z, from
+/// E = D X summed over samples: z^T (E K) and E^T (z Q).
+template <class real>
+void PartialGradients<real>::reduce_factors(const LoadedModel<real>& model,
+                                            const GradientOut<real>& to, int head) const {
+  const Shape& s = shape_;
+  const int d = s.d, q = s.q, r = s.rank;
+  const std::ptrdiff_t size = std::ptrdiff_t(d) * r, at = head * size;
+  real *const gQ = to.Q ? to.Q + at : nullptr, *const gK = to.K ? to.K + at : nullptr;
+  const bool tied = model.is_tied();
+  if (s.shared_query) {
+    const real* e = shared_ + head * (std::ptrdiff_t(q) * d);
+    real* const by_k = shared_k_ + head * (std::ptrdiff_t(q) * r);
+    kernels_.batched_gemm(
+        {q, r, d, 1, e, d, 1, model.factor_k(head), r, 1, by_k, r, 1, model.scale(), false});
+    const auto add = [&](const real* rows, const real* by, real* out, bool more) {
+      if (out) kernels_.batched_gemm({d, r, q, 1, rows, 1, d, by, r, 1, out, r, 1, real(1), more});
+    };
+    add(model.prompt(), by_k, gQ, false);
+    add(e, model.shared_factor(head), tied ? gQ : gK, tied);
+  } else if (has_factors_) {
+    const auto sum = [&](const real* partial, real* out) {
+      if (!out) return;
+      sum_chunks(partial, d, r, out);
+      if (model.scale() != real(1))
+        for (std::ptrdiff_t i = 0; i < size; ++i) out[i] *= model.scale();
+    };
+    sum(weight(0, head), gQ);
+    sum(by_k(0, head, false), gK);
+  } else if (to.Q || to.K) {
+    const std::ptrdiff_t dd = std::ptrdiff_t(d) * d;
+    real* const gW = dense_ + head * dd;
+    sum_chunks(weight(0, head), d, d, gW);
+    if (model.scale() != real(1))
+      for (std::ptrdiff_t i = 0; i < dd; ++i) gW[i] *= model.scale();
+    differentiate_factors(kernels_, s, r, model.factor_q(0), tied ? nullptr : model.factor_k(0),
+                          dense_, head, 1, to.Q, to.K);
+  }
+}
+
 template <class real>
 void PartialGradients<real>::reduce(const LoadedModel<real>& model, const real* words,
                                     const GradientOut<real>& to, const Member& member) const {
@@ -105,9 +151,13 @@ void PartialGradients<real>::reduce(const LoadedModel<real>& model, const real* 
     if (s.shared_query && options_.wrt_W) {
       real* e = shared_ + h * qd * width_;
       if (!words) sum_chunks(weight(0, h), s.q, s.d, e);
-      if (to.W)
+      if (s.rank > 0)
+        reduce_factors(model, to, h);
+      else if (to.W)
         kernels_.batched_gemm({s.d, s.d, s.q, width_, model.prompt(), 1, s.d, e, s.d, 1,
                                to.W + h * dd * width_, s.d, 1, model.scale(), false});
+    } else if (s.rank > 0) {
+      reduce_factors(model, to, h);
     } else if (to.W && !words) {
       real* out = to.W + h * dd * width_;
       sum_chunks(weight(0, h), s.d, s.d, out);
@@ -125,9 +175,13 @@ void PartialGradients<real>::reduce(const LoadedModel<real>& model, const real* 
     for (std::ptrdiff_t i = 0; i < qd * width_; ++i)
       to.prompt[i] =
           (h > 0 ? to.prompt[i] : real(0)) + model.scale() * shared_[h * qd * width_ + i];
+  // E W^T, or of factors (E K) Q^T, of which the scale is in E K.
+  const real* rows = s.rank > 0 ? shared_k_ : shared_;
+  const std::ptrdiff_t columns = s.first_columns();
   for (int h = 0; !s.identity_w && h < s.H; ++h)
-    kernels_.batched_gemm({s.q, s.d, s.d, width_, shared_ + h * qd * width_, s.d, 1, model.w(h), 1,
-                           s.d, to.prompt, s.d, 1, real(1), h > 0});
+    kernels_.batched_gemm({s.q, s.d, int(columns), width_, rows + h * s.q * columns * width_,
+                           columns, 1, s.rank > 0 ? model.factor_q(h) : model.w(h), 1, columns,
+                           to.prompt, s.d, 1, real(1), h > 0});
 }
 
 template class PartialGradients<float>;

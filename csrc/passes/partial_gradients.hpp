@@ -12,6 +12,9 @@ namespace mhfast {
 template <class real>
 struct GradientOut {
   real *W, *readout, *prompt;
+  real *Q = nullptr, *K = nullptr;  // where kernels multiply with these; Q of tied factors: of both
+
+  bool by_w() const { return W || Q || K; }
 };
 
 template <class real>
@@ -26,6 +29,11 @@ class PartialGradients {
   std::ptrdiff_t weight_row() const { return part_.weight_row; }
   real* weight(int chunk, int head) const {
     return partial_ + chunk * part_.size + head * part_.weight_head;
+  }
+  bool has_factors() const { return has_factors_; }
+  /// By K, which follows that by Q; of tied factors both are added to the same.
+  real* by_k(int chunk, int head, bool tied) const {
+    return weight(chunk, head) + (tied ? 0 : part_.weight_head / 2);
   }
   real* readout(int chunk, int head) const {
     return partial_ + chunk * part_.size + part_.readout_at + head * part_.readout_head;
@@ -44,6 +52,7 @@ class PartialGradients {
   void reduce_words(const LoadedModel<real>& model, const real* words, const GradientOut<real>& to,
                     int head) const;
   real* sum_table(const real* partial, int columns, real* scratch) const;
+  void reduce_factors(const LoadedModel<real>& model, const GradientOut<real>& to, int head) const;
   void sum_chunks(const real* partial, int rows, int columns, real* out) const;
 
   const Kernels<real>& kernels_;
@@ -51,10 +60,12 @@ class PartialGradients {
   const Readout of_;
   const PassOptions options_;
   const int chunks_, width_;
-  const bool features_are_lanes_;
+  const bool features_are_lanes_, has_factors_;
   const PartialGradient part_;
   real* partial_ = nullptr;
-  real* shared_ = nullptr;  // D X summed over samples, where the query is shared: (H, q, d)
+  real* dense_ = nullptr;     // by W, where only its factors have gradients to go to: (H, d, d)
+  real* shared_ = nullptr;    // D X summed over samples, where the query is shared: (H, q, d)
+  real* shared_k_ = nullptr;  // that times K: (H, q, r)
   /// Of words, for each head: a sum of tables, words in rows of whole vectors, products of the two.
   struct {
     real *sum = nullptr, *words = nullptr, *product = nullptr;

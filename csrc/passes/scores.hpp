@@ -22,6 +22,8 @@ struct ScoreOperands {
   RowMap map{};
   real scale = 1;
   WordsOfUnits words{};
+  int rank = 0;  // or w is Q and
+  const real* kt = nullptr;
 };
 
 /// Where a thread's scores go. `s` and `c` are those of the head that is scored.
@@ -41,6 +43,8 @@ ScoreArguments<real> score_arguments(RowMode mode, int features, const ScoreSize
   in.d = features;
   in.units = size.units;
   in.w = of.w;
+  in.rank = of.rank;
+  in.kt = of.kt;
   in.scale = of.scale;
   in.ut = of.ut;
   in.ut_k = of.ut_k;

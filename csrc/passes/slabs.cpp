@@ -45,7 +45,7 @@ void SlabPass<real>::lay_out(Arena& layout) {
     workspace.z = packed_ || !data.has_z() ? workspace.x : layout.take<real>(units * query_size_);
     workspace.y = packed_ ? nullptr : layout.take<real>(units * sizes_.unit_targets);
     heads.limits = layout.take<real>(data.is_limited() ? units * steps_.rows_size() : 0);
-    heads.scores.p = layout.take<real>(units * query_size_);
+    heads.scores.p = layout.take<real>(units * query_size_ * (s.rank > 0 ? 2 : 1));
     heads.scores.s = layout.take<real>(block * heads_kept() * weights);
     heads.scores.c = layout.take<real>(block * sizes_.derivatives * weights);
     heads.scores.readout = layout.take<real>(sizes_.readouts * held);
@@ -58,7 +58,7 @@ void SlabPass<real>::lay_out(Arena& layout) {
     lay_out_readout(layout, thread, units);
     if (!state_.options.gradient) continue;
     heads.keys = layout.take<real>(steps_.row_size(units) * s.T);
-    heads.e = layout.take<real>(steps_.row_size(units) * s.q);
+    heads.e = layout.take<real>(steps_.scratch_size(units, s.q));
   }
 }
 

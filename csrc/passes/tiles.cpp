@@ -22,10 +22,9 @@ TilePass<real>::TilePass(PassState<real>& state)
       dL_(int(round_up(state.data.shape.d, state.lanes.lanes))),
       TL_(int(round_up(state.data.shape.T, state.lanes.lanes))),
       qL_(int(round_up(state.data.shape.q, state.lanes.lanes))),
-      weight_rows_(state.data.shape.identity_w ? 0 : state.data.shape.d),
-      gradient_size_(
-          (weight_rows_ + (state.data.shape.q + state.plan.parts - 1) / state.plan.parts) *
-          std::ptrdiff_t(dL_)),
+      weight_size_(state.gradients.weight_size()),
+      gradient_size_(weight_size_ + (state.data.shape.q + state.plan.parts - 1) / state.plan.parts *
+                                        std::ptrdiff_t(dL_)),
       workspaces_(state.threads) {}
 
 template <class real>
@@ -45,9 +44,11 @@ void TilePass<real>::lay_out(Arena& layout) {
     workspace.x = layout.take<real>(std::size_t(s.d) * TL_);
     workspace.z = data.self ? workspace.x : layout.take<real>(std::size_t(s.d) * qL_);
     workspace.x_rows = layout.take<real>(std::size_t(s.T) * dL_);
-    workspace.pu = layout.take<real>(2 * tile * s.d);
+    workspace.pu = layout.take<real>(2 * tile * (s.d + s.rank));
     workspace.sc = layout.take<real>(2 * tile * s.T);
-    workspace.axdx = layout.take<real>(2 * tile * dL_);
+    const bool factors = state_.gradients.has_factors();
+    workspace.axdx = layout.take<real>(
+        2 * tile * dL_ + (factors ? factor_scratch(tile, s.rank, s.d, int(L), true) : 0));
     workspace.row_readouts = layout.take<real>(tile);
     workspace.row_gaps = layout.take<real>(tile);
     workspace.limits =
@@ -115,10 +116,13 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
   const auto for_tiles = [&](TileMode mode, const auto& body) {
     for (std::ptrdiff_t t = begin; t < end; t += state_.plan.tile) {
       TileArguments<real> tile{};
-      tile.T = s.T;
       tile.rows = int(std::min<std::ptrdiff_t>(state_.plan.tile, end - t));
+      tile.limits = data.is_limited() ? workspace.limits + t : nullptr;
+      tile.T = tile.limits ? seen_keys(tile.limits, tile.rows) : s.T;
       tile.d = s.d;
       tile.w = state_.model.w(h);
+      tile.rank = s.rank;
+      tile.kt = state_.model.kt(h);
       tile.scale = state_.model.scale();
       tile.zt = workspace.z + t;
       tile.ut = state_.model.transposed(h) + t;
@@ -127,14 +131,20 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
       tile.x_row = TL_;
       tile.x = workspace.x_rows;
       tile.z = data.z + (sample * s.q + t) * s.d;
-      tile.limits = data.is_limited() ? workspace.limits + t : nullptr;
       tile.pu = workspace.pu;
       tile.sc = workspace.sc;
       tile.axdx = workspace.axdx;
       tile.readouts = workspace.row_readouts;
       tile.row_gaps = workspace.row_gaps;
-      tile.gw = weight_rows_ ? gW : nullptr;
-      tile.gu = gradient ? gW + (weight_rows_ + t - begin) * dL_ : nullptr;
+      if (state_.gradients.has_factors()) {
+        tile.fq = state_.model.gradient_q(h);
+        tile.fk = state_.model.gradient_k(h);
+        tile.gq = gW;
+        tile.gk = gW + (state_.model.is_tied() ? 0 : weight_size_ / 2);
+      } else {
+        tile.gw = weight_size_ ? gW : nullptr;
+      }
+      tile.gu = gradient ? gW + weight_size_ + (t - begin) * dL_ : nullptr;
       tile.mode = mode;
       tile.map = data.row_map;
       tile.add = t > begin;
@@ -239,7 +249,7 @@ void TilePass<real>::combine(Pass pass, std::ptrdiff_t first_sample, int samples
       }
       state_.kernels.combine(x, stride, factors.data(), samples, size, out, more);
     };
-    const std::ptrdiff_t of_W = weight_rows_ * std::ptrdiff_t(dL_), row = part_begin(part);
+    const std::ptrdiff_t of_W = weight_size_, row = part_begin(part);
     if (of_W > 0)
       sum(
           from, of_W, gW, add || part > 0,

@@ -27,8 +27,8 @@ class TilePass final : public Strategy<real> {
   };
   /// What the threads of a team share for one slab: written by unit, then read by head.
   struct Shared {
-    real* gradients;  // (samples, heads, parts) units: W (d, dL), unless it is an identity, then U
-                      // (rows of the part, dL)
+    real* gradients;  // (samples, heads, parts) units: W (d, dL), or Q and K (d, rL), unless it is
+                      // an identity, then U (rows of the part, dL)
     real* readouts;   // (samples, heads, q)
     real* gaps;       // (samples, heads, parts)
     double *outputs, *log_derivative;
@@ -48,7 +48,7 @@ class TilePass final : public Strategy<real> {
   PassState<real>& state_;
   ClassifierLoss<real> loss_;
   const int dL_, TL_, qL_;              // d, T and q in whole vectors
-  const std::ptrdiff_t weight_rows_;    // of the gradient by W, 0 without
+  const std::ptrdiff_t weight_size_;    // of the gradient by W or its factors, 0 without
   const std::ptrdiff_t gradient_size_;  // of one unit
   std::vector<Workspace> workspaces_;   // by thread
   Shared shared_{};

@@ -26,8 +26,8 @@ void force_keys(const std::string& name) {
   forced_keys.store(int(at - std::begin(kKeys)));
 }
 
-bool prefers_triangle(const Shape& s, RowMap row_map, bool causal, TriangleUse use, double times) {
-  if (row_map.name != RowMapName::kLinear || causal || s.words > 0) return false;
+bool prefers_triangle(const Shape& s, RowMap row_map, TriangleUse use, double times) {
+  if (row_map.name != RowMapName::kLinear || s.causal || s.words > 0) return false;
   if (use == TriangleUse::kTokens) return false;
   const int choice = forced_keys.load(std::memory_order_relaxed);
   if (choice != 0) return choice == 2;

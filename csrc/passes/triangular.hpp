@@ -26,11 +26,10 @@ enum class TriangleUse {
 
 /// Whether the rows of R are cheaper keys than T tokens. The same for every n, number of threads
 /// and number of steps. False where weights are not linear or rows see different tokens.
-bool prefers_triangle(const Shape& shape, RowMap row_map, bool causal, TriangleUse use,
-                      double times = 1);
+bool prefers_triangle(const Shape& shape, RowMap row_map, TriangleUse use, double times = 1);
 template <class real>
 bool prefers_triangle(const Data<real>& data, TriangleUse use, double times = 1) {
-  return prefers_triangle(data.shape, data.row_map, data.causal, use, times);
+  return prefers_triangle(data.shape, data.row_map, use, times);
 }
 
 /// For tests and measurements: later calls and trainings take the keys "tokens", or "triangle"

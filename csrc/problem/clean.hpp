@@ -27,7 +27,7 @@ class CleanData {
       : data_(data), runs_(runs), derivatives_(derivatives && data.y) {
     if (data.limits) return;
     const bool has_idle = has_zero_weight() || has_zero_derivatives();
-    if (!data.causal && !has_idle) return;
+    if (!data.shape.causal && !has_idle) return;
     const bool bad_x = clean(data.x, data.run.x, data.x_rows(), x_);
     const bool bad_z = data.has_z() && clean(data.z, data.run.z, data.shape.n * data.shape.q, z_);
     if (!bad_x && !bad_z && !has_idle) return;

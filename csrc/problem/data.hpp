@@ -37,7 +37,7 @@ using Tensors = std::array<Pointer, kTensors>;
 template <class real>
 struct Data {
   Shape shape;
-  bool self, causal, rows_are_tokens;
+  bool self, rows_are_tokens;
   RowMap row_map;
   const real* x;
   const real* z;
@@ -76,9 +76,9 @@ struct Data {
     if (limits) return limits[run_index * run.limits + sample * shape.q + row];
     const std::ptrdiff_t length = lengths ? lengths[run_index * run.lengths + sample] : T;
     if (self && row >= length) return 0;
-    return double(causal && row + 1 < length ? row + 1 : length);
+    return double(shape.causal && row + 1 < length ? row + 1 : length);
   }
-  bool is_limited() const { return lengths || causal || limits; }
+  bool is_limited() const { return lengths || shape.causal || limits; }
 
   /// Limits of rows `first` to `first + rows` of a sample where rows are lanes; none to `padded`.
   void write_limits(std::ptrdiff_t sample, int first, int rows, int padded, real* to) const {
@@ -121,6 +121,15 @@ struct Data {
                : shape.q;
   }
 };
+
+/// Keys from the first to the last that one of the rows with these limits sees, at least one.
+template <class real>
+int seen_keys(const real* limits, int rows) {
+  real most = 1;
+  for (int t = 0; t < rows; ++t)
+    if (limits[t] > most) most = limits[t];  // of NaN all results are NaN
+  return int(most);
+}
 
 /// The data of `count` runs from `run` on.
 template <class real>
@@ -194,13 +203,15 @@ inline Extent extent(TensorName name, const Shape& s, int rank) {
 /// One run's parameters, or those of as many runs as there are lanes, a vector for each number.
 template <class real>
 struct Parameters {
-  const real* W;       // (H, d, d), or null: identities
+  const real* W;       // (H, d, d), or null: identities, or it is multiplied with as its factors
+  const real *Q, *K;   // (H, d, r), or null; where Q is not, K null: tied
   const real* U;       // (H, q, d), or null
   const real* V;       // (H, d, p), or null; without both V is the identity
   const real* prompt;  // (q, d), or null
   real scale;          // of the logits
 
   const real* readout() const { return V ? V : U; }
+  const real* right() const { return K ? K : Q; }
 };
 
 }  // namespace mhfast

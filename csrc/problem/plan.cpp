@@ -26,10 +26,12 @@ double softmax_cycles(double columns, double T, int bytes, int lanes) {
           (size > kSecondLevelBytes ? kSecondLevelCycles : 0));
 }
 
-/// Query rows of a tile: as many as keep its weights in the second-level cache.
+/// Query rows of a tile: as many as keep its weights in the second-level cache; causal ones few, as
+/// a tile goes through the keys that its last row sees.
 int tile_rows(const Shape& s, int bytes, int lanes) {
-  const int fitting = int(kTileBytes / (2.0 * s.T * bytes)) / lanes * lanes;
-  return int(std::min<std::ptrdiff_t>(std::max(fitting, lanes), round_up(s.q, lanes)));
+  const int fitting = int(kTileBytes / (2.0 * s.T * bytes)) / lanes;
+  const int most = s.causal ? std::min(fitting, kCausalTileVectors) : fitting;
+  return int(std::min<std::ptrdiff_t>(std::max(most, 1) * lanes, round_up(s.q, lanes)));
 }
 
 /// Query rows of a layer's sample that go together where rows are the lanes. A prompt's product
@@ -52,7 +54,7 @@ double weights_bytes(const Shape& s, bool samples_are_lanes, int bytes, int lane
 
 /// Predicted cycles of one head.
 struct Cost {
-  const Shape& s;
+  const Shape s;
   const Registers& registers;
   const int bytes = registers.bytes, L = registers.lanes;
   // Whether there are products with W and with V, and derivatives by the logits: 1 or 0.
@@ -62,41 +64,42 @@ struct Cost {
   double vectors(std::ptrdiff_t size) const { return std::ceil(double(size) / L); }
 
   double scores_samples() const {  // for a block
-    return kept(true, W * product_cycles(s.d, s.q, s.d) + product_cycles(s.q, s.T, s.d, true) +
+    return kept(true, queries(s.q) + product_cycles(s.q, s.T, s.d, true) +
                           product_cycles(s.q, s.T, s.d) + softmax_cycles(s.q, s.T, bytes, L));
   }
   double scores_rows() const {  // for a sample
     const double N = vectors(s.q);
-    return kept(false, W * product_cycles(s.d, N, s.d) + 2 * product_cycles(s.T, N, s.d) +
-                           softmax_cycles(N, s.T, bytes, L));
+    return kept(false,
+                queries(N) + 2 * product_cycles(s.T, N, s.d) + softmax_cycles(N, s.T, bytes, L));
   }
   double gradients_samples() const {  // for a block
-    const double gradient = (W * s.d + s.q) * s.d * L * bytes;
-    return (1 + D) * product_cycles(s.q, s.d, s.T, true) + W * product_cycles(s.d, s.d, s.q, true) +
+    const double gradient = double(partial_gradient(s, PlanKind::kSamples, L).size) * bytes / s.H;
+    return (1 + D) * product_cycles(s.q, s.d, s.T, true) + by_queries(s.q) +
            (gradient * s.H > kSecondLevelBytes ? 2 * gradient / kStreamBytes : 0);
   }
   double gradients_features() const {  // for a sample
     const double N = vectors(s.d);
-    return (1 + D) * product_cycles(s.q, N, s.T) + W * product_cycles(s.d, N, s.q);
+    return (1 + D) * product_cycles(s.q, N, s.T) + by_queries_of_rows(s.q);
   }
   double layer() const {  // for a block of samples, or a sample of `lanes` runs
     const double rows = s.q, p = s.p;
-    return W * product_cycles(s.d, rows, s.d) + (1 + D) * product_cycles(rows, s.T, s.d, true) +
+    return queries(rows) + (1 + D) * product_cycles(rows, s.T, s.d, true) +
            softmax_cycles(rows, s.T, bytes, L) + (1 + D) * product_cycles(rows, s.d, s.T, true) +
            V * product_cycles(p, rows, s.d) + V * D * product_cycles(s.d, rows, p) +
-           W * product_cycles(s.d, s.d, rows, true) + V * product_cycles(s.d, p, rows, true);
+           by_queries(rows) + V * product_cycles(s.d, p, rows, true);
   }
   double layer_rows() const {  // for a sample
     const int rows = layer_tile(s, bytes, L);
     const double N = vectors(rows), F = vectors(s.d), P = vectors(s.p);
-    const double scores = W * product_cycles(s.d, N, s.d) + product_cycles(s.T, N, s.d) +
-                          softmax_cycles(N, s.T, bytes, L);
+    const double keys = seen_keys(rows);
+    const double scores =
+        queries(N) + product_cycles(keys, N, s.d) + softmax_cycles(N, keys, bytes, L);
     const double a_tile = (keeps_layer_weights(s, bytes, L) ? 1 : 1 + D) * scores +
-                          product_cycles(s.d, N, s.T) + V * product_cycles(rows, P, s.d) +
-                          V * D * product_cycles(s.d, N, s.p) + D * product_cycles(s.T, N, s.d) +
-                          D * product_cycles(rows, F, s.T) + W * product_cycles(s.d, F, rows) +
+                          product_cycles(s.d, N, keys) + V * product_cycles(rows, P, s.d) +
+                          V * D * product_cycles(s.d, N, s.p) + D * product_cycles(keys, N, s.d) +
+                          D * product_cycles(rows, F, keys) + by_queries_of_rows(rows) +
                           V * product_cycles(s.d, P, rows) + 2 * N * s.d;
-    return std::ceil(double(s.q) / rows) * (a_tile + 3.0 * s.T * s.d / s.H);
+    return std::ceil(double(s.q) / rows) * (a_tile + 3.0 * keys * s.d / s.H);
   }
   double words() const {  // for a sample
     const double N = vectors(s.q),
@@ -110,15 +113,39 @@ struct Cost {
   double tiles() const {  // for a sample
     const int rows = tile_rows(s, bytes, L);
     const double N = vectors(rows), F = vectors(s.d);
-    const double a_tile = W * product_cycles(s.d, N, s.d) + product_cycles(s.T, 2 * N, s.d) +
-                          softmax_cycles(N, s.T, bytes, L) +
-                          product_cycles((1 + W) * N * L, F, s.T) +
-                          W * product_cycles(s.d, F, rows) + s.d * (N + F);
+    const double keys = seen_keys(rows);
+    const double a_tile =
+        queries(N) + product_cycles(keys, 2 * N, s.d) + softmax_cycles(N, keys, bytes, L) +
+        product_cycles((1 + W) * N * L, F, keys) + by_queries_of_rows(rows) + s.d * (N + F);
     const double packing = 2.0 * s.T * s.d;
-    return packing + std::ceil(double(s.q) / rows) * a_tile + 2 * (W * s.d + s.q) * F;
+    const double gradient = double(partial_gradient(s, PlanKind::kTiles, L).size) / (s.H * L);
+    return packing + std::ceil(double(s.q) / rows) * a_tile + 2 * gradient;
   }
 
  private:
+  /// Keys that a tile of so many rows goes through, on average.
+  double seen_keys(int rows) const {
+    return s.causal ? std::min<double>(s.T, (s.q + std::min(rows, s.q)) / 2.0) : s.T;
+  }
+  /// Z W, or (Z Q) K^T, of so many vectors of query rows.
+  double queries(double N) const {
+    if (s.rank > 0) return product_cycles(s.rank, N, s.d) + product_cycles(s.d, N, s.rank);
+    return W * product_cycles(s.d, N, s.d);
+  }
+  /// Z^T D X, or the gradients by Q and K from D X: of rows of vectors of problems; then of rows
+  /// that are not, whose features are the lanes, and which are transposed for it.
+  double by_queries(double rows) const {
+    if (!has_factor_gradients(s, PlanKind::kSamples, L))
+      return W * product_cycles(s.d, s.d, rows, true);
+    return 2 * (product_cycles(s.rank, rows, s.d) + product_cycles(s.d, s.rank, rows, true));
+  }
+  double by_queries_of_rows(double rows) const {
+    if (!has_factor_gradients(s, PlanKind::kRows, L))
+      return W * product_cycles(s.d, vectors(s.d), rows);
+    const double F = vectors(s.rank);
+    return 2 * (product_cycles(rows, F, s.d) + product_cycles(s.d, F, rows) +
+                kTransposeCycles * rows * vectors(s.d));
+  }
   /// A product of M rows, N vectors and depth K, in the tiles of kernels/product.hpp.
   double product_cycles(double M, double N, double K, bool laned = false) const {
     const TileSizes& tile = registers.tiles;
@@ -167,6 +194,13 @@ struct Prediction {
   }
 };
 
+/// Runs that are lanes multiply factors out.
+Shape dense(const Shape& s) {
+  Shape shape = s;
+  shape.rank = 0;
+  return shape;
+}
+
 /// Of words there is one plan.
 Prediction predict_words(const Shape& s, const Cost& cost, double units) {
   Prediction result;
@@ -179,7 +213,7 @@ Prediction predict_layer(const Shape& s, const Cost& cost) {
   const double parts = std::ceil(double(s.q) / layer_tile(s, cost.bytes, cost.L));
   if (s.words > 0) return predict_words(s, cost, n * parts);
   Prediction result;
-  result.cycles[int(PlanKind::kRuns)] = H * n * cost.layer() / cost.L;
+  result.cycles[int(PlanKind::kRuns)] = H * n * Cost{dense(s), cost.registers}.layer() / cost.L;
   result.set(PlanKind::kSamples, cost, blocks, H * blocks * cost.layer());
   result.set(PlanKind::kRows, cost, n * parts, H * n * cost.layer_rows());
   return result;
@@ -189,7 +223,7 @@ Prediction predict_classifier(const Shape& s, const Cost& cost) {
   const double n = double(s.n), H = s.H, blocks = cost.vectors(s.n);
   if (s.words > 0) return predict_words(s, cost, n);
   Prediction result;
-  result.cycles[int(PlanKind::kRuns)] = H * n * cost.runs() / cost.L;
+  result.cycles[int(PlanKind::kRuns)] = H * n * Cost{dense(s), cost.registers}.runs() / cost.L;
   const auto fits = [&](PlanKind kind) {
     const bool samples_are_lanes = kind != PlanKind::kRows;
     return s.shared_query ||
@@ -222,8 +256,9 @@ int layer_rows(const Shape& s, int bytes, int lanes) {
 void size_tiles(const Shape& s, int bytes, int lanes, Plan& plan) {
   plan.tile = tile_rows(s, bytes, lanes);
   plan.parts = (s.q + kPartRows - 1) / kPartRows;
+  const PartialGradient part = partial_gradient(s, PlanKind::kTiles, lanes);
   const double gradients =
-      double(s.H) * plan.parts * bytes * round_up(s.d, lanes) * (s.d + double(s.q) / plan.parts);
+      double(s.H) * bytes * (double(part.weight_head) * plan.parts + double(part.readout_head));
   plan.slab = int(std::max(1.0, std::min(double(s.n), kTileGradientBytes / gradients)));
 }
 
@@ -277,8 +312,8 @@ const Prediction& prediction(const Shape& s, const Registers& registers) {
 
     auto key() const {
       return std::tie(shape.n, shape.T, shape.q, shape.d, shape.H, shape.p, shape.shared_query,
-                      shape.identity_w, shape.identity_v, shape.words, registers.bytes,
-                      registers.lanes, registers.tiles.accumulators);
+                      shape.identity_w, shape.identity_v, shape.words, shape.causal, shape.rank,
+                      registers.bytes, registers.lanes, registers.tiles.accumulators);
     }
   };
   thread_local std::unique_ptr<Kept> last;  // on the heap, as thread-local storage is small
@@ -331,6 +366,17 @@ void force_plan(const std::string& name) {
   forced.store(-1);
 }
 
+bool prefers_factors(const Shape& s) {
+  return s.rank > 0 && s.words == 0 && kFactorColumns * s.rank <= s.d;
+}
+
+bool has_factor_gradients(const Shape& s, PlanKind kind, int lanes) {
+  if (s.rank == 0 || s.shared_query) return false;
+  if (!features_are_lanes(kind)) return kGradientColumns * s.rank <= s.d;
+  const double of_factor = double(kGradientColumns * round_up(s.rank, lanes));
+  return of_factor + kTransposeCycles / kSharedProductCycles * 2 <= round_up(s.d, lanes);
+}
+
 PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
   const auto row = [&](int size) {
     return features_are_lanes(kind) ? round_up(size, lanes) : std::ptrdiff_t(size) * lanes;
@@ -343,9 +389,14 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
     part.weight_head = s.words * part.weight_row;
     part.readout_head = s.words * part.readout_row;
   } else {
-    part.weight_row = row(s.d);
+    const bool factors = has_factor_gradients(s, kind, lanes);
+    part.weight_row = row(factors ? s.rank : s.d);
     part.readout_row = row(readout.columns);
-    part.weight_head = (s.shared_query ? s.q : s.identity_w ? 0 : s.d) * part.weight_row;
+    part.weight_head = (s.shared_query ? s.q
+                        : s.identity_w ? 0
+                        : factors      ? 2 * s.d
+                                       : s.d) *
+                       part.weight_row;
     part.readout_head = readout.rows * part.readout_row;
   }
   part.readout_at = s.H * part.weight_head;

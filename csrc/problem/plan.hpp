@@ -18,8 +18,10 @@ struct Shape {
   int p = 0;                                    // outputs of a layer; 0: a classifier
   bool shared_query = false;                    // one query side for all samples, a prompt
   bool identity_w = false, identity_v = false;  // nothing is in the place of W; of V, where p is d
-  int words = 0;       // of the dictionary that all tokens are taken from; 0: there is none
-  int value_rank = 0;  // V_h is A_h B_h with so many columns of A_h; 0: V is not factored
+  int words = 0;        // of the dictionary that all tokens are taken from; 0: there is none
+  bool causal = false;  // rows see no later token, and tiles of rows leave those out
+  int rank = 0;         // of Q K^T, whose factors are multiplied with one by one; 0: W is dense
+  int value_rank = 0;   // V_h is A_h B_h with so many columns of A_h; 0: V is not factored
 
   bool is_layer() const { return p > 0; }
   bool rows_have_outputs() const { return is_layer(); }
@@ -27,6 +29,10 @@ struct Shape {
   int output_rows() const { return rows_have_outputs() ? q : 1; }
   int row_outputs() const { return rows_have_outputs() ? p : 1; }
   std::ptrdiff_t outputs() const { return std::ptrdiff_t(output_rows()) * row_outputs(); }
+  /// Columns of what a query row is multiplied with first, W or Q; none of an identity.
+  int first_columns() const { return identity_w ? 0 : rank > 0 ? rank : d; }
+  /// Flops of that product of one query row, or with both factors, and of its gradient.
+  double flops_of_w() const { return (rank > 0 ? 8.0 : 4.0) * d * first_columns(); }
 };
 
 enum class PlanKind {
@@ -43,6 +49,13 @@ inline constexpr int kPlanKinds = 6;
 inline bool features_are_lanes(PlanKind kind) {
   return kind != PlanKind::kSamples && kind != PlanKind::kRuns;
 }
+
+/// Whether W of the shape's rank is multiplied with as its factors, (Z Q) K^T, not as their
+/// product. A choice of the model alone, so that outputs do not depend on the batch or the plan.
+bool prefers_factors(const Shape& shape);
+
+/// Whether chunks have gradients by the factors, not by their product; the query is not shared.
+bool has_factor_gradients(const Shape& shape, PlanKind kind, int lanes);
 
 struct Plan {
   PlanKind kind;
@@ -85,12 +98,12 @@ const char* plan_name(PlanKind kind);
 /// std::invalid_argument for another name.
 void force_plan(const std::string& name);
 
-/// Layout of a chunk's partial gradient, in numbers: for all heads the part by W (or, if the query
-/// is shared, D X), then that by U or V. Of words: the sum of D over all pairs of a key word and a
-/// query word (or, if the query is shared, row), then that of A over key words and query rows, or
-/// of a layer A^T G over key words and outputs.
+/// Layout of a chunk's partial gradient, in numbers: for all heads the part by W (or that by Q and
+/// then that by K; or, if the query is shared, D X), then that by U or V. Of words: the sum of D
+/// over all pairs of a key word and a query word (or, if the query is shared, row), then that of A
+/// over key words and query rows, or of a layer A^T G over key words and outputs.
 struct PartialGradient {
-  std::ptrdiff_t weight_row, readout_row;  // of d numbers; of d, or of a layer's p
+  std::ptrdiff_t weight_row, readout_row;  // of d (or r) numbers; of d, or of a layer's p
   std::ptrdiff_t weight_head, readout_head, readout_at, size;
 };
 PartialGradient partial_gradient(const Shape& shape, PlanKind kind, int lanes);

@@ -36,6 +36,9 @@ inline constexpr int kSlabRows = 256;
 // query rows of a sample that one thread does in sequence.
 inline constexpr double kTileBytes = 128 * kKilobyte;
 inline constexpr int kPartRows = 512;
+// Fitted. Registers of query rows of a tile where rows see no later token: with more, tiles go
+// through more keys that most of their rows do not see, with fewer, products are short.
+inline constexpr int kCausalTileVectors = 2;
 // Chosen. Gradients of the samples of a slab of tiles, one for each sample, head and part.
 inline constexpr double kTileGradientBytes = 16 * kMegabyte;
 
@@ -65,6 +68,12 @@ inline constexpr double kTileCycles = 20, kStoreCycles = 0.5;
 // beyond the first and the second level of the cache.
 inline constexpr double kSoftmaxCycles32 = 14, kSoftmaxCycles64 = 19;
 inline constexpr double kFirstLevelCycles = 4, kSecondLevelCycles = 12;
+// Counted: to transpose a register of numbers, square by square.
+inline constexpr double kTransposeCycles = 3;
+// Chosen. Numbers of a row of W for each of the rank from which on factors are multiplied with one
+// by one, which takes 2 r in place of d multiply-adds of a number, and their gradients 4 r in place
+// of d; the rest is for further products of fewer rows.
+inline constexpr int kFactorColumns = 3, kGradientColumns = 5;
 // Counted: to look up the logit of a pair of words, and to add its derivative to that of the pair.
 inline constexpr double kWordCycles = 4;
 

@@ -101,7 +101,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
   options.wrt_readout = task.wrt[kU] || task.wrt[kV] || task.wrt[kValueA] || task.wrt[kValueB];
   options.gaps = task.optimizer.ignores_scale() && !task.optimizer.decays(task.wrt);
   options.runs_are_lanes = width_ > 1;
-  const Data<real> data = at_run(task.data, run, count_);
+  const Data<real> data = of_lanes(at_run(task.data, run, count_));
   if (task.batches.size > 0) {
     take_batches(data, options, threads);
   } else if (task.processes) {
@@ -119,7 +119,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
   forward.members = this->threads();  // a small test set alone would take fewer
   shared.tests.resize(task.tests.size());
   for (std::size_t i = 0; i < task.tests.size(); ++i) {
-    const Data<real> test = at_run(task.tests[i], run, count_);
+    const Data<real> test = of_lanes(at_run(task.tests[i], run, count_));
     tests_.push_back(std::make_unique<Engine<real>>(test, task.loss, forward, this->threads()));
     pack_for(*tests_.back(), test, threads, shared.tests[i]);
   }
@@ -129,6 +129,14 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
   for (auto& test : tests_) test->on_chunk(interrupted);
   test_due_.resize(tests_.size());
   make_tensors();
+}
+
+/// Where runs are lanes, factors are multiplied out.
+template <class real>
+Data<real> Loop<real>::of_lanes(const Data<real>& data) const {
+  Data<real> out = data;
+  if (width_ > 1) out.shape.rank = 0;
+  return out;
 }
 
 /// The engines of this process's shards, whose sums are divided as those of all samples are.
@@ -157,7 +165,8 @@ void Loop<real>::take_shards(const Data<real>& data, const typename Engine<real>
 template <class real>
 void Loop<real>::take_batches(const Data<real>& data, typename Engine<real>::Options options,
                               int threads) {
-  const Data<real> source = task_.batches.fresh > 0 ? at_run(task_.fresh, run_, count_) : data;
+  const Data<real> source =
+      task_.batches.fresh > 0 ? of_lanes(at_run(task_.fresh, run_, count_)) : data;
   batch_ = std::make_unique<BatchData<real>>(source, task_.batches, run_, count_);
   typename Engine<real>::Options of_whole = options;
   of_whole.gradient = records_norm_;
@@ -176,9 +185,12 @@ void Loop<real>::take_batches(const Data<real>& data, typename Engine<real>::Opt
 template <class real>
 void Loop<real>::make_tensors() {
   const Shape& s = task_.data.shape;
-  const bool factored = task_.rank > 0, lanes = width_ > 1;
+  const bool lanes = width_ > 1;
   const bool of_factors = task_.wrt[kQ] || task_.wrt[kK],
              of_values = task_.wrt[kValueA] || task_.wrt[kValueB];
+  const auto has_product = [](const auto& engine) { return !engine->multiplies_factors(); };
+  needs_product_ = task_.rank > 0 && (has_product(whole_) || has_product(engine_) ||
+                                      std::any_of(tests_.begin(), tests_.end(), has_product));
   theta_ = task_.model.of(run_);
   first_ = task_.first.of(run_);
   second_ = task_.second.of(run_);
@@ -189,10 +201,11 @@ void Loop<real>::make_tensors() {
       if (lanes && exists) theta_[name] = layout.template take<real>(size);
       if (lanes && task_.first.at[name]) first_[name] = layout.template take<real>(size);
       if (lanes && task_.second.at[name]) second_[name] = layout.template take<real>(size);
-      if ((name == kW && factored) || (name == kV && s.value_rank > 0))
+      if ((name == kW && needs_product_) || (name == kV && s.value_rank > 0))
         theta_[name] = layout.template take<real>(size);
       if (task_.exponents.any() && exists) scaled_theta_[name] = layout.template take<real>(size);
-      if (task_.wrt[name] || (name == kW && of_factors) || (name == kV && of_values))
+      if (task_.wrt[name] || (name == kW && of_factors && needs_product_) ||
+          (name == kV && of_values))
         gradient_[name] = layout.template take<real>(size);
     }
     return layout.size();
@@ -274,7 +287,7 @@ void Loop<real>::bind(Workspace& workspace) {
 template <class real>
 Parameters<real> Loop<real>::parameters() const {
   const Tensors<real*>& at = scaled_theta_;
-  return {at[kW], at[kU], at[kV], at[kPrompt], task_.scale};
+  return {at[kW], at[kQ], at[kK], at[kU], at[kV], at[kPrompt], task_.scale};
 }
 
 /// A member's heads of the copies that the engine takes where data are scaled.
@@ -305,7 +318,7 @@ void Loop<real>::load(const Member& member) {
   const Shape& s = task_.data.shape;
   const Tensors<real*>& at = scaled_theta_;
   rescale_heads(member);
-  for (int h = member.index; task_.rank > 0 && h < s.H; h += member.count)
+  for (int h = member.index; needs_product_ && h < s.H; h += member.count)
     compose(active_kernels<real>(), s, task_.rank, at[kQ], at[kK], h, width_, at[kW]);
   for (int h = member.index; s.value_rank > 0 && h < s.H; h += member.count)
     compose_values<real>(active_kernels<real>(), s, at[kValueA], at[kValueB], h, width_, at[kV]);
@@ -504,9 +517,16 @@ bool Loop<real>::pass(Engine<real>& engine, Pass kind, const Member& member) {
 template <class real>
 void Loop<real>::differentiate(Engine<real>& engine, const Member& member) {
   const TensorName readout = readout_of(task_.data.shape).name;
-  engine.reduce_gradient({gradient_[kW], gradient_[readout], gradient_[kPrompt]}, member);
+  const bool factors = engine.multiplies_factors();
+  GradientOut<real> to{factors ? nullptr : gradient_[kW], gradient_[readout], gradient_[kPrompt]};
+  if (factors) {
+    to.Q = gradient_[kQ];
+    to.K = gradient_[kK];
+  }
+  engine.reduce_gradient(to, member);
   const Shape& s = task_.data.shape;
-  for (int h = member.index; (gradient_[kQ] || gradient_[kK]) && h < s.H; h += member.count)
+  const bool of_product = !factors && (gradient_[kQ] || gradient_[kK]);
+  for (int h = member.index; of_product && h < s.H; h += member.count)
     differentiate_factors<real>(active_kernels<real>(), s, task_.rank, scaled_theta_[kQ],
                                 scaled_theta_[kK], gradient_[kW], h, width_, gradient_[kQ],
                                 gradient_[kK]);

@@ -85,7 +85,9 @@ class Loop {
   void bind(Workspace& workspace);
 
   /// Before an advance: takes these samples for the steps to come.
-  void take_fresh(const Data<real>& samples) { batch_->replace(at_run(samples, run_, count_)); }
+  void take_fresh(const Data<real>& samples) {
+    batch_->replace(of_lanes(at_run(samples, run_, count_)));
+  }
 
   /// Goes to `until`, or to the end: at the last step of the task theta is evaluated, recorded and
   /// left. An interruptible advance reports progress between chunks of work; a loop that this stops
@@ -107,6 +109,7 @@ class Loop {
   void take_shards(const Data<real>& data, const typename Engine<real>::Options& options,
                    int threads, SharedPacked<real>& shared);
   void take_batches(const Data<real>& data, typename Engine<real>::Options options, int threads);
+  Data<real> of_lanes(const Data<real>& data) const;
   void make_tensors();
   void take_lanes();
   Parameters<real> parameters() const;
@@ -166,8 +169,9 @@ class Loop {
   Tensors<real*> theta_{}, gradient_{}, first_{}, second_{};
   Tensors<real*> scaled_theta_{};  // as the engine takes them: theta_ itself, or copies
   std::unique_ptr<Descent<real>> descent_;
-  bool records_norm_ = false;  // or stops at one
-  bool scaled_ = false;        // the stored gradient lacks its largest factors
+  bool records_norm_ = false;   // or stops at one
+  bool needs_product_ = false;  // W of factors, which some engine multiplies with
+  bool scaled_ = false;         // the stored gradient lacks its largest factors
 
   std::int64_t step_;
   std::vector<double> losses_, norms_;  // norms: of gradients, where recorded

@@ -136,6 +136,7 @@ def explain(
     identity_w: bool,
     identity_v: bool,
     words: int,
+    rank: int,
     row_map: RowMap,
     causal: bool,
     runs: int,

@@ -311,6 +311,22 @@ def test_where_it_does_not_pay(monkeypatch):
     assert mh.train(classifier(), samples(), steps=3, optimizer=MOMENTUM).subspace is None
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_factors_count_as_their_product(tied):
+    """A step of rank 1 grows with the dimension of the tokens as one of a full W does."""
+    d = 513  # the least with d² above MIN_SIZE
+    X = draw(N, T, d, seed=1)
+    factors = draw(2, 1, d, 1, seed=2) / d**0.5
+    W = mh.LowRank(factors[0], None if tied else factors[1])
+    model = mh.Classifier(W, draw(1, 1, d, seed=3), query=0)
+    data = mh.Dataset(X, labels(N))
+    run = mh.train(model, data, steps=2, optimizer=MOMENTUM)
+    assert run.subspace.basis.shape == (d, N * T)
+    want, _ = mh.reference.train(model, X, data.y, steps=2, optimizer=MOMENTUM)
+    for name in model.parameters:
+        close(getattr(run.model, name), getattr(want, name), 1e-12)
+
+
 def test_other_data_leave_the_span(monkeypatch):
     """A run goes on with data outside as one that never was inside."""
     settings = {"optimizer": MOMENTUM, "record": ("loss", "param_norm", "distance")}

@@ -9,6 +9,7 @@ from .. import _core
 from .._arguments import checks
 from ..dataset.dataset import Dataset
 from ..dataset.words import Tokens
+from .low_rank import LowRank
 from .model import Model
 from .problem import READOUTS, looks_up
 
@@ -78,6 +79,8 @@ def explain(
         n=n, T=tokens, q=q, d=d, H=model.heads, p=d if model._out_dim < 0 else model._out_dim,
         identity_w=model.W is None, identity_v=not set(READOUTS) & set(model.parameters),
         words=given.words if isinstance(given, Tokens) and words else 0,
-        row_map=model._core.row_map, causal=model.causal and not isinstance(model.query, int),
+        rank=model.W.rank if isinstance(model.W, LowRank) else 0,
+        row_map=model._core.row_map,
+        causal=model.causal and (query is not None or not isinstance(model.query, int)),
         runs=side_by_side.length, dtype_name=(model._sizes[2] or np.dtype(np.float64)).name,
     )  # fmt: skip

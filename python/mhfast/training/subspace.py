@@ -39,7 +39,8 @@ from ..models.problem import named as by_name
 from ..optimizers import GradientDescent, Momentum, NormalizedGradientDescent, PolyakStep, StepRule
 
 MIN_SIZE = 1 << 18
-"""Least size of the parameters of a run, in numbers; below it a step is fast in any dimension."""
+"""Least size of the parameters of a run, in numbers, a factored W counted as the product; below it
+a step is fast in any dimension."""
 
 MIN_RATIO = 2
 """Least number of dimensions of a token per distinct token."""
@@ -255,8 +256,17 @@ def _tokens(problem: CoreProblem, start: Model, names: Iterable[str]) -> npt.NDA
 
 
 def _size(model: Model) -> int:
-    """Return the size of the parameters of one run, in numbers."""
-    return sum(math.prod(array.shape[-AXES[name] :]) for name, array in model.parameters.items())
+    """Return the size of the parameters of one run, in numbers, of factors that of the product.
+
+    Their own size would say how long the update of a step takes, and the rest of it grows with the
+    dimension of the tokens as it does with a full W.
+    """
+    product = model.heads * model.dim**2 if model.Q is not None else 0
+    return product + sum(
+        math.prod(array.shape[-AXES[name] :])
+        for name, array in model.parameters.items()
+        if name not in ("Q", "K")
+    )
 
 
 def _squares(name: str, array: Array) -> Array:
