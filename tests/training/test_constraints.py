@@ -12,6 +12,7 @@ from trainings import MODELS, OPTIMIZERS, PARAMETERS, PROJECTIONS, constrained, 
 
 import mhfast as mh
 from mhfast.models.problem import with_arrays
+from mhfast.reference.constraints import project_scaled
 from mhfast.training.constraints import partition
 
 n, T, d, H = 7, 3, 5, 4
@@ -640,3 +641,21 @@ def test_relative_biases_against_torch():
     assert_allclose(run.model.U[..., :d], U, rtol=0, atol=1e-9)
     assert not run.model.W[:, :d, d:].any()
     assert not run.model.U[..., d:].any()
+
+
+@pytest.mark.parametrize("optimizer", [mh.SignDescent(1.0), mh.SteepestDescent(1.0, "max")])
+def test_signs_of_means_over_heads_far_below_the_range(optimizer):
+    """Of two heads that are tied, the one whose gradient is larger by many powers decides."""
+    model, data = draw(mh.Classifier, "token", float, n, T, d, H, size=1e5, seed=4)
+    a, b = 1, 2
+    ties = np.arange(H * d * d).reshape(H, d, d)
+    ties[b, :, 1:] = ties[a, :, 1:]  # not in the first column, so that heads attend differently
+    start = mh.tied(model, {"W": ties})
+    gradient = mh.reference.scaled_gradients(start, data.X, data.y, wrt="W")["W"]
+    assert gradient.log.argmax() in (a, b)
+    assert abs(gradient.log[a] - gradient.log[b]) > 1000
+    assert gradient.log.max() < -1000
+    exact = project_scaled(ties, gradient, start.W.shape).mantissa[[a, b], :, 1:]
+    assert exact.all()
+    run = mh.train(start, data, steps=1, optimizer=optimizer, wrt="W", constraints={"W": ties})
+    assert_array_equal((run.model.W - start.W)[[a, b], :, 1:].round(), -np.sign(exact))
