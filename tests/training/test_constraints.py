@@ -646,8 +646,8 @@ def test_relative_biases_against_torch():
 @pytest.mark.parametrize("optimizer", [mh.SignDescent(1.0), mh.SteepestDescent(1.0, "max")])
 def test_signs_of_means_over_heads_far_below_the_range(optimizer):
     """Of two heads that are tied, the one whose gradient is larger by many powers decides."""
-    model, data = draw(mh.Classifier, "token", float, n, T, d, H, size=1e5, seed=4)
-    a, b = 1, 2
+    model, data = draw(mh.Classifier, "token", float, n, T, d, H, size=1e5, seed=0)
+    a, b = 0, 3
     ties = np.arange(H * d * d).reshape(H, d, d)
     ties[b, :, 1:] = ties[a, :, 1:]  # not in the first column, so that heads attend differently
     start = mh.tied(model, {"W": ties})
