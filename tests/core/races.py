@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import cycle, product
 
 import numpy as np
-from trainings import MODELS, OPTIMIZERS, PARAMETERS, PLANS, PROJECTIONS, draw
+from trainings import MODELS, OPTIMIZERS, PARAMETERS, PLANS, PROJECTIONS, constrained, draw
 
 import mhfast as mh
 from mhfast import _core
@@ -48,8 +48,11 @@ def train(model, data, rule, projection, record, stop, calls, batch, fresh):
     tests = {"test": data, "other": replace(data, token_groups=None)[:7]}
     used = [name for name in tests if any(key.startswith(name) for key in record)]
     fresh = fresh and batch is not None and data.weight is None
+    optimizer, held = rule(**projection), {}
+    if stop is None and not calls:
+        model, held = constrained(model, optimizer, np.random.default_rng(len(record)))
     mh.train(
-        model, data, steps=3, optimizer=rule(**projection), loss="squared", record=names,
+        model, data, steps=3, optimizer=optimizer, loss="squared", record=names, constraints=held,
         stream=(lambda size, seed: data[np.arange(size) * seed % data.n]) if fresh else None,
         test={name: tests[name] for name in used} or None, stop=stop,
         directions=model if "cosine" in record else None,
