@@ -228,7 +228,9 @@ def test_batches_and_test_sets(kind, lengths, runs):
         ends = np.arange(words.n) % 5 + 1
         words = mh.Dataset(words.words, words.y, lengths=ends)
         dense = mh.Dataset(dense.X, dense.y, lengths=ends)
-    settings = {"steps": 8, "optimizer": mh.GradientDescent(0.1), "batch": 7, "seed": [*range(runs)]}
+    settings = {
+        "steps": 8, "optimizer": mh.GradientDescent(0.1), "batch": 7, "seed": [*range(runs)],
+    }  # fmt: skip
     record = ("loss", "test_loss")
     first, second = (
         mh.train(model, data, test=other, record=record, **settings)
