@@ -70,6 +70,9 @@ template <class real>
 int Loop<real>::width(const TrainingTask<real>& task) {
   const Kernels<real>& kernels = active_kernels<real>();
   if (task.processes) return 1;  // what they prefer would depend on their samples
+  // Tokens that are words have no plan with runs as lanes, a test set's no more than the samples'.
+  for (const Data<real>& test : task.tests)
+    if (test.has_words()) return 1;
   const bool as_lanes = prefers_runs(task.step_shape(), registers_of(kernels), task.runs);
   return as_lanes ? kernels.lanes : 1;
 }

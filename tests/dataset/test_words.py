@@ -218,15 +218,19 @@ def test_calls_of_several_threads(kind, parameter):
             assert (value, gradient) == found[0][1]
 
 
+@pytest.mark.parametrize("runs", [2, 9])
 @pytest.mark.parametrize("kind", [mh.Classifier, mh.Layer])
 @pytest.mark.parametrize("lengths", [False, True])
-def test_batches_and_test_sets(kind, lengths):
+def test_batches_and_test_sets(kind, lengths, runs):
+    """Of so few runs that each goes alone, and of so many that they go side by side if they can."""
     model, words, dense = training(kind, "dense")
     if lengths:
         ends = np.arange(words.n) % 5 + 1
         words = mh.Dataset(words.words, words.y, lengths=ends)
         dense = mh.Dataset(dense.X, dense.y, lengths=ends)
-    settings = {"steps": 8, "optimizer": mh.GradientDescent(0.1), "batch": 7, "seed": [3, 4]}
+    settings = {
+        "steps": 8, "optimizer": mh.GradientDescent(0.1), "batch": 7, "seed": [*range(runs)],
+    }  # fmt: skip
     record = ("loss", "test_loss")
     first, second = (
         mh.train(model, data, test=other, record=record, **settings)

@@ -91,6 +91,7 @@ CONCERNED = {
     "csrc/passes/layer_rows.cpp": (
         "tests/models/test_layer.py tests/training/test_training_layer.py "
         "tests/dataset/test_words.py tests/models/test_identities.py "
+        "tests/training/test_own_losses.py "
         "tests/core/test_no_influence.py tests/core/test_kernels_family.py"
     ),
 }
