@@ -189,13 +189,14 @@ def hvp(
 
 # The name of an optimizer's class, and its own fields except lr, by name.
 class Rule:
-    def __init__(self, type: str, **fields: Any) -> None: ...
+    def __init__(self, type: str, **fields: Any) -> None: ...  # noqa: A002
     @property
     def type(self) -> str: ...
     @property
     def fields(self) -> dict[str, Any]: ...
 
-# What differs by parameter is given for each of them, in their order; arrays only for those that are trained.
+# What differs by parameter is given for each of them, in their order; arrays only for those that
+# are trained.
 class Optimizer:
     @property
     def rule(self) -> Rule: ...

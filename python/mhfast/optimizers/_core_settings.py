@@ -38,8 +38,9 @@ def core_settings(
 ) -> _core.Optimizer:
     """Return the optimizer as the core takes it, for training that ends at step ``last``.
 
-    A rule of the core has the name of the dataclass, and the fields that are its own, except ``lr``. With ``runs`` (R) there is a step size for each of them. ``since`` is the step at
-    which the state was zero, of each run; ``wrt`` are the names of what is trained.
+    A rule of the core has the name of the dataclass, and the fields that are its own, except
+    ``lr``. With ``runs`` (R) there is a step size for each of them. ``since`` is the step at which
+    the state was zero, of each run; ``wrt`` are the names of what is trained.
 
     Raises
     ------
