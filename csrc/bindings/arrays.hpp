@@ -9,7 +9,7 @@
 #include <initializer_list>
 #include <string>
 
-#include "../training/train.hpp"
+#include "enums.hpp"
 
 namespace mhfast {
 

@@ -110,8 +110,9 @@ py::dict lists() {
 }  // namespace
 
 void register_lists(py::module_& m) {
-  py::enum_<LossName> loss(m, "LossName");
-  for (const LossFacts& one : kLosses) loss.value(one.name, one.loss);
+  std::vector<std::pair<const char*, LossName>> losses;
+  for (const LossFacts& one : kLosses) losses.emplace_back(one.name, one.loss);
+  register_enum<LossName>(m, "LossName", losses);
   register_own_loss(m);
   py::class_<Loss>(m, "Loss")
       .def(py::init([](LossName name, double parameter) { return Loss{name, parameter}; }),
@@ -121,45 +122,36 @@ void register_lists(py::module_& m) {
       .def_readonly("name", &Loss::name)
       .def_readonly("parameter", &Loss::parameter)
       .def_readonly("own", &Loss::own);
-  py::enum_<RowMapName> row_map(m, "RowMapName");
-#define MHFAST_ROW_MAP(Type, name) row_map.value(#name, RowMapName::k##Type);
-  MHFAST_ROW_MAPS(MHFAST_ROW_MAP)
+#define MHFAST_ROW_MAP(Type, name) {#name, RowMapName::k##Type},
+  register_enum<RowMapName>(m, "RowMapName", {MHFAST_ROW_MAPS(MHFAST_ROW_MAP)});
 #undef MHFAST_ROW_MAP
   py::class_<RowMap>(m, "RowMap")
       .def(py::init([](RowMapName name, bool by_tokens) { return RowMap{name, by_tokens}; }),
            py::arg("name"), py::arg("by_tokens") = false)
       .def_readonly("name", &RowMap::name)
       .def_readonly("by_tokens", &RowMap::by_tokens);
-  py::enum_<StopReason> reason(m, "StopReason");
-#define MHFAST_STOP(enumerator, name) reason.value(#name, StopReason::enumerator);
+  register_enum<StopReason>(m, "StopReason",
+                            {
+#define MHFAST_STOP(enumerator, name) {#name, StopReason::enumerator},
 #define MHFAST_THRESHOLD(enumerator, name, comparison) MHFAST_STOP(enumerator, name)
 #include "../lists/stops.inc"
 #undef MHFAST_STOP
 #undef MHFAST_THRESHOLD
-  py::enum_<Quantity> quantity(m, "Quantity");
-#define MHFAST_QUANTITY(enumerator, name, of) quantity.value(name, Quantity::enumerator);
-#include "../lists/quantities.inc"
-#undef MHFAST_QUANTITY
-  py::enum_<Scope>(m, "Scope")
-      .value("tensor", Scope::kTensor)
-      .value("head", Scope::kHead)
-      .value("all", Scope::kAll);
-  py::enum_<Norm>(m, "Norm")
-      .value("max", Norm::kMax)
-      .value("l1", Norm::kL1)
-      .value("fro", Norm::kFro)
-      .value("spectral", Norm::kSpectral);
-  py::enum_<Polar>(m, "Polar")
-      .value("exact", Polar::kExact)
-      .value("newton_schulz", Polar::kNewtonSchulz);
-  py::enum_<BallNorm>(m, "BallNorm")
-      .value("fro", BallNorm::kFro)
-      .value("nuclear", BallNorm::kNuclear)
-      .value("spectral", BallNorm::kSpectral)
-      .value("power", BallNorm::kPower);
-  py::enum_<Projection>(m, "Projection")
-      .value("ball", Projection::kBall)
-      .value("sphere", Projection::kSphere);
+                            });
+  register_enum<Scope>(m, "Scope",
+                       {{"tensor", Scope::kTensor}, {"head", Scope::kHead}, {"all", Scope::kAll}});
+  register_enum<Norm>(
+      m, "Norm",
+      {{"max", Norm::kMax}, {"l1", Norm::kL1}, {"fro", Norm::kFro}, {"spectral", Norm::kSpectral}});
+  register_enum<Polar>(m, "Polar",
+                       {{"exact", Polar::kExact}, {"newton_schulz", Polar::kNewtonSchulz}});
+  register_enum<BallNorm>(m, "BallNorm",
+                          {{"fro", BallNorm::kFro},
+                           {"nuclear", BallNorm::kNuclear},
+                           {"spectral", BallNorm::kSpectral},
+                           {"power", BallNorm::kPower}});
+  register_enum<Projection>(m, "Projection",
+                            {{"ball", Projection::kBall}, {"sphere", Projection::kSphere}});
   m.def("lists", lists);
 }
 

@@ -10,40 +10,63 @@
 namespace mhfast {
 namespace {
 
-/// A rule from its fields, each given by name, and nothing else.
+struct RuleOfPython {
+  AnyRule rule;
+};
+
+template <class Value>
+void read_field(const py::kwargs& given, const char* name, Value& out) {
+  if (!given.contains(name))
+    throw py::type_error(std::string(name) + ": expected a value by name, got none");
+  try {
+    out = given[name].cast<Value>();
+  } catch (const py::cast_error&) {
+    throw py::type_error(std::string(name) + ": expected a value of its kind, got " +
+                         std::string(py::repr(given[name])));
+  }
+}
+
 template <class Rule>
-Rule make_rule(const py::kwargs& given) {
+RuleOfPython read_rule(const py::kwargs& given) {
   Rule rule;
   std::size_t known = 0;
   Rule::fields([&](const char* name, auto member) {
-    if (!given.contains(name))
-      throw py::type_error(std::string(name) + ": expected a value by name, got none");
-    using Value = std::decay_t<decltype(rule.*member)>;
-    try {
-      rule.*member = given[name].template cast<Value>();
-    } catch (const py::cast_error&) {
-      throw py::type_error(std::string(name) + ": expected a value of its kind, got " +
-                           std::string(py::repr(given[name])));
-    }
+    read_field(given, name, rule.*member);
     ++known;
   });
   if (given.size() != known)
     throw py::type_error("expected only the fields of the optimizer, got " +
                          std::string(py::repr(given)));
-  return rule;
+  return {rule};
 }
 
-template <class Rule>
-void register_rule(py::module_& m, const char* type) {
-  py::class_<Rule> bound(m, type);
-  bound.def(py::init(&make_rule<Rule>));
-  py::list names;
-  Rule::fields([&](const char* name, auto member) {
-    names.append(name);
-    bound.def_property_readonly(name, [member](const Rule& rule) { return rule.*member; });
-  });
-  bound.attr("fields") = py::tuple(names);
-  bound.attr("slots") = int(Rule::kSlots);
+/// A rule from its fields, each given by name, and nothing else.
+RuleOfPython make_rule(const std::string& type, const py::kwargs& given) {
+#define MHFAST_RULE(Type, name) \
+  if (type == #Type) return read_rule<Type>(given);
+  MHFAST_OPTIMIZERS(MHFAST_RULE)
+#undef MHFAST_RULE
+  throw py::value_error("rule: expected the name of an optimizer, got '" + type + "'");
+}
+
+py::dict fields_of(const RuleOfPython& of) {
+  py::dict out;
+  std::visit(
+      [&](const auto& rule) {
+        std::decay_t<decltype(rule)>::fields(
+            [&](const char* name, auto member) { out[name] = rule.*member; });
+      },
+      of.rule);
+  return out;
+}
+
+const char* name_of(const RuleOfPython& of) {
+  static constexpr const char* kNames[] = {
+#define MHFAST_RULE(Type, name) #Type,
+      MHFAST_OPTIMIZERS(MHFAST_RULE)
+#undef MHFAST_RULE
+  };
+  return kNames[of.rule.index()];
 }
 
 /// Arrays of one axis, one or none for each parameter.
@@ -56,13 +79,13 @@ Tensors<const double*> read_each(const py::tuple& arrays, const char* name) {
   return out;
 }
 
-OptimizerOfPython make_optimizer(const AnyRule& rule, const py::tuple& lr,
+OptimizerOfPython make_optimizer(const RuleOfPython& rule, const py::tuple& lr,
                                  const py::tuple& schedule, const Tensors<double>& l2, double clip,
                                  std::optional<Projection> project, const Tensors<double>& radius,
                                  Scope project_by, BallNorm project_norm, double project_power,
                                  const py::object& since) {
   OptimizerOfPython out;
-  out.settings.rule = rule;
+  out.settings.rule = rule.rule;
   out.lr = lr;
   out.schedule = schedule;
   out.settings.lr = read_each(lr, "lr");
@@ -174,15 +197,17 @@ Optimizer OptimizerOfPython::checked(std::int64_t last, py::ssize_t runs, unsign
 }
 
 void register_optimizers(py::module_& m) {
-#define MHFAST_RULE(Type, name) register_rule<Type>(m, #Type);
-  MHFAST_OPTIMIZERS(MHFAST_RULE)
-#undef MHFAST_RULE
+  py::class_<RuleOfPython>(m, "Rule")
+      .def(py::init(&make_rule), py::arg("type"))
+      .def_property_readonly("type", &name_of)
+      .def_property_readonly("fields", &fields_of);
   py::class_<OptimizerOfPython>(m, "Optimizer")
       .def(py::init(&make_optimizer), py::kw_only(), py::arg("rule"), py::arg("lr"),
            py::arg("schedule"), py::arg("l2"), py::arg("clip"), py::arg("project"),
            py::arg("radius"), py::arg("project_by"), py::arg("project_norm"),
            py::arg("project_power"), py::arg("since"))
-      .def_property_readonly("rule", [](const OptimizerOfPython& o) { return o.settings.rule; })
+      .def_property_readonly(
+          "rule", [](const OptimizerOfPython& o) { return RuleOfPython{o.settings.rule}; })
       .def_readonly("lr", &OptimizerOfPython::lr)
       .def_readonly("schedule", &OptimizerOfPython::schedule);
   m.def("step", call_step, py::arg("optimizer"), py::kw_only(), py::arg("names"),

@@ -1,5 +1,4 @@
-// Optimizers as they cross from Python: a class for the settings of each rule, with its fields by
-// name, and one for what all rules have.
+// Optimizers as they cross from Python: a rule by its name and fields, and what all rules have.
 #pragma once
 
 #include "arrays.hpp"

@@ -370,7 +370,7 @@ TrainingResult call_train(
 void register_training(py::module_& m) {
   register_optimizers(m);
   register_records(m);
-  py::enum_<Order>(m, "Order").value("shuffle", Order::kShuffle).value("replace", Order::kReplace);
+  register_enum<Order>(m, "Order", {{"shuffle", Order::kShuffle}, {"replace", Order::kReplace}});
   py::class_<TrainingResult>(m, "TrainingResult")
       .def_readonly("reached", &TrainingResult::reached)
       .def_readonly("reasons", &TrainingResult::reasons)

@@ -25,11 +25,11 @@ from .models.problem import CoreAverages, CoreData, CoreGradients, CoreParameter
 
 State: TypeAlias = Sequence[tuple[Array, ...] | None]
 
-class LossName:
+# This class and those of the other names are enum.IntEnum, with members from the core's lists.
+class LossName(int):
     __members__: ClassVar[dict[str, LossName]]
     @property
     def name(self) -> str: ...
-    def __int__(self) -> int: ...
 
 class OwnLoss: ...
 
@@ -55,11 +55,10 @@ class Loss:
     @property
     def own(self) -> OwnLoss | None: ...
 
-class RowMapName:
+class RowMapName(int):
     __members__: ClassVar[dict[str, RowMapName]]
     @property
     def name(self) -> str: ...
-    def __int__(self) -> int: ...
 
 class RowMap:
     def __init__(self, name: RowMapName, by_tokens: bool = False) -> None: ...
@@ -68,39 +67,37 @@ class RowMap:
     @property
     def by_tokens(self) -> bool: ...
 
-class StopReason:
+class StopReason(int):
     __members__: ClassVar[dict[str, StopReason]]
     @property
     def name(self) -> str: ...
-    def __init__(self, value: int) -> None: ...
-    def __int__(self) -> int: ...
 
-class Order:
+class Order(int):
     __members__: ClassVar[dict[str, Order]]
     @property
     def name(self) -> str: ...
 
-class Scope:
+class Scope(int):
     __members__: ClassVar[dict[str, Scope]]
     @property
     def name(self) -> str: ...
 
-class Norm:
+class Norm(int):
     __members__: ClassVar[dict[str, Norm]]
     @property
     def name(self) -> str: ...
 
-class Polar:
+class Polar(int):
     __members__: ClassVar[dict[str, Polar]]
     @property
     def name(self) -> str: ...
 
-class BallNorm:
+class BallNorm(int):
     __members__: ClassVar[dict[str, BallNorm]]
     @property
     def name(self) -> str: ...
 
-class Projection:
+class Projection(int):
     __members__: ClassVar[dict[str, Projection]]
     @property
     def name(self) -> str: ...
@@ -191,11 +188,19 @@ def hvp(
     threads: int,
 ) -> CoreGradients: ...
 
-# Each optimizer has a class of its name, whose fields are given by name. What differs by
-# parameter is given for each of them, in their order; arrays only for those that are trained.
+# The name of an optimizer's class, and its own fields except lr, by name.
+class Rule:
+    def __init__(self, type: str, **fields: Any) -> None: ...  # noqa: A002
+    @property
+    def type(self) -> str: ...
+    @property
+    def fields(self) -> dict[str, Any]: ...
+
+# What differs by parameter is given for each of them, in their order; arrays only for those that
+# are trained.
 class Optimizer:
     @property
-    def rule(self) -> Any: ...
+    def rule(self) -> Rule: ...
     @property
     def lr(self) -> tuple[npt.NDArray[np.float64] | None, ...]: ...
     @property
@@ -203,7 +208,7 @@ class Optimizer:
     def __init__(
         self,
         *,
-        rule: Any,
+        rule: Rule,
         lr: tuple[npt.NDArray[np.float64] | None, ...],
         schedule: tuple[npt.NDArray[np.float64] | None, ...],
         l2: Sequence[float],

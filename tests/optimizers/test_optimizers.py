@@ -11,6 +11,7 @@ import pytest
 from lists import plain
 
 import mhfast as mh
+from mhfast import _core
 from mhfast._arguments.lists import PARAMETERS
 from mhfast.optimizers import OPTIMIZERS, StepRule, core_settings, of_runs
 
@@ -267,13 +268,27 @@ def test_the_core_gets_all_settings(kind):
         assert single.tolist() == [0.5 if hasattr(make(kind), "lr") else 1.0]
         assert several.tolist() == single.tolist() * 3
     rule = one.rule
-    assert type(rule).__name__ == kind.__name__
+    assert rule.type == kind.__name__
     common = {field.name for field in dataclasses.fields(StepRule)} | {"lr"}
     own = [field.name for field in dataclasses.fields(kind) if field.name not in common]
     assert sorted(rule.fields) == sorted(own)
-    for name in own:
-        value = getattr(rule, name)
+    for name, value in rule.fields.items():
         assert getattr(value, "name", value) == getattr(make(kind), name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields", "error", "message"),
+    [
+        (("Sgd",), {}, ValueError, "rule: expected the name of an optimizer, got 'Sgd'"),
+        (("Momentum",), {}, TypeError, "beta: expected a value by name, got none"),
+        (("Momentum",), {"beta": "x"}, TypeError, "beta: expected a value of its kind, got 'x'"),
+        (("SignDescent",), {"x": 0.5}, TypeError, "expected only the fields .* got {'x': 0.5}"),
+        (("SteepestDescent",), {"norm": 1}, TypeError, "norm: expected a value of its kind, got 1"),
+    ],
+)
+def test_the_core_refuses_other_fields(arguments, fields, error, message):
+    with pytest.raises(error, match=message):
+        _core.Rule(*arguments, **fields)
 
 
 def test_the_core_gets_a_step_size_for_each_run():

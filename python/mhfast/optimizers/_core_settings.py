@@ -38,9 +38,9 @@ def core_settings(
 ) -> _core.Optimizer:
     """Return the optimizer as the core takes it, for training that ends at step ``last``.
 
-    The core has a class of the same name, whose fields are those of the dataclass that are its own,
-    except ``lr``. With ``runs`` (R) there is a step size for each of them. ``since`` is the step at
-    which the state was zero, of each run; ``wrt`` are the names of what is trained.
+    A rule of the core has the name of the dataclass, and the fields that are its own, except
+    ``lr``. With ``runs`` (R) there is a step size for each of them. ``since`` is the step at which
+    the state was zero, of each run; ``wrt`` are the names of what is trained.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def core_settings(
     lr, norm = getattr(optimizer, "lr", 1.0), optimizer.project_norm
     p = norm if isinstance(norm, float) else None
     return _core.Optimizer(
-        rule=getattr(_core, type(optimizer).__name__)(**own),
+        rule=_core.Rule(type(optimizer).__name__, **own),
         lr=_arrays(lr, wrt, lambda name, value: _rates(name, value, runs or 1)),
         schedule=_arrays(optimizer.schedule, wrt, lambda name, value: _schedule(name, value, last)),
         l2=of_parameters(optimizer.l2, 0.0),
