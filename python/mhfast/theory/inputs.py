@@ -130,7 +130,9 @@ def settled(
     return model, data, counting
 
 
-def plain_layer(model: object, data: Dataset, *, identities: bool = False) -> tuple[Layer, Dataset]:
+def plain_layer(
+    model: object, data: Dataset, *, identities: bool = False, in_double: bool = True
+) -> tuple[Layer, Dataset]:
     """Return a layer with dense W and no prompt and its data, as `settled` does for a classifier.
 
     Padding, which no row sees, becomes zeros.
@@ -139,6 +141,8 @@ def plain_layer(model: object, data: Dataset, *, identities: bool = False) -> tu
     ----------
     identities : bool
         Whether W and V may be identities.
+    in_double : bool
+        Whether float64 is the dtype of what is returned; otherwise it stays as it is.
 
     Raises
     ------
@@ -167,7 +171,8 @@ def plain_layer(model: object, data: Dataset, *, identities: bool = False) -> tu
         raise TypeError(
             f"X: expected dtype {model.dtype.name}, that of the model, got {data.dtype.name}"
         )
-    layer, data = double(model), double(data)
+    layer = double(model) if in_double else model
+    data = double(data) if in_double else data
     if isinstance(layer.query, np.ndarray):
         data = dataclasses.replace(data, query=layer.query if data.query is None else data.query)
         layer = dataclasses.replace(layer, query=None)
