@@ -213,9 +213,10 @@ def check_finite(model: Any, data: Dataset) -> None:
 
 
 def _finite(name: str, array: Array, weight: Array | None) -> None:
-    wrong = ~np.isfinite(array)
-    if not wrong.any():
+    finite = np.isfinite(array)
+    if finite.all():
         return
+    wrong = ~finite
     if weight is not None and weight.shape == array.shape[: weight.ndim]:
         wrong &= (weight > 0).reshape(weight.shape + (1,) * (array.ndim - weight.ndim))
     elif weight is not None and weight.shape[0] == len(array):  # of rows
@@ -233,8 +234,20 @@ def exponent(array: Array) -> int:
     return math.frexp(size)[1] if 0.0 < size < math.inf else 0
 
 
+def moderate(unit: Any) -> Any:
+    """Return exponents (ints or an array of them) as they are, and 0 for those up to 4.
+
+    Numbers so near 1 need no unit: products of a few of them are far inside the range.
+    """
+    return unit * (abs(unit) > 4)
+
+
 def in_units(array: Array, unit: int) -> Array:
     """Return `array` / 2^unit, exact unless it leaves the range of its dtype."""
+    if abs(unit) <= np.finfo(array.dtype).maxexp - 2:  # then 2^-unit is in range
+        with np.errstate(over="ignore", under="ignore"):
+            found: Array = array * array.dtype.type(math.ldexp(1.0, -unit))
+        return found
     # In two halves: 2^unit itself may be out of range.
     first = unit // 2
     with np.errstate(over="ignore", under="ignore"):

@@ -33,7 +33,7 @@ from ..reference.attention import weights
 from ..reference.gradients import weights_tangent
 from ..reference.model import Model as Plain
 from ..reference.model import inputs
-from .inputs import check_finite, classifier, in_units, query_side, samples
+from .inputs import check_finite, classifier, in_units, moderate, query_side, samples
 from .layer_kernel import layer_kernel, score_gradient
 from .runs import over_runs
 
@@ -172,12 +172,12 @@ def _scaled_kernels(
     a, b = sides[0], sides[-1]
     runs = model.runs or first.runs or 1
     total = _Sum(np.zeros((runs, first.n, b.data.n), model.dtype))
-    prompts: list[Any] = [0.0, 0.0]
+    prompts: list[Any] = [0.0 for _ in sides]
     heads = 1 if model.W is None else model.heads
     each = max(1, BLOCK // max(1, runs * a.numbers_of_head, runs * b.numbers_of_head))
     for some in _slices(heads, each):
         found = [side.features(some) for side in sides]
-        (pooled, moved, parts), (pooled2, moved2, parts2) = found[0], found[-1]
+        (pooled, _, parts), (pooled2, _, parts2) = found[0], found[-1]
         if "U" in names:
             # All heads of an identity have the same A X.
             alike = model.heads // heads
@@ -185,13 +185,13 @@ def _scaled_kernels(
         if "prompt" in names:
             prompts = [
                 p + side.of_prompt(rows, some)
-                for p, side, rows in zip(prompts, (a, b), (moved, moved2), strict=True)
+                for p, side, (_, rows, _) in zip(prompts, sides, found, strict=True)
             ]
         for left, right in zip(parts, parts2, strict=True):
             total.add(_outer_products(left[0], right[0]), left[1] + right[1])
     if "prompt" in names:
         unit = a.prompt_unit + b.prompt_unit
-        total.add(_products(prompts[0], prompts[0] if second is None else prompts[1]), unit)
+        total.add(_products(prompts[0], prompts[-1]), unit)
     K = total.value / model.heads
     top = np.where(total.unit == _NONE, 0, total.unit)
     unit = top - top % 2
@@ -209,7 +209,7 @@ class _Sum:
         self.value, self.unit = zeros, np.full(len(zeros), _NONE)
 
     def add(self, part: Array, unit: Array) -> None:
-        size = np.abs(part).reshape(len(part), -1).max(axis=1, initial=0)
+        size = _largest(part)
         top = np.where(size > 0, unit + np.frexp(size)[1], _NONE)
         largest = np.maximum(self.unit, top)
         if (self.unit != _NONE).any():
@@ -238,7 +238,7 @@ class _Side:
         self._U = U.sum(axis=1, keepdims=True) if model.W is None else U
         self._differentiates = names != ("U",)
         if self._differentiates:
-            self._Z, self._z = _scaled(_with_runs(query_side(model, data), 4))
+            self._Z, self._z = self._query_rows()
             self._scale, s = math.frexp(model.scale)
             self._moved_unit = 2 * self.pooled_unit + self._u + s
             self._W = self._factors()
@@ -251,6 +251,13 @@ class _Side:
         """Of A X, or of A."""
         q, d = self._U.shape[-2:]
         return int(self.data.n * q * max(d, self.data.tokens))
+
+    def _query_rows(self) -> tuple[Array, Array]:
+        if self.model.prompt is None:
+            return _scaled(_with_runs(query_side(self.model, self.data), 4))
+        prompt, unit = _scaled(_with_runs(self.model.prompt, 3))
+        runs, q, d = prompt.shape
+        return np.broadcast_to(prompt[:, None], (runs, self.data.n, q, d)), unit
 
     def _factors(self) -> list[tuple[Array, Array]]:
         """Return W, or Q and K (or Q alone if they are tied), in units."""
@@ -341,9 +348,15 @@ def _with_runs(array: Array, axes: int) -> Array:
 
 def _scaled(array: Array) -> tuple[Array, Array]:
     """Return an array (R, ...) in units of the size of each run, and their exponents (R,)."""
-    size = np.abs(array).reshape(len(array), -1).max(axis=1, initial=0)
-    unit = np.frexp(np.where(np.isfinite(size), size, 0))[1]
+    unit = moderate(np.frexp(_largest(array))[1])
     return _in_units(array, unit), unit
+
+
+def _largest(array: Array) -> Array:
+    """Return the largest |x| of each run (R,)."""
+    rows = array.reshape(len(array), -1)
+    found: Array = np.maximum(rows.max(axis=1, initial=0), -rows.min(axis=1, initial=0))
+    return found
 
 
 def _in_units(array: Array, unit: Array) -> Array:
@@ -438,19 +451,21 @@ def _pairs(a: Array, b: Array) -> Array:
 
 def _features(outers: list[Outer], part: slice) -> Array:
     """Return rows `part` of leftᵀ right, (R, n, ...)."""
+    if len(outers) == 1:
+        return _feature(outers[0][0][..., part], outers[0][1])[0]
     first, *rest = (_feature(a[..., part], b) for a, b in outers)
-    for other in rest:
-        first = first + other
-    return first
+    total, by_rows = first
+    for other, same in rest:
+        total = total + (other if same == by_rows else other.swapaxes(2, 3))
+    return total
 
 
-def _feature(a: Array, b: Array) -> Array:
-    """Return leftᵀ right of all heads, (R, n, a, g, b)."""
+def _feature(a: Array, b: Array) -> tuple[Array, bool]:
+    """Return leftᵀ right of all heads and whether it is (R, n, a, g, b), or (R, n, g, a, b)."""
     if a.shape[3] == 1:
         found: Array = a[:, :, :, 0].swapaxes(-1, -2) @ b.reshape(*b.shape[:3], -1)
-        return found.reshape(*found.shape[:3], *b.shape[3:])
-    found = a.transpose(0, 1, 3, 4, 2) @ b.swapaxes(2, 3)
-    return found.swapaxes(2, 3)
+        return found.reshape(*found.shape[:3], *b.shape[3:]), True
+    return a.transpose(0, 1, 3, 4, 2) @ b.swapaxes(2, 3), False
 
 
 def _slices(length: int, step: int) -> Iterator[slice]:

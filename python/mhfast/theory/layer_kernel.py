@@ -21,7 +21,7 @@ import numpy as np
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Layer
-from .inputs import exponent, in_units, plain_layer, query_side
+from .inputs import exponent, in_units, moderate, plain_layer, query_side
 
 # Numbers of M of the heads that are taken together: 32 MiB in float64.
 BLOCK = 1 << 22
@@ -44,9 +44,9 @@ def layer_kernel(
     a, b = sides[0], sides[-1]
     p = a.layer.out_dim
     rows, columns = len(a.Z), len(b.Z)
-    K = np.zeros((rows, p, columns, p), model.dtype)
+    K: Array | None = None
     scale, s = math.frexp(model.scale)
-    alike = (scale**2 * (a.Z @ b.Z.T))[:, None, :, None] if "W" in names else None
+    alike = scale**2 * (a.Z @ b.Z.T) if "W" in names else None
     heads = 1 if model.W is None else model.heads  # heads of an identity attend alike
     each = max(1, BLOCK // max(1, a.numbers_of_head, b.numbers_of_head))
     for begin in range(0, heads, each):
@@ -54,14 +54,17 @@ def layer_kernel(
         parts = [side.features(some, differentiate=alike is not None) for side in sides]
         (pooled, moved, m), (pooled2, moved2, m2) = parts[0], parts[-1]
         if alike is not None:
-            together = (moved @ moved2.T).reshape(K.shape)
-            together *= alike
-            K += in_units(together, -(a.z + b.z + m + m2 + 2 * s))
+            together = (moved @ moved2.T).reshape(rows, p, columns, p)
+            together *= in_units(alike, -(a.z + b.z + m + m2 + 2 * s))[:, None, :, None]
+            K = together if K is None else K + together
+        if K is None:
+            K = np.zeros((rows, p, columns, p), model.dtype)
         if "V" in names:
             of_rows = in_units(pooled @ pooled2.T, -(a.x + b.x))
             of_rows *= model.heads // heads
             for o in range(p):
                 K[:, o, :, o] += of_rows
+    assert K is not None
     q, q2 = rows // inputs[0].n, columns // inputs[-1].n
     return K.reshape(inputs[0].n, q, p, inputs[-1].n, q2, p)
 
@@ -74,8 +77,8 @@ class _Side:
             data = replace(data, weight=None)
         self.layer, self._data = plain_layer(model, data, identities=True, in_double=False)
         Z = query_side(self.layer, self._data).reshape(-1, self.layer.dim)
-        self.z, self.x = exponent(Z), exponent(self._data.X)
-        self.Z, self._X = in_units(Z, self.z), in_units(self._data.X, self.x)
+        self.Z, self.z = _scaled(Z)
+        self._X, self.x = _scaled(self._data.X)
 
     @property
     def numbers_of_head(self) -> int:
@@ -95,27 +98,37 @@ class _Side:
             return pooled, pooled, 0
         v, values = 0, X[:, None]
         if layer.V is not None:
-            v = exponent(layer.V)
-            values = values @ in_units(layer.V[some], v)
+            V, v = _scaled(layer.V[some])
+            values = values @ V
         p = values.shape[-1]
-        C = np.broadcast_to(values.swapaxes(-1, -2)[:, :, None], (n, g, q, p, T))
+        C = np.empty((n, g, q, p, T), A.dtype)
+        C[...] = values.swapaxes(-1, -2)[:, :, None]
         D = _gradients(A.reshape(-1, T), C.reshape(-1, p, T)).reshape(n, g * q * p, T)
         M = (D @ X).reshape(n, g, q * p, -1).swapaxes(1, 2).reshape(n * q * p, -1)
-        own = exponent(M)
-        return pooled, in_units(M, own), 2 * self.x + v + own
+        M, own = _scaled(M)
+        return pooled, M, 2 * self.x + v + own
+
+
+def _scaled(array: Array) -> tuple[Array, int]:
+    """Return `array` in units of its size unless that is near 1, and the exponent of the unit."""
+    unit = moderate(exponent(array))
+    return (in_units(array, unit) if unit else array), unit
 
 
 def score_gradient(A: Array, C: Array) -> Array:
-    """D = A∘(C - rowsum(A∘C)) computed centred: c = C - C_m with m the row's largest weight."""
+    """D = A∘(C - rowsum(A∘C)) computed centred: c = C - C_m with m the row's largest weight.
+
+    D takes the place of C, whose memory is contiguous.
+    """
     T = A.shape[-1]
     return _gradients(A.reshape(-1, T), C.reshape(-1, 1, T)).reshape(A.shape)
 
 
 def _gradients(A: Array, C: Array) -> Array:
-    """`score_gradient` (r, k, T) of weights (r, T) and C (r, k, T)."""
-    rows, m = np.arange(len(A)), A.argmax(axis=-1)
-    c = C - C[rows, :, m][..., None]
-    D: Array = c - c @ A[..., None]
+    """`score_gradient` (r, k, T) of weights (r, T) and C (r, k, T), in the place of C."""
+    rows, m, D = np.arange(len(A)), A.argmax(axis=-1), C
+    D -= C[rows, :, m][..., None]
+    D -= D @ A[..., None]
     D *= A[:, None]
     # D_m is a difference of nearly equal numbers only where one weight is nearly 1.
     most = np.flatnonzero(A[rows, m] > 0.5)
