@@ -1,6 +1,7 @@
 #include "../passes/evaluate.hpp"
 
 #include "../passes/curvature.hpp"
+#include "../problem/alike_heads.hpp"
 
 #include "problem.hpp"
 #include "register.hpp"
@@ -9,7 +10,7 @@ namespace mhfast {
 namespace {
 
 double flops(const Shape& s) {
-  return double(s.n) * s.H * s.q * (s.flops_of_w() + 8.0 * s.T * s.d);
+  return double(s.n) * computed_heads(s) * s.q * (s.flops_of_w() + 8.0 * s.T * s.d);
 }
 
 /// A new array, with a leading axis of runs if there are any.

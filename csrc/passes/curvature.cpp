@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "../problem/alike_heads.hpp"
 #include "../problem/clean.hpp"
 #include "../problem/factors.hpp"
 #include "../problem/rescale.hpp"
@@ -299,18 +300,20 @@ void product_by_values(const Data<real>& data, const Model<const real*>& model,
 }  // namespace
 
 template <class real>
-void hessian_product(const Data<real>& data, const Model<const real*>& model,
+void hessian_product(const Data<real>& data, const Model<const real*>& given_model,
                      const Tensors<const real*>& tangent, real scale, Loss loss, int threads,
                      const Tensors<real*>& out) {
-  if (model.has_factored_values())
-    return product_by_values(data, model, tangent, scale, loss, threads, out);
-  const CleanData<real> clean(data, 1);
-  const Shape& s = data.shape;
+  if (given_model.has_factored_values())
+    return product_by_values(data, given_model, tangent, scale, loss, threads, out);
+  AlikeHeads<real> heads(data, given_model);
+  const Model<const real*>& model = heads.model();
+  const CleanData<real> clean(heads.data(), 1);
+  const Shape& s = heads.data().shape;
   const bool tied = model.is_tied();
   const Exponents exponents = exponents_of_call(*clean, model, true);
   const RescaledData<real> scaled_data(*clean, 1, exponents);
   const RescaledTensors<real> tensors(model.at, s, model.rank, tied, exponents);
-  const RescaledTensors<real> tangents(tangent, s, model.rank, tied, exponents);
+  const RescaledTensors<real> tangents(heads.merged(tangent), s, model.rank, tied, exponents);
   const Model<const real*> scaled_model{*tensors, model.rank};
   std::optional<OwnLossResults> own;
   if (loss.own) {
@@ -330,6 +333,7 @@ void hessian_product(const Data<real>& data, const Model<const real*>& model,
     if (out[name])
       scale_by_power(out[name], extent(TensorName(name), s, model.rank).all(),
                      exponents.of(TensorName(name), tied), out[name]);
+  heads.spread(out);
 }
 
 template void hessian_product<float>(const Data<float>&, const Model<const float*>&,

@@ -5,6 +5,7 @@
 #include <exception>
 #include <memory>
 
+#include "../problem/alike_heads.hpp"
 #include "../problem/clean.hpp"
 #include "../problem/factors.hpp"
 #include "../problem/rescale.hpp"
@@ -230,8 +231,9 @@ template <class real>
 void outputs(const Data<real>& given, const Model<const real*>& model, real scale, int threads,
              real* out) {
   if (given.shape.n == 0) return;
-  const CleanData<real> clean(given, 1);
-  const Rescaled<real> problem(*clean, model, false);
+  const AlikeHeads<real> heads(given, model);
+  const CleanData<real> clean(heads.data(), 1);
+  const Rescaled<real> problem(*clean, heads.model(), false);
   const Data<real>& data = *problem.data;
   CallScratch scratch;
   const LoadableModel<real> loadable(data.shape, problem.model, scale, false, scratch.model());
@@ -245,9 +247,10 @@ template <class real>
 double value_and_grad(const Data<real>& given, const Model<const real*>& given_model, real scale,
                       Loss loss, int threads, const Gradients<real>& gradients) {
   const bool derivatives = targets_of(loss) == Targets::kDerivatives;
-  const CleanData<real> clean(given, 1, derivatives);
+  const AlikeHeads<real> heads(given, given_model);
+  const CleanData<real> clean(heads.data(), 1, derivatives);
   const bool of_inputs = gradients.x || gradients.z;
-  const Rescaled<real> problem(*clean, given_model, of_inputs || gradients.of[kPrompt]);
+  const Rescaled<real> problem(*clean, heads.model(), of_inputs || gradients.of[kPrompt]);
   const Model<const real*>& model = problem.model;
   const CheaperKeys<real> keys(*problem.data, use_of(gradients), threads);
   const Data<real>& data = *keys;
@@ -293,6 +296,7 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
                             gradients.z);
   }
   problem.restore(gradients);
+  heads.spread(gradients.of);
   return value;
 }
 
@@ -367,12 +371,16 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
       }
       if (operands.limits) data.write_limits(i, 0, s.q, qL, workspace.limits);
       for (int h = 0; h < s.H; ++h) {
+        const std::ptrdiff_t size = std::ptrdiff_t(s.q) * s.T;
+        real* to = out + ((i - first) * s.H + h) * size;
+        if (s.identity_w && h > 0) {  // heads of an identity attend alike
+          std::copy_n(to - size, size, to);
+          continue;
+        }
         operands.w = s.identity_w ? nullptr : w + h * size_W;
         operands.kt = kt + h * size_W;
-        if (operands.w || h == 0)  // heads of an identity attend alike
-          kernels.scores_rows(
-              score_arguments(RowMode::kAttention, s.d, {s.T, s.q, 1}, operands, memory, 0));
-        real* to = out + ((i - first) * s.H + h) * s.q * s.T;
+        kernels.scores_rows(
+            score_arguments(RowMode::kAttention, s.d, {s.T, s.q, 1}, operands, memory, 0));
         for (int t = 0; t < s.q; ++t)
           for (int k = 0; k < s.T; ++k) *to++ = workspace.s[std::ptrdiff_t(k) * qL + t];
       }

@@ -100,6 +100,31 @@ def test_all_that_a_stored_identity_gives(dtype, kind, options):
             close(getattr(product, name), getattr(full, name), dtype, (plan, name))
 
 
+@pytest.mark.parametrize(("kind", "options"), [c for c in CASES if c[1]["identities"] == "W"])
+def test_heads_that_attend_alike_are_one_head(kind, options):
+    the = case(kind, **options)
+    (name,) = {"U", "V"} & set(the.model.parameters)
+    readout = the.model.parameters[name]
+    factor = HEADS**-0.5 if name == "U" else 1.0
+    one = the._replace(model=the.model.replace(**{name: factor * readout.sum(0, keepdims=True)}))
+    value, g = the.value_and_grad(wrt=the.names())
+    expected, h = one.value_and_grad(wrt=the.names())
+    assert value == pytest.approx(expected, rel=1e-14)
+    for other in the.names():
+        got, want = getattr(g, other), getattr(h, other)
+        close(got, np.repeat(factor * want, HEADS, 0) if other == name else want, float, other)
+    assert (getattr(g, name) == getattr(g, name)[:1]).all()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_readouts_whose_sum_is_out_of_range(sign):
+    rng = np.random.default_rng(1)
+    U = np.array([1.0, 0.9, sign * 0.8])[:, None, None] * rng.uniform(1.0, 1.7, (3, 4, 5)) * 1e308
+    X = 1e-9 * rng.standard_normal((6, 4, 5))
+    ordinary = mh.Classifier(None, np.ldexp(U, -1000))(X)  # X alone decides the weights
+    np.testing.assert_allclose(np.ldexp(mh.Classifier(None, U)(X), -1000), ordinary, rtol=1e-12)
+
+
 @OF_ALL
 def test_the_reference_agrees(kind, options):
     the = case(kind, **options)

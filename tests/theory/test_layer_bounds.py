@@ -167,6 +167,56 @@ def test_kernel_of_a_layer_is_that_of_its_gradients(query: Any) -> None:
         assert np.abs(part - want[[2, 0]]).max() < 1e-12 * np.abs(want).max()
 
 
+@pytest.mark.parametrize("identities", ["", "W", "V"])
+def test_the_kernel_of_a_layer_does_not_depend_on_its_blocks(
+    identities: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(4)
+    W, V = rng.standard_normal((4, 5, 5)) / 3, rng.standard_normal((4, 5, 2))
+    layer = mh.Layer(None if "W" in identities else W, None if "V" in identities else V)
+    X = rng.standard_normal((3, 6, 5))
+    whole = theory.ntk(layer, X)
+    if "W" in identities:  # every head has the gradient A X by its V
+        P = layer.attention(X)[:, 0] @ X
+        expected = 4 * np.einsum("ite,jse,or->itojsr", P, P, np.eye(2))
+        np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-13 * whole.max())
+    monkeypatch.setattr("mhfast.theory.layer_kernel.BLOCK", 500)  # one or two heads
+    np.testing.assert_allclose(theory.ntk(layer, X), whole, rtol=0, atol=1e-13 * whole.max())
+
+
+def test_the_kernel_of_a_layer_in_float32_and_far_from_one() -> None:
+    rng = np.random.default_rng(6)
+    W, V, X = (rng.standard_normal(s) for s in ((3, 5, 5), (3, 5, 2), (4, 6, 5)))
+    exact = theory.ntk(mh.Layer(W, V), X, wrt="W")
+    W, V, X = (a.astype(np.float32) for a in (W, V, X))
+    single = theory.ntk(mh.Layer(W, V), X, wrt="W")
+    assert single.dtype == np.float32
+    # Logits of size ten, rounded to 6e-8, and sums of a hundred products.
+    assert np.abs(single - exact).max() < 2e-5 * np.abs(exact).max()
+    # V² X⁴ is out of range, V² X⁶ is not; powers of two change no digit.
+    far = mh.Layer(np.ldexp(W, 50), np.ldexp(V, 115))
+    found = theory.ntk(far, np.ldexp(X, -25), wrt="W")
+    assert np.abs(np.ldexp(found, -80) - single).max() < 1e-6 * np.abs(single).max()
+
+
+def test_the_kernel_of_a_layer_in_saturation() -> None:
+    """Two tokens whose logits differ by a gap: M[o] is (x_0 - x_1) c_o / (2 + 2 cosh gap)."""
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((2, 2, 5))
+    X[:, :, 0] = 1
+    X[:, :, 1] = [1, 0]
+    W = np.zeros((1, 5, 5))
+    W[0, 0, 1] = 200.0
+    V = rng.standard_normal((1, 5, 3))
+    apart = X[:, 0] - X[:, 1]
+    slopes = apart @ V[0] / (2 + 2 * np.cosh(200.0))
+    features = np.einsum("io,ia,ib->ioab", slopes, X[:, 1], apart)
+    exact = np.einsum("ioab,jrab->iojr", features, features)
+    found = theory.ntk(mh.Layer(W, V, query=-1), X, wrt="W")[:, 0, :, :, 0]
+    # exp and a few products; the textbook formula has no digit right here.
+    np.testing.assert_allclose(found, exact, rtol=1e-11)
+
+
 def test_what_layers_do_not_have_is_refused_with_the_reason() -> None:
     layer = mh.Layer.gaussian(2, 5, 4, std=0.5, seed=0)
     X, y = np.ones((3, 6, 5)), np.ones(3)

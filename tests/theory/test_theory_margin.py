@@ -127,12 +127,57 @@ def test_runs_are_treated_one_by_one() -> None:
     np.testing.assert_array_equal(each[1], theory.ntk(mh.Classifier.zeros(2, 5, 7), two.run(1)))
 
 
-def test_kernel_does_not_depend_on_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+BLOCK_KINDS = ("dense", "factors", "tied", "one row", "prompt", "identity")
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
+@pytest.mark.parametrize("block", [40, 300, 900])  # one head and a row of W; a few heads; all
+def test_kernel_does_not_depend_on_its_blocks(
+    kind: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, data = problem(3)
-    whole = theory.ntk(model, data.X)
-    monkeypatch.setattr("mhfast.theory.kernel.BLOCK", 40)  # two samples, one row of W
+    rng = np.random.default_rng(7)
+    Q, K = rng.standard_normal((2, 7, 5, 2)) / 2
+    model = {
+        "dense": model,
+        "factors": model.replace(W=mh.LowRank(Q, K)),
+        "tied": model.replace(W=mh.LowRank(Q)),
+        "one row": mh.Classifier(mh.LowRank(Q), model.U[:, :1], query=-1),
+        "prompt": model.replace(prompt=rng.standard_normal((3, 5))),
+        "identity": model.replace(W=None, prompt=rng.standard_normal((3, 5))),
+    }[kind]
+    few = mh.Dataset(data.X[:4] + 0.5, np.ones(4))
+    whole, between = theory.ntk(model, data.X), theory.ntk(model, data, few)
+    J, J2 = (own_jacobian(model, samples, tuple(model.parameters)) for samples in (data, few))
+    np.testing.assert_allclose(between, J @ J2.T, rtol=0, atol=1e-12 * np.abs(between).max())
+    monkeypatch.setattr("mhfast.theory.kernel.BLOCK", block)
     # The same products, summed in another order.
-    np.testing.assert_allclose(theory.ntk(model, data.X), whole, rtol=0, atol=1e-13 * whole.max())
+    tolerance = {"rtol": 0, "atol": 1e-13 * np.abs(whole).max()}
+    np.testing.assert_allclose(theory.ntk(model, data.X), whole, **tolerance)
+    np.testing.assert_allclose(theory.ntk(model, data, few), between, **tolerance)
+
+
+@pytest.mark.parametrize("kind", ["dense", "tied", "identity"])
+def test_kernels_of_runs_are_exact_whatever_their_sizes(kind: str) -> None:
+    """A readout times c has a kernel by W, or by the prompt, of c² times the size."""
+    c = np.array([1.0, 2.0**-300, 2.0**400])
+    rng = np.random.default_rng(8)
+    U = rng.standard_normal((2, 3, 5))
+    W = rng.standard_normal((3, 2, 5, 5)) if kind == "dense" else None
+    models = mh.Classifier(
+        mh.LowRank(rng.standard_normal((3, 2, 5, 4))) if kind == "tied" else W,
+        c[:, None, None, None] * U,
+        prompt=rng.standard_normal((3, 3, 5)),
+    )
+    names = tuple(name for name in models.parameters if name != "U")
+    data = mh.Dataset(rng.standard_normal((3, 4, 6, 5)), np.ones((3, 4)))
+    found = theory.ntk(models, data, wrt=names)
+    for r, of_run in enumerate(found):
+        alone = models[r].replace(U=U)
+        J = own_jacobian(alone, data.run(r), names)
+        expected = J @ J.T
+        atol = 1e-12 * np.abs(expected).max()  # rounding
+        np.testing.assert_allclose(of_run / c[r] / c[r], expected, rtol=0, atol=atol)
 
 
 def test_gradients_of_all_samples_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,9 @@ def settled(
     return model, data, counting
 
 
-def plain_layer(model: object, data: Dataset, *, identities: bool = False) -> tuple[Layer, Dataset]:
+def plain_layer(
+    model: object, data: Dataset, *, identities: bool = False, in_double: bool = True
+) -> tuple[Layer, Dataset]:
     """Return a layer with dense W and no prompt and its data, as `settled` does for a classifier.
 
     Padding, which no row sees, becomes zeros.
@@ -139,6 +141,8 @@ def plain_layer(model: object, data: Dataset, *, identities: bool = False) -> tu
     ----------
     identities : bool
         Whether W and V may be identities.
+    in_double : bool
+        Whether float64 is the dtype of what is returned; otherwise it stays as it is.
 
     Raises
     ------
@@ -167,7 +171,8 @@ def plain_layer(model: object, data: Dataset, *, identities: bool = False) -> tu
         raise TypeError(
             f"X: expected dtype {model.dtype.name}, that of the model, got {data.dtype.name}"
         )
-    layer, data = double(model), double(data)
+    layer = double(model) if in_double else model
+    data = double(data) if in_double else data
     if isinstance(layer.query, np.ndarray):
         data = dataclasses.replace(data, query=layer.query if data.query is None else data.query)
         layer = dataclasses.replace(layer, query=None)
@@ -208,9 +213,10 @@ def check_finite(model: Any, data: Dataset) -> None:
 
 
 def _finite(name: str, array: Array, weight: Array | None) -> None:
-    wrong = ~np.isfinite(array)
-    if not wrong.any():
+    finite = np.isfinite(array)
+    if finite.all():
         return
+    wrong = ~finite
     if weight is not None and weight.shape == array.shape[: weight.ndim]:
         wrong &= (weight > 0).reshape(weight.shape + (1,) * (array.ndim - weight.ndim))
     elif weight is not None and weight.shape[0] == len(array):  # of rows
@@ -228,8 +234,20 @@ def exponent(array: Array) -> int:
     return math.frexp(size)[1] if 0.0 < size < math.inf else 0
 
 
+def moderate(unit: Any) -> Any:
+    """Return exponents (ints or an array of them) as they are, and 0 for those up to 4.
+
+    Numbers so near 1 need no unit: products of a few of them are far inside the range.
+    """
+    return unit * (abs(unit) > 4)
+
+
 def in_units(array: Array, unit: int) -> Array:
     """Return `array` / 2^unit, exact unless it leaves the range of its dtype."""
+    if abs(unit) <= np.finfo(array.dtype).maxexp - 2:  # then 2^-unit is in range
+        with np.errstate(over="ignore", under="ignore"):
+            found: Array = array * array.dtype.type(math.ldexp(1.0, -unit))
+        return found
     # In two halves: 2^unit itself may be out of range.
     first = unit // 2
     with np.errstate(over="ignore", under="ignore"):

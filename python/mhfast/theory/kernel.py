@@ -1,4 +1,4 @@
-"""The tangent kernel of a classifier, K_ij = ⟨∇Φ(X_i), ∇Φ(X_j)⟩, head by head.
+"""The tangent kernel of a classifier, K_ij = ⟨∇Φ(X_i), ∇Φ(X_j)⟩.
 
 With A the attention of a head, C = U_h Xᵀ and D its derivative by the scores (centred, so that it
 keeps its digits where attention saturates),
@@ -6,10 +6,14 @@ keeps its digits where attention saturates),
     ∂Φ/∂U_h = H^(-1/2) A X,   ∂Φ/∂W_h = H^(-1/2) scale · Zᵀ D X,
     ∂Φ/∂Q_h = ∂Φ/∂W_h K_h,   ∂Φ/∂K_h = (∂Φ/∂W_h)ᵀ Q_h,   ∂Φ/∂prompt = H^(-1/2) scale Σ_h D X W_hᵀ.
 
-All but the last are products leftᵀ right over query rows.  They are formed for one head and as many
-rows of `left` as fit `BLOCK` numbers, and multiplied by BLAS; the gradients of all samples never
-exist at once.  Tokens, readout and factors enter in units of their own size, powers of two, and
-so does each product, so that a kernel of any size is as exact as one of size 1.
+All are formed for as many heads at a time as fit `BLOCK` numbers.  All but the last and that by U
+are products leftᵀ right over query rows, and their inner products are found in the cheaper of two
+ways: from the features, for as many rows of leftᵀ as fit `BLOCK` numbers, or from pairs of query
+rows, ⟨leftᵀ right, left'ᵀ right'⟩ = Σ_ts ⟨left_t, left'_s⟩ ⟨right_t, right'_s⟩.  Heads of an
+identity are one head, whose U is the sum of theirs.
+
+Tokens, readout and factors enter in units of their own size, powers of two, of each run, and so
+does each product, so that a kernel of any size is as exact as one of size 1.
 """
 
 from __future__ import annotations
@@ -29,17 +33,20 @@ from ..reference.attention import weights
 from ..reference.gradients import weights_tangent
 from ..reference.model import Model as Plain
 from ..reference.model import inputs
-from .inputs import check_finite, classifier, exponent, in_units, query_side, samples
+from .inputs import check_finite, classifier, in_units, moderate, query_side, samples
 from .layer_kernel import layer_kernel, score_gradient
 from .runs import over_runs
 
 # Numbers of one block of features, or of attention weights: 32 MiB in float64.
 BLOCK = 1 << 22
 
-Outer = tuple[Array, Array]  # left (n, q, a), right (n, q, b); a feature is leftᵀ right (a, b)
+# left (R, n, q, G, a), right (R, n, q, g, b) of g heads; features are leftᵀ right (g, a, b).  G is
+# g, or 1 where all heads have the same left.
+Outer = tuple[Array, Array]
+# Products whose sum is the gradient by one parameter, and the exponents (R,) of its unit.
+Part = tuple[list[Outer], Array]
 
 
-@over_runs
 def ntk(
     model: Classifier | Layer,
     X: npt.ArrayLike | Dataset,
@@ -78,8 +85,8 @@ def ntk(
     multiplies, whose order of sums may depend on the number of its threads: entries are equal up
     to rounding, not bitwise.
 
-    Beyond the result and one head's Z, A X and D X, at most two blocks of 2²² numbers are held;
-    of a Layer D X of one head for every output, in float64.
+    Beyond the result and Z, A X and D X of one head, at most a few blocks of 2²² numbers are held;
+    of a Layer also D X of one head for every output.
 
     Examples
     --------
@@ -94,17 +101,54 @@ def ntk(
     >>> bool(np.allclose(K, sum(parts)))
     True
     """
+    if _is_one_batch(model, X, X2):
+        return _kernel_of_runs(model, samples(X), wrt)
+    return _each(model, X, X2, wrt)
+
+
+def _is_one_batch(model: object, X: object, X2: object) -> bool:
+    """Whether all runs fit one block; over runs that are larger there is nothing to gain."""
+    if not isinstance(model, Classifier) or X2 is not None or model.attention != "softmax":
+        return False
+    data = X if isinstance(X, Dataset) else None
+    of_data = None if data is None else data.runs
+    runs = model.runs or of_data
+    if not runs or (of_data and model.runs and of_data != model.runs):
+        return False
+    if isinstance(model.query, np.ndarray) or (data is not None and data.weight is not None):
+        return False
+    n, T, d = X.shape[-3:] if isinstance(X, np.ndarray) else (0, 0, 0)
+    if data is not None:
+        n, T, d = data.n, data.tokens, data.dim
+    rows = runs * n * model.heads * model.U.shape[-2]
+    return 0 < rows * max(T, d) <= BLOCK
+
+
+@over_runs
+def _each(
+    model: Classifier | Layer,
+    X: npt.ArrayLike | Dataset,
+    X2: npt.ArrayLike | Dataset | None,
+    wrt: str | Sequence[str] | None,
+) -> Array:
+    """Return the kernel of one run; `over_runs` makes it that of all."""
     if isinstance(model, Layer):
-        K = layer_kernel(model, samples(X), None if X2 is None else samples(X2), wrt)
-        return K.astype(model.dtype, copy=False)
+        return layer_kernel(model, samples(X), None if X2 is None else samples(X2), wrt)
     model = classifier(model, any_map=True)
     if model.attention == "hardmax":
         raise ValueError("model: expected a row map with derivatives, got attention 'hardmax'")
     first = samples(X)
-    for data in (first,) if X2 is None else (first, samples(X2)):
+    second = None if X2 is None else samples(X2)
+    for data in (first,) if second is None else (first, second):
         check_finite(model, data)
-    K, unit = scaled_kernel(model, first, None if X2 is None else samples(X2), wrt)
+    K, unit = scaled_kernel(model, first, second, wrt)
     return in_units(K, -2 * unit)
+
+
+def _kernel_of_runs(model: Classifier, data: Dataset, wrt: str | Sequence[str] | None) -> Array:
+    check_finite(model, data)
+    K, unit = _scaled_kernels(model, data, None, wrt)
+    return _in_units(K, -2 * unit)
 
 
 def scaled_kernel(
@@ -113,44 +157,65 @@ def scaled_kernel(
     second: Dataset | None = None,
     wrt: str | Sequence[str] | None = None,
 ) -> tuple[Array, int]:
-    """Return the kernel as K 4^unit, with the entries of K of moderate size."""
+    """Return the kernel of one run as K 4^unit, with the entries of K of moderate size."""
+    K, unit = _scaled_kernels(model, first, second, wrt)
+    return K[0], int(unit[0])
+
+
+def _scaled_kernels(
+    model: Classifier, first: Dataset, second: Dataset | None, wrt: str | Sequence[str] | None
+) -> tuple[Array, Array]:
+    """Return K (R, n, n2) and units (R,); of one run R is 1."""
     names = _names(model, wrt)
-    same = second is None
     inputs = (first,) if second is None else (first, second)
-    total = _Sum(np.zeros((inputs[0].n, inputs[-1].n), model.dtype))
-    prompts: list[Any] = [0.0, 0.0]
-    for h in range(model.heads):
-        both = [_Head(model, h, side, names) for side in inputs]
-        a, b = both[0], both[-1]
+    sides = [_Side(model, data, names) for data in inputs]
+    a, b = sides[0], sides[-1]
+    runs = model.runs or first.runs or 1
+    total = _Sum(np.zeros((runs, first.n, b.data.n), model.dtype))
+    prompts: list[Any] = [0.0 for _ in sides]
+    heads = 1 if model.W is None else model.heads
+    each = max(1, BLOCK // max(1, runs * a.numbers_of_head, runs * b.numbers_of_head))
+    for some in _slices(heads, each):
+        found = [side.features(some) for side in sides]
+        (pooled, _, parts), (pooled2, _, parts2) = found[0], found[-1]
         if "U" in names:
-            total.add(_products(a.pooled, b.pooled), a.pooled_unit + b.pooled_unit)
+            # All heads of an identity have the same A X.
+            alike = model.heads // heads
+            total.add(alike * _products(pooled, pooled2), a.pooled_unit + b.pooled_unit)
         if "prompt" in names:
-            prompts = [p + head.prompt() for p, head in zip(prompts, (a, b), strict=True)]
-        for left, right in zip(a.outers, b.outers, strict=True):
+            prompts = [
+                p + side.of_prompt(rows, some)
+                for p, side, (_, rows, _) in zip(prompts, sides, found, strict=True)
+            ]
+        for left, right in zip(parts, parts2, strict=True):
             total.add(_outer_products(left[0], right[0]), left[1] + right[1])
     if "prompt" in names:
         unit = a.prompt_unit + b.prompt_unit
-        total.add(_products(prompts[0], prompts[0] if same else prompts[1]), unit)
+        total.add(_products(prompts[0], prompts[-1]), unit)
     K = total.value / model.heads
-    unit = total.unit - total.unit % 2
-    return in_units(K, unit - total.unit), unit // 2
+    top = np.where(total.unit == _NONE, 0, total.unit)
+    unit = top - top % 2
+    return _in_units(K, unit - top), unit // 2
+
+
+# The unit of a sum of nothing.
+_NONE = -(10**6)
 
 
 class _Sum:
-    """A sum of arrays, each times a power of two, kept in units of its largest part."""
+    """A sum of arrays, each times a power of two, kept in units of its largest part, by runs."""
 
     def __init__(self, zeros: Array) -> None:
-        self.value, self.unit, self._empty = zeros, 0, True
+        self.value, self.unit = zeros, np.full(len(zeros), _NONE)
 
-    def add(self, part: Array, unit: int) -> None:
-        if not part.any():
-            return
-        top = unit + exponent(part)
-        if self._empty or top > self.unit:
-            if not self._empty:
-                self.value = in_units(self.value, top - self.unit)
-            self.unit, self._empty = top, False
-        self.value += in_units(part, self.unit - unit)
+    def add(self, part: Array, unit: Array) -> None:
+        size = _largest(part)
+        top = np.where(size > 0, unit + np.frexp(size)[1], _NONE)
+        largest = np.maximum(self.unit, top)
+        if (self.unit != _NONE).any():
+            self.value = _in_units(self.value, np.where(largest == _NONE, 0, largest - self.unit))
+        self.unit = largest
+        self.value = self.value + _in_units(part, np.where(top == _NONE, 0, largest - unit))
 
 
 def _names(model: Classifier, wrt: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -162,126 +227,245 @@ def _names(model: Classifier, wrt: str | Sequence[str] | None) -> tuple[str, ...
     return names
 
 
-class _Head:
-    """The features of one head, for all samples of a data set.
+class _Side:
+    """One data set as a model sees it, with all arrays in units, and an axis of runs in front."""
 
-    pooled (n, q, d) is A X; outers is a list with, for each parameter among W, Q, K, the products
-    whose sum is its gradient.  Each comes with the exponent of its unit, a power of two.
-    """
+    def __init__(self, model: Classifier, data: Dataset, names: tuple[str, ...]) -> None:
+        self.model, self.data, self._names = model, data, names
+        self._of_map = model.attention != "softmax"
+        self._X, self.pooled_unit = _scaled(_with_runs(data.X, 4))
+        U, self._u = _scaled(_with_runs(model.U, 4))
+        self._U = U.sum(axis=1, keepdims=True) if model.W is None else U
+        self._differentiates = names != ("U",)
+        if self._differentiates:
+            self._Z, self._z = self._query_rows()
+            self._scale, s = math.frexp(model.scale)
+            self._moved_unit = 2 * self.pooled_unit + self._u + s
+            self._W = self._factors()
+            tied = len(self._W) == 1 and not isinstance(model.W, np.ndarray)
+            factors = [*self._W, *self._W] if tied else self._W
+            self.prompt_unit = sum((unit for _, unit in factors), self._moved_unit)
 
-    def __init__(self, model: Classifier, h: int, data: Dataset, names: tuple[str, ...]) -> None:
-        Z, z = _scaled(query_side(model, data))
-        x, u, w = exponent(data.X), exponent(model.U), 0
-        scale, s = math.frexp(model.scale)
-        self.pooled, moved = _pooled(model, h, data, x, u)
-        self.pooled_unit, m = x, 2 * x + u + s
-        moved *= scale
+    @property
+    def numbers_of_head(self) -> int:
+        """Of A X, or of A."""
+        q, d = self._U.shape[-2:]
+        return int(self.data.n * q * max(d, self.data.tokens))
+
+    def _query_rows(self) -> tuple[Array, Array]:
+        if self.model.prompt is None:
+            return _scaled(_with_runs(query_side(self.model, self.data), 4))
+        prompt, unit = _scaled(_with_runs(self.model.prompt, 3))
+        runs, q, d = prompt.shape
+        return np.broadcast_to(prompt[:, None], (runs, self.data.n, q, d)), unit
+
+    def _factors(self) -> list[tuple[Array, Array]]:
+        """Return W, or Q and K (or Q alone if they are tied), in units."""
+        W: Any = self.model.W
+        if W is None:
+            return []
+        if isinstance(W, np.ndarray):
+            return [_scaled(_with_runs(W, 4))]
+        return [_scaled(_with_runs(x, 4)) for x in (W.Q, W.K) if x is not None]
+
+    def features(self, some: slice) -> tuple[Array, Array, list[Part]]:
+        """Return A X and D X (R, n, q, g, d) of some heads, and their gradients."""
+        pooled, moved = self._pooled(some)
+        if not self._differentiates:
+            return pooled, moved, []
+        moved *= moved.dtype.type(self._scale)
         of_head, own = _scaled(moved)  # near underflow where attention saturates
-        self.outers: list[tuple[list[Outer], int]] = []
-        W: Array | None = None  # the identity
-        if model.W is None:
-            pass
-        elif isinstance(model.W, np.ndarray):
-            w = exponent(model.W)
-            W = in_units(model.W[h], w)
-            if "W" in names:
-                self.outers.append(([(Z, of_head)], z + m + own))
+        unit = self._z + self._moved_unit + own
+        Z = self._Z[:, :, :, None]
+        if self.model.W is None:
+            return pooled, moved, []
+        if isinstance(self.model.W, np.ndarray):
+            return pooled, moved, [([(Z, of_head)], unit)] if "W" in self._names else []
+        (Q, of_Q), (K, of_K) = self._W[0], self._W[-1]
+        by_Q = Z, _by_heads(of_head, K[:, some])
+        by_K = of_head, _by_heads(Z, Q[:, some])
+        if len(self._W) == 1:
+            return pooled, moved, [([by_Q, by_K], unit + of_Q)] if "Q" in self._names else []
+        parts = {"Q": ([by_Q], unit + of_K), "K": ([by_K], unit + of_Q)}
+        return pooled, moved, [part for name, part in parts.items() if name in self._names]
+
+    def of_prompt(self, moved: Array, some: slice) -> Array:
+        """Return the part of some heads in the gradient by the query rows, (R, n, q, d)."""
+        if not self._W:
+            return moved.sum(axis=3)
+        # Rows of the heads side by side, so that one product adds them.
+        W = self._W[0][0][:, some]
+        if not isinstance(self.model.W, np.ndarray):
+            W = W @ self._W[-1][0][:, some].swapaxes(-1, -2)
+        stacked = W.swapaxes(-1, -2).reshape(len(W), 1, -1, W.shape[-1])
+        found: Array = moved.reshape(*moved.shape[:3], -1) @ stacked
+        return found
+
+    def _pooled(self, some: slice) -> tuple[Array, Array]:
+        """Return A X and D X of some heads, (R, n, q, g, d) each, a block of samples at a time."""
+        U = self._U[:, some]
+        g, q, d = U.shape[1:]
+        U = U.swapaxes(1, 2).reshape(len(U), 1, q * g, d)
+        head = self.model if g == self.model.heads else _of_heads(self.model, some)
+        n, T = self.data.n, self.data.tokens
+        rows = max(1, BLOCK // (g * q * T))
+        if rows >= n:
+            found = self._block(head, self.data, U, self._X)
         else:
-            q, k = exponent(model.W.Q), exponent(model.W.Q if model.W.K is None else model.W.K)
-            Q = in_units(model.W.Q[h], q)
-            K = Q if model.W.K is None else in_units(model.W.K[h], k)
-            W, w = Q @ K.T, q + k
-            by_Q, by_K = (Z, of_head @ K), (of_head, Z @ Q)
-            m_own = z + m + own
-            if model.W.K is None:
-                self.outers += [([by_Q, by_K], m_own + k)] if "Q" in names else []
-            else:
-                self.outers += [([by_Q], m_own + k)] if "Q" in names else []
-                self.outers += [([by_K], m_own + q)] if "K" in names else []
-        self._moved, self._W, self.prompt_unit = moved, W, m + w
+            parts = []
+            for part in _slices(n, rows):
+                own = head
+                if isinstance(head.query, np.ndarray) and self.data.query is None:
+                    own = replace(head, query=head.query[part])
+                X = self._X[:, part]
+                parts.append(self._block(own, self.data.subset(part), U, X))
+            found = tuple(np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
+        pooled, moved = (x.reshape(*x.shape[:2], q, g, d) for x in found)
+        return pooled, moved
 
-    def prompt(self) -> Array:
-        """Return the gradient with respect to the query rows, (n, q, d)."""
-        gradient: Array = self._moved if self._W is None else self._moved @ self._W.T
-        return gradient
-
-
-def _scaled(array: Array) -> tuple[Array, int]:
-    unit = exponent(array)
-    return in_units(array, unit), unit
-
-
-def _pooled(model: Classifier, h: int, data: Dataset, x: int, u: int) -> tuple[Array, Array]:
-    """Return A X and D X of head h, (n, q, d) each, a block of samples at a time.
-
-    X is taken in units of 2^x and U in units of 2^u, except in the attention.
-    """
-    U = in_units(model.U[h], u)
-    head = _one_head(model, h)
-    pooled = np.empty((data.n, *U.shape), model.dtype)
-    moved = np.empty_like(pooled)
-    rows = max(1, BLOCK // (len(U) * data.tokens))
-    for part in _slices(data.n, rows):
-        block = data.subset(part)
-        own = head
-        if isinstance(model.query, np.ndarray) and data.query is None:
-            own = replace(head, query=model.query[part])
-        A = own.attention(block)[:, 0]
-        tokens = in_units(block.X, x)
-        pooled[part] = A @ tokens
-        C = U @ tokens.transpose(0, 2, 1)
-        D = score_gradient(A, C) if model.attention == "softmax" else _of_map(own, block, C)
-        moved[part] = D @ tokens
-    return pooled, moved
+    def _block(
+        self, head: Classifier, data: Dataset, U: Array, tokens: Array
+    ) -> tuple[Array, Array]:
+        """Return A X and D X (R, n, q g, d) of a block of samples; without W or prompt no D X."""
+        A = _with_runs(head.attention(data), 5).swapaxes(2, 3)
+        shape = A.shape
+        A = A.reshape(*shape[:2], -1, shape[-1])
+        pooled = A @ tokens
+        if not self._differentiates:
+            return pooled, pooled
+        C = U @ tokens.swapaxes(-1, -2)
+        if self._of_map:
+            by_heads = C.reshape(shape)[0].swapaxes(1, 2)
+            D = _of_map(head, data, by_heads).swapaxes(1, 2).reshape(A.shape)
+        else:
+            D = score_gradient(A, C)
+        return pooled, D @ tokens
 
 
-def _one_head(model: Classifier, h: int) -> Classifier:
+def _with_runs(array: Array, axes: int) -> Array:
+    return array if array.ndim == axes else array[None]
+
+
+def _scaled(array: Array) -> tuple[Array, Array]:
+    """Return an array (R, ...) in units of the size of each run, and their exponents (R,)."""
+    unit = moderate(np.frexp(_largest(array))[1])
+    return _in_units(array, unit), unit
+
+
+def _largest(array: Array) -> Array:
+    """Return the largest |x| of each run (R,)."""
+    rows = array.reshape(len(array), -1)
+    found: Array = np.maximum(rows.max(axis=1, initial=0), -rows.min(axis=1, initial=0))
+    return found
+
+
+def _in_units(array: Array, unit: Array) -> Array:
+    """Return `array` (R, ...) / 2^unit, exact unless it leaves the range of its dtype."""
+    if not unit.any():
+        return array
+    shape = (-1,) + (1,) * (array.ndim - 1)
+    if np.abs(unit).max() <= np.finfo(array.dtype).maxexp - 2:
+        with np.errstate(over="ignore", under="ignore"):
+            scaled: Array = array * np.ldexp(array.dtype.type(1), -unit).reshape(shape)
+        return scaled
+    if len(unit) == 1:
+        return in_units(array, int(unit[0]))
+    return np.stack([in_units(x, int(u)) for x, u in zip(array, unit, strict=True)])
+
+
+def _by_heads(rows: Array, factor: Array) -> Array:
+    """Multiply rows (R, n, q, g or 1, d) by the factors (R, g, d, r) of the heads."""
+    found: Array = rows.swapaxes(2, 3) @ factor[:, None]
+    return found.swapaxes(2, 3)
+
+
+def _of_heads(model: Classifier, some: slice) -> Classifier:
+    at = (slice(None),) * (model.runs is not None) + (some,)
     W: Any = model.W
     if isinstance(W, np.ndarray):
-        W = W[h : h + 1]
+        W = W[at]
     elif W is not None:
-        W = replace(W, Q=W.Q[h : h + 1], K=None if W.K is None else W.K[h : h + 1])
-    return replace(model, W=W, U=model.U[h : h + 1])
+        W = replace(W, Q=W.Q[at], K=None if W.K is None else W.K[at])
+    return replace(model, W=W, U=model.U[at])
 
 
 def _of_map(model: Classifier, data: Dataset, C: Array) -> Array:
-    """D (n, q, T) of one head with another row map, by the specification, in float64."""
+    """D (n, H, q, T) with another row map, by the specification, in float64."""
     own = Plain.of(model)
     seen = inputs(own, data.X, data.query, data.lengths)
-    C64 = C[:, None].astype(np.float64)
-    D: Array = weights_tangent(own, seen, weights(own, seen), C64)[:, 0]
+    D: Array = weights_tangent(own, seen, weights(own, seen), C.astype(np.float64))
     return D.astype(model.dtype)
 
 
 def _products(a: Array, b: Array) -> Array:
-    """Return the inner products of two sets of features; of one set if both are the same object."""
-    left = a.reshape(len(a), -1)
-    found: Array = left @ (left if a is b else b.reshape(len(b), -1)).T
+    """Return inner products (R, n, n2) of two sets of features; of one if both are one object."""
+    left = a.reshape(*a.shape[:2], -1)
+    right = left if a is b else b.reshape(*b.shape[:2], -1)
+    found: Array = left @ right.swapaxes(-1, -2)
     return found
 
 
 def _outer_products(left: list[Outer], right: list[Outer]) -> Array:
     """Return the inner products of features that are sums of products over query rows."""
-    first, second = left[0][0], right[0][0]
-    K: Array = np.zeros((len(first), len(second)), first.dtype)
-    if first.shape[1] == 1:  # features of rank one: no need to form them
-        for a, b in left:
-            for a2, b2 in right:
-                K += (a[:, 0] @ a2[:, 0].T) * (b[:, 0] @ b2[:, 0].T)
-        return K
-    rows, columns = first.shape[2], left[0][1].shape[2]
-    step = max(1, BLOCK // (columns * max(K.shape)))
+    (first, columns), second = left[0], right[0][0]
+    n, n2, q = first.shape[1], second.shape[1], first.shape[2]
+    g, rows, of_column = columns.shape[3], first.shape[4], columns.shape[4]
+    # Multiplications; an entry of a product of two products counts as four.
+    by_features = (n + n2) * q * g * rows * of_column * len(left) + n * n2 * g * rows * of_column
+    by_pairs = sum(
+        n * n2 * q * q * (a.shape[3] * a.shape[4] + b.shape[3] * b.shape[4] + 4 * a.shape[3])
+        for a, b in left
+        for _ in right
+    )
+    if by_pairs < by_features and (q == 1 or n * n2 * q * q * len(columns) <= BLOCK):
+        return _by_pairs(left, right)
+    K: Any = 0.0
+    step = max(1, BLOCK // (len(columns) * g * of_column * max(n, n2)))
     for part in _slices(rows, step):
         features = _features(left, part)
-        K += _products(features, features if right is left else _features(right, part))
-    return K
+        K = K + _products(features, features if right is left else _features(right, part))
+    return np.asarray(K)
+
+
+def _by_pairs(left: list[Outer], right: list[Outer]) -> Array:
+    """Return the same as sums over pairs of query rows, and of heads whose lefts differ."""
+    K: Any = 0.0
+    for a, b in left:
+        for a2, b2 in right:
+            heads = [slice(None)] if a.shape[3] == a2.shape[3] == 1 else None
+            for h in heads or [slice(h, h + 1) for h in range(b.shape[3])]:
+                own, own2 = (x if x.shape[3] == 1 else x[:, :, :, h] for x in (a, a2))
+                pairs = _pairs(own, own2) * _pairs(b[:, :, :, h], b2[:, :, :, h])
+                K = K + pairs.sum(axis=(2, 4))
+    return np.asarray(K)
+
+
+def _pairs(a: Array, b: Array) -> Array:
+    """Return the inner products (R, n, q, n2, q2) of rows, of all their heads together."""
+    (runs, n, q), (n2, q2) = a.shape[:3], b.shape[1:3]
+    left = a.reshape(runs, n * q, -1)
+    right = left if a is b else b.reshape(len(b), n2 * q2, -1)
+    found: Array = left @ right.swapaxes(-1, -2)
+    return found.reshape(-1, n, q, n2, q2)
 
 
 def _features(outers: list[Outer], part: slice) -> Array:
-    first, *rest = (a[:, :, part].transpose(0, 2, 1) @ b for a, b in outers)
-    for other in rest:
-        first += other
-    return first
+    """Return rows `part` of leftᵀ right, (R, n, ...)."""
+    if len(outers) == 1:
+        return _feature(outers[0][0][..., part], outers[0][1])[0]
+    first, *rest = (_feature(a[..., part], b) for a, b in outers)
+    total, by_rows = first
+    for other, same in rest:
+        total = total + (other if same == by_rows else other.swapaxes(2, 3))
+    return total
+
+
+def _feature(a: Array, b: Array) -> tuple[Array, bool]:
+    """Return leftᵀ right of all heads and whether it is (R, n, a, g, b), or (R, n, g, a, b)."""
+    if a.shape[3] == 1:
+        found: Array = a[:, :, :, 0].swapaxes(-1, -2) @ b.reshape(*b.shape[:3], -1)
+        return found.reshape(*found.shape[:3], *b.shape[3:]), True
+    return a.transpose(0, 1, 3, 4, 2) @ b.swapaxes(2, 3), False
 
 
 def _slices(length: int, step: int) -> Iterator[slice]:

@@ -4,21 +4,27 @@ With P = A_h X (n, q, d) and M[o] = D X (n, q, d) the derivative of column o of 
 scores, centred as in `kernel`,
 
     ⟨∂F_ito/∂V_h, ∂F_jsr/∂V_h⟩ = [o = r] ⟨P_it, P_js⟩,
-    ⟨∂F_ito/∂W_h, ∂F_jsr/∂W_h⟩ = scale² ⟨z_it, z_js⟩ ⟨M_ito, M_jsr⟩.
+    ⟨∂F_ito/∂W_h, ∂F_jsr/∂W_h⟩ = scale² ⟨z_it, z_js⟩ ⟨M_ito, M_jsr⟩,
+
+and z is that of all heads: P and M of as many heads as fit `BLOCK` numbers lie side by side, so that
+one product adds them.  Numbers are in units of their own size, powers of two.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Layer
-from .inputs import plain_layer, query_side
+from .inputs import exponent, in_units, moderate, plain_layer, query_side
+
+# Numbers of M of the heads that are taken together: 32 MiB in float64.
+BLOCK = 1 << 22
 
 
 def layer_kernel(
@@ -27,53 +33,107 @@ def layer_kernel(
     second: Dataset | None,
     wrt: str | Sequence[str] | None,
 ) -> Array:
-    """Return K (n, q, p, n2, q2, p) in float64."""
+    """Return K (n, q, p, n2, q2, p)."""
     inputs = (first,) if second is None else (first, second)
-    # Samples of weight 0 keep their places.
-    sides = [plain_layer(model, replace(data, weight=None), identities=True) for data in inputs]
+    sides = [_Side(model, data) for data in inputs]
     known = tuple(model.parameters)
     names = known if wrt is None else (wrt,) if isinstance(wrt, str) else tuple(wrt)
     for name in names:
         if name not in known:
             raise ValueError(f"wrt: expected names from {', '.join(known)}, got {name!r}")
-    Z = [query_side(layer, data).reshape(-1, model.dim) for layer, data in sides]
-    p = model.out_dim
-    rows, columns = len(Z[0]), len(Z[-1])
-    K = np.zeros((rows, p, columns, p))
-    alike = model.scale**2 * (Z[0] @ Z[-1].T)[:, None, :, None]
-    for h in range(model.heads):
-        parts = [_features(layer, data, h) for layer, data in sides]
-        (pooled, moved), (pooled2, moved2) = parts[0], parts[-1]
+    a, b = sides[0], sides[-1]
+    p = a.layer.out_dim
+    rows, columns = len(a.Z), len(b.Z)
+    K: Array | None = None
+    scale, s = math.frexp(model.scale)
+    alike = scale**2 * (a.Z @ b.Z.T) if "W" in names else None
+    heads = 1 if model.W is None else model.heads  # heads of an identity attend alike
+    each = max(1, BLOCK // max(1, a.numbers_of_head, b.numbers_of_head))
+    for begin in range(0, heads, each):
+        some = slice(begin, min(begin + each, heads))
+        parts = [side.features(some, differentiate=alike is not None) for side in sides]
+        (pooled, moved, m), (pooled2, moved2, m2) = parts[0], parts[-1]
+        if alike is not None:
+            together = (moved @ moved2.T).reshape(rows, p, columns, p)
+            together *= in_units(alike, -(a.z + b.z + m + m2 + 2 * s))[:, None, :, None]
+            K = together if K is None else K + together
+        if K is None:
+            K = np.zeros((rows, p, columns, p), model.dtype)
         if "V" in names:
-            together = pooled @ pooled2.T
+            of_rows = in_units(pooled @ pooled2.T, -(a.x + b.x))
+            of_rows *= model.heads // heads
             for o in range(p):
-                K[:, o, :, o] += together
-        if "W" in names:
-            K += alike * np.tensordot(moved, moved2, axes=(2, 2))
+                K[:, o, :, o] += of_rows
+    assert K is not None
     q, q2 = rows // inputs[0].n, columns // inputs[-1].n
     return K.reshape(inputs[0].n, q, p, inputs[-1].n, q2, p)
 
 
-def _features(layer: Layer, data: Dataset, h: int) -> tuple[Array, Array]:
-    """Return A X (n q, d) and its derivative by the scores (n q, p, d) of head h."""
-    one: dict[str, Any] = {name: a[h : h + 1] for name, a in layer.parameters.items()}
-    head = replace(layer, **one)
-    A = head.attention(data)[:, 0]
-    n, q, T = A.shape
-    pooled = (A @ data.X).reshape(n * q, -1)
-    values = data.X if layer.V is None else data.X @ layer.V[h]
-    C = np.broadcast_to(values.transpose(0, 2, 1)[:, :, None], (n, head.out_dim, q, T))
-    A = np.broadcast_to(A[:, None], C.shape)
-    D = score_gradient(A, C)
-    moved = (D @ data.X[:, None]).transpose(0, 2, 1, 3).reshape(n * q, head.out_dim, -1)
-    return pooled, moved
+class _Side:
+    """One data set as a layer sees it; Z (n q, d) and X in units of 2^z and 2^x."""
+
+    def __init__(self, model: Layer, data: Dataset) -> None:
+        if data.weight is not None:  # samples of weight 0 keep their places
+            data = replace(data, weight=None)
+        self.layer, self._data = plain_layer(model, data, identities=True, in_double=False)
+        Z = query_side(self.layer, self._data).reshape(-1, self.layer.dim)
+        self.Z, self.z = _scaled(Z)
+        self._X, self.x = _scaled(self._data.X)
+
+    @property
+    def numbers_of_head(self) -> int:
+        """Of M or of D, of one head."""
+        return int(len(self.Z) * self.layer.out_dim * max(self.layer.dim, self._data.tokens))
+
+    def features(self, some: slice, *, differentiate: bool) -> tuple[Array, Array, int]:
+        """Return P (n q, g d) and M (n q p, g d) of some heads, and the exponent of M's unit."""
+        layer, X = self.layer, self._X
+        g, whole = some.stop - some.start, some.stop - some.start == layer.heads
+        head = layer if whole else replace(layer, **{k: x[some] for k, x in layer.parameters.items()})
+        A = head.attention(self._data)[:, :g]
+        n, _, q, T = A.shape
+        P = (A.reshape(n, g * q, T) @ X).reshape(n, g, q, -1)
+        pooled = P.transpose(0, 2, 1, 3).reshape(n * q, -1)
+        if not differentiate:
+            return pooled, pooled, 0
+        v, values = 0, X[:, None]
+        if layer.V is not None:
+            V, v = _scaled(layer.V[some])
+            values = values @ V
+        p = values.shape[-1]
+        C = np.empty((n, g, q, p, T), A.dtype)
+        C[...] = values.swapaxes(-1, -2)[:, :, None]
+        D = _gradients(A.reshape(-1, T), C.reshape(-1, p, T)).reshape(n, g * q * p, T)
+        M = (D @ X).reshape(n, g, q * p, -1).swapaxes(1, 2).reshape(n * q * p, -1)
+        M, own = _scaled(M)
+        return pooled, M, 2 * self.x + v + own
+
+
+def _scaled(array: Array) -> tuple[Array, int]:
+    """Return `array` in units of its size unless that is near 1, and the exponent of the unit."""
+    unit = moderate(exponent(array))
+    return (in_units(array, unit) if unit else array), unit
 
 
 def score_gradient(A: Array, C: Array) -> Array:
-    """D = A∘(C - rowsum(A∘C)) computed centred: c = C - C_m with m the row's largest weight."""
-    m = A.argmax(axis=-1)[..., None]
-    c = C - np.take_along_axis(C, m, axis=-1)
-    D: Array = A * (c - (A * c).sum(axis=-1, keepdims=True))
-    np.put_along_axis(D, m, 0.0, axis=-1)
-    np.put_along_axis(D, m, -D.sum(axis=-1, keepdims=True), axis=-1)
+    """D = A∘(C - rowsum(A∘C)) computed centred: c = C - C_m with m the row's largest weight.
+
+    D takes the place of C, whose memory is contiguous.
+    """
+    T = A.shape[-1]
+    return _gradients(A.reshape(-1, T), C.reshape(-1, 1, T)).reshape(A.shape)
+
+
+def _gradients(A: Array, C: Array) -> Array:
+    """`score_gradient` (r, k, T) of weights (r, T) and C (r, k, T), in the place of C."""
+    rows, m, D = np.arange(len(A)), A.argmax(axis=-1), C
+    D -= C[rows, :, m][..., None]
+    D -= D @ A[..., None]
+    D *= A[:, None]
+    # D_m is a difference of nearly equal numbers only where one weight is nearly 1.
+    most = np.flatnonzero(A[rows, m] > 0.5)
+    if len(most):
+        m = m[most]
+        D[most, :, m] = 0.0
+        D[most, :, m] = -D[most].sum(axis=-1)
     return D
