@@ -2,6 +2,7 @@
 
     python -m benchmarks.batches
     python -m benchmarks.batches --threads 2 --json batches.json
+    python -m benchmarks.batches --peers jax  # the faster one alone
 
 B = 32 of n = 1000 samples, T = 10 tokens of d = 20 dimensions, H = 8 heads, gradient descent: one
 run, and 100 runs side by side, each with its own order. The peers get the numbers of the samples
@@ -186,12 +187,16 @@ def _compiled(jax: Any, train: Any, theta: Any, samples: Any) -> Way:
     return way
 
 
-def measured(dtype: str, runs: int, threads: int) -> dict[str, Any]:
+PEERS = {"torch": torch_ways, "jax": jax_ways}
+
+
+def measured(dtype: str, runs: int, threads: int, libraries: list[str]) -> dict[str, Any]:
     """Time every way of one problem, and compare the final parameters."""
     p = Problem(dtype, runs, threads)
     data = mh.Dataset(p.X, p.y)
     ways = {"mhfast": own(p, data, batch=B, seed=range(runs) if runs > 1 else 0)}
-    ways |= dict(torch_ways(p)) | dict(jax_ways(p))
+    for library in libraries:
+        ways |= dict(PEERS[library](p))
     expected = ways["mhfast"]()
     tolerance = 1e-9 if dtype == "float64" else 1e-3
     for name, way in ways.items():
@@ -214,7 +219,7 @@ def measured(dtype: str, runs: int, threads: int) -> dict[str, Any]:
     step = {name: (micro.pop(f"{name} 3") - micro.pop(f"{name} 1")) / 2 for name in alone}
     peers = {
         library: min((time, name) for name, time in micro.items() if name.startswith(library))
-        for library in ("torch", "jax")
+        for library in libraries
     }
     return {
         "dtype": dtype,
@@ -232,20 +237,22 @@ def main(arguments: list[str]) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args(arguments)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     rows = []
-    print("dtype    runs   mhfast    torch      jax  best/mhfast   beside  mixture  sphere")
+    names = "".join(f"{name:>9}" for name in ("mhfast", *options.peers))
+    print(f"dtype    runs{names}  best/mhfast   beside  mixture  sphere")
     for dtype in ("float32", "float64"):
         for runs in STEPS:
-            row = measured(dtype, runs, options.threads)
+            row = measured(dtype, runs, options.threads, options.peers)
             rows.append(row)
             beside = "" if row["beside"] is None else f"{row['beside']:7.1f}"
             new = "".join(f"{ratio:8.2f}" for ratio in row["new"].values())
+            times = "".join(f"{row[name]:9.1f}" for name in ("mhfast", *options.peers))
             print(
-                f"{dtype} {runs:5d} {row['mhfast']:8.1f} {row['torch']:8.1f} {row['jax']:8.1f} "
-                f"{row['ratio']:11.2f}  {beside} {new}",
+                f"{dtype} {runs:5d}{times} {row['ratio']:11.2f}  {beside} {new}",
                 flush=True,
             )
     if options.json:

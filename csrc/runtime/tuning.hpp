@@ -77,6 +77,13 @@ inline constexpr int kFactorColumns = 3, kGradientColumns = 5;
 // Counted: to look up the logit of a pair of words, and to add its derivative to that of the pair.
 inline constexpr double kWordCycles = 4;
 
+// Batches
+// ------------------------------------------------------------------------------------------
+
+// Chosen. Samples of a batch whose rows are asked for before they are copied, and bytes of each,
+// the rest of which the processor then foresees.
+inline constexpr std::ptrdiff_t kPrefetchRows = 3, kPrefetchBytes = 1024;
+
 // Gradients by inputs and Hessian-vector products -----------------------------------------------
 
 // Chosen. A and D of the query rows that go together, with their transposed copies: what the tokens

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "../runtime/tuning.hpp"
+
 namespace mhfast {
 
 SampleOrder::SampleOrder(std::int64_t samples, std::int64_t size, Order order, std::uint64_t seed)
@@ -134,6 +136,19 @@ void BatchData<real>::draw(std::int64_t step) {
   for (std::size_t o = 0; o < orders_.size(); ++o) orders_[o].draw(step, &samples_[o * size]);
 }
 
+namespace {
+
+/// Asks for what a later copy reads: rows lie apart, so that each would wait for its first lines.
+template <class number>
+void prefetch(const number* row, std::ptrdiff_t size) {
+  const char* const at = reinterpret_cast<const char*>(row);
+  const std::ptrdiff_t bytes =
+      std::min<std::ptrdiff_t>(size * std::ptrdiff_t(sizeof(number)), kPrefetchBytes);
+  for (std::ptrdiff_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i);
+}
+
+}  // namespace
+
 template <class real>
 template <class number>
 void BatchData<real>::copy_rows(const number* from, std::ptrdiff_t run, std::ptrdiff_t size,
@@ -143,9 +158,13 @@ void BatchData<real>::copy_rows(const number* from, std::ptrdiff_t run, std::ptr
   number* out = const_cast<number*>(to);  // into memory of ours
   for (int r = 0; r < (to_run ? data_.runs : 1); ++r) {
     const std::uint32_t* samples = &samples_[orders_.size() > 1 ? r * data_.shape.n : 0];
-    for (std::ptrdiff_t i = first; i < last; ++i)
-      std::copy_n(from + r * run + std::ptrdiff_t(samples[i]) * size, size,
-                  out + r * to_run + i * size);
+    const auto row = [&](std::ptrdiff_t i) {
+      return from + r * run + std::ptrdiff_t(samples[i]) * size;
+    };
+    for (std::ptrdiff_t i = first; i < last; ++i) {
+      if (i + kPrefetchRows < last) prefetch(row(i + kPrefetchRows), size);
+      std::copy_n(row(i), size, out + r * to_run + i * size);
+    }
   }
 }
 

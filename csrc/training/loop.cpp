@@ -461,11 +461,14 @@ bool Loop<real>::checks_thresholds() const {
 template <class real>
 bool Loop<real>::wants_totals() const {
   // That a process asks for the end is known after the pass only.
-  if (sums_ || step_ == task_.last_step || finishes() || again_ || is_frozen()) return true;
-  if (task_.thresholds.ask_for_totals() && checks_thresholds()) return true;
+  const bool at_end = step_ == task_.last_step || finishes() || is_frozen();
+  // A step on a batch is a small part of a pass over all samples, which only what is asked for
+  // takes.
+  if (sums_ || again_ || (at_end && !batch_)) return true;
+  if (task_.thresholds.ask_for_totals() && (at_end || checks_thresholds())) return true;
   if (descent_->needs_losses() && !batch_) return true;
   for (const Record& r : task_.records)
-    if (!is_of_parameters(r.quantity) && r.set < 0 && step_ % r.every == 0) return true;
+    if (!is_of_parameters(r.quantity) && r.set < 0 && (at_end || step_ % r.every == 0)) return true;
   return false;
 }
 

@@ -226,6 +226,23 @@ def test_records_are_of_all_samples():
     assert mh.train(model, data, steps=7, optimizer=rule, batch=B).record == {"loss": 3}
 
 
+def test_what_is_not_asked_for_takes_no_pass_over_all_samples():
+    """A loss of ours counts the samples that it sees: those of the batches of θ_0, ..., θ_5."""
+    model, data = problem()
+    sizes = []
+
+    def loss(F, y):
+        sizes.append(len(F))
+        return (F - y) ** 2, 2 * (F - y)
+
+    options = {"steps": 5, "optimizer": mh.GradientDescent(0.01), "batch": 3, "loss": loss}
+    mh.train(model, data, record=("param_norm",), **options)
+    assert sum(sizes) == 6 * 3
+    sizes.clear()
+    mh.train(model, data, record={"loss": 5}, **options)
+    assert sum(sizes) == 6 * 3 + 2 * len(data.y)
+
+
 def test_thresholds_hold_once_an_epoch():
     model, data = problem()
     for stop in ({"loss": 0.5}, {"grad_norm": 0.15}):
