@@ -33,7 +33,8 @@ ScoreArguments<real> HeadSteps<real>::scores(RowMode mode, int head, const Slab<
       state_.width > 1,
       state_.data.row_map,
       state_.model.scale(),
-      slab.words};
+      slab.words,
+      state_.model.exps_table(head)};
   ScoreArguments<real> in =
       score_arguments(mode, d, {slab.keys, slab.rows, slab.units}, operands, to, weights_size_);
   in.gap = gap;

@@ -5,6 +5,7 @@
 //   scores    E W Z^T for all pairs of words, [key word][query word], or [key word][row up to qL]
 //             where the query rows are shared
 //   values    E U^T, [key word][row up to qL], or of a layer E V, [key word][output up to pL]
+//   exps      exp of the scores, if weights are looked up
 //
 // Written in the phase of loading, each head by the member that loads it, and only read in a pass.
 #pragma once
@@ -36,7 +37,8 @@ template <class real>
 class LoadedModel {
  public:
   /// `width` numbers belong to each entry of a parameter.
-  LoadedModel(const Kernels<real>& kernels, const Shape& shape, const Plan& plan, int width);
+  LoadedModel(const Kernels<real>& kernels, const Shape& shape, const Plan& plan, int width,
+              bool has_exps);
 
   void lay_out(Arena& layout);
 
@@ -58,6 +60,10 @@ class LoadedModel {
   }
   const real* scores_table(int head) const { return scores_table_ + head * tables_.scores; }
   const real* values_table(int head) const { return values_table_ + head * tables_.values; }
+  /// Null if weights are not looked up.
+  const real* exps_table(int head) const {
+    return has_exps_ ? exps_table_ + head * tables_.scores : nullptr;
+  }
   const Tables& tables() const { return tables_; }
 
   /// Z W of a query that all samples share: (q, d), packed; null: each has its own.
@@ -74,13 +80,14 @@ class LoadedModel {
   const Readout of_;
   const LaneLayout lanes_;
   const int width_;
+  const bool has_exps_;
   const Tables tables_;
   const std::ptrdiff_t query_size_, transposed_size_;
   const real *w_ = nullptr, *readout_ = nullptr, *prompt_ = nullptr;
   real scale_ = 1;
   real *w_scaled_ = nullptr, *transposed_ = nullptr;
   real *product_ = nullptr, *packed_product_ = nullptr;
-  real *scores_table_ = nullptr, *values_table_ = nullptr;
+  real *scores_table_ = nullptr, *values_table_ = nullptr, *exps_table_ = nullptr;
   real *packed_words_ = nullptr, *queries_ = nullptr;  // of each head, as heads have members apart
 };
 

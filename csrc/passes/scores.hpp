@@ -22,6 +22,7 @@ struct ScoreOperands {
   RowMap map{};
   real scale = 1;
   WordsOfUnits words{};
+  const real* exps = nullptr;
 };
 
 /// Where a thread's scores go. `s` and `c` are those of the head that is scored.
@@ -47,6 +48,7 @@ ScoreArguments<real> score_arguments(RowMode mode, int features, const ScoreSize
   in.ut_laned = of.ut_laned;
   in.map = of.map;
   in.words = of.words;
+  in.exps = of.exps;
   in.x = of.x;
   in.z = of.z;
   in.limits = of.limits;

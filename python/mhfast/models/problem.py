@@ -413,10 +413,19 @@ def looks_up(model: Model, X: Tokens, query: npt.ArrayLike | None = None) -> boo
     if model.W is None or not set(READOUTS) & set(model.parameters):
         return False  # the core has no tables of identities
     (n, T, d), V = X.shape[-3:], X.words
+    fits = model.heads * V * V * X.dtype.itemsize <= MAX_TABLES and X.is_finite
+    if _looks_up_weights(model, asking, T, V):
+        return fits
     tables = V * d * (V + d)
     samples = n * T * (d * d + 2.0 * T * d)
-    fits = model.heads * V * V * X.dtype.itemsize <= MAX_TABLES
-    return fits and tables <= WORDS_PAY * samples and X.is_finite
+    return fits and tables <= WORDS_PAY * samples
+
+
+def _looks_up_weights(model: Model, asking: object, T: int, V: int) -> bool:
+    """Return whether the core looks up weights, not only logits, so that n must not matter."""
+    itself = asking is None and model.prompt is None
+    softmax = model._core.row_map_name == "softmax"
+    return itself and softmax and "U" in model.parameters and V <= _core.WORDS_OF_TOKEN * T
 
 
 def _seen(
