@@ -70,6 +70,10 @@ class LoadedModel {
   const real* shared_product(int head) const {
     return shape_.shared_query ? packed_product_ + head * query_size_ : nullptr;
   }
+  /// The same as (q, d), where one run has the engine to itself.
+  const real* shared_rows(int head) const {
+    return product_ + head * (std::ptrdiff_t(shape_.q) * shape_.d);
+  }
 
  private:
   void load_shared_product(const Parameters<real>& parameters, int head);

@@ -30,7 +30,7 @@ class Tokens:
     ids : integers (n, T), or (R, n, T) with a run axis
         The word of each token, from 0 to V - 1.
     embedding : array (V, d), or (R, V, d), float32 or float64
-        The dictionary. It is not trained.
+        The dictionary. `value_and_grad` differentiates by it, `train` leaves it as it is.
 
     Raises
     ------

@@ -249,7 +249,7 @@ def wrt(model: Model, names: Wrt, *, inputs: bool = False) -> tuple[str, ...]:
     Parameters
     ----------
     inputs : bool
-        Whether X and query may be among the names.
+        Whether X, query and embedding may be among the names.
 
     Raises
     ------
@@ -260,7 +260,8 @@ def wrt(model: Model, names: Wrt, *, inputs: bool = False) -> tuple[str, ...]:
     """
     if names is None:
         return tuple(model.parameters)
-    known = (*model.parameters, "X", "query") if inputs else tuple(model.parameters)
+    of_inputs = ("X", "query", "embedding") if inputs else ()
+    known = (*model.parameters, *of_inputs)
     asked = names_from(names, known, ", ".join(known))
     return tuple(name for name in known if name in asked)
 
