@@ -5,8 +5,9 @@
 
 One process and by default one thread: the two are called in turn, and the lower decile of each
 counts.  Times in milliseconds, and how many times faster words are: outputs, then loss and
-gradient with respect to all parameters, of a classifier and of a layer of 16 outputs.  `*` marks
-dictionaries that are looked up; of the others the array is computed with.
+gradient with respect to all parameters, then the gradient by the embedding too (of the array: by
+X), of a classifier and of a layer of 16 outputs.  `*` marks dictionaries that are looked up; of the
+others the array is computed with.
 """
 
 from __future__ import annotations
@@ -59,11 +60,18 @@ def measure(shape: Shape, words: int, dtype: str, threads: int, rounds: int) -> 
         def gradient(tokens, model=model, y=y, loss=loss):  # type: ignore[no-untyped-def]
             return lambda: mh.value_and_grad(model, tokens, y, loss=loss, num_threads=threads)
 
-        found = deciles([f(tokens) for f in (outputs, gradient) for tokens in (X, array)], rounds)
+        def of_words(tokens, model=model, y=y, loss=loss):  # type: ignore[no-untyped-def]
+            wrt = (*model.parameters, "embedding" if tokens is X else "X")
+            return lambda: mh.value_and_grad(
+                model, tokens, y, loss=loss, wrt=wrt, num_threads=threads
+            )
+
+        calls = [f(tokens) for f in (outputs, gradient, of_words) for tokens in (X, array)]
+        found = deciles(calls, rounds)
         mark = "*" if mh.explain(model, X)["plan"] == "words" else " "
         pairs = (
             f"{looked_up:9.2f} {of_array:9.2f} {of_array / looked_up:6.1f}"
-            for looked_up, of_array in (found[:2], found[2:])
+            for looked_up, of_array in (found[:2], found[2:4], found[4:])
         )
         lines.append(f"{words:6d}{mark} {kind:10s} {'   '.join(pairs)}")
     return lines
@@ -80,8 +88,9 @@ def main() -> None:
     given = parser.parse_args()
     s = given.shape
     print(f"{_core.active_isa()}, {given.dtype}, n,T,d,H = {s.n},{s.T},{s.d},{s.H}")
-    print("                          outputs                        loss and gradient")
-    print(" words  model          words     array  ratio       words     array  ratio")
+    columns = "    words     array  ratio   "
+    print(" " * 20 + "outputs".ljust(29) + "loss and gradient".ljust(29) + "and by the embedding")
+    print(f" words  model      {columns}{columns}{columns}".rstrip())
     for words in given.words:
         for line in measure(s, words, given.dtype, given.threads, given.rounds):
             print(line, flush=True)

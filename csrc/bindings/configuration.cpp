@@ -122,6 +122,7 @@ void register_configuration(py::module_& m) {
       throw py::import_error(std::string("MHFAST_ISA: ") + error.what());
     }
   }
+  m.attr("WORDS_OF_TOKEN") = kWordsOfToken;
   m.def("config", config);
   m.def("available_isas", available_instruction_sets);
   m.def("compiled_isas", compiled_instruction_sets);

@@ -79,7 +79,7 @@ py::array call_attention(const py::tuple& samples, const py::tuple& parameters, 
   });
 }
 
-/// wrt: a bit for each tensor in the order of TensorName, then X, then the query.
+/// wrt: a bit for each tensor in the order of TensorName, then X, the query, and the dictionary.
 py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& parameters,
                               py::ssize_t runs, double scale, bool causal, RowMap row_map,
                               const Loss& loss, unsigned wrt, int threads) {
@@ -89,7 +89,7 @@ py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& paramet
     const ModelOfRuns<real>& model = problem.model;
     const Data<real>& data = problem.data;
     const Shape& s = data.shape;
-    std::array<std::optional<Results<real>>, kTensors + 2> results;
+    std::array<std::optional<Results<real>>, kTensors + 3> results;
     for (int name = 0; name < kTensors; ++name)
       if (wrt >> name & 1) {
         if (!model.parameters.at[name])
@@ -97,14 +97,16 @@ py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& paramet
                                 kTensorNames[name]);
         results[name].emplace(tensor_shape(TensorName(name), s, model.rank), runs);
       }
-    if (data.has_words() && wrt >> kTensors)
-      throw py::value_error("wrt: expected tensors of the model where tokens are words");
+    const bool of_inputs = wrt >> kTensors & 3, of_words = wrt >> (kTensors + 2) & 1;
+    if (data.has_words() ? of_inputs : of_words)
+      throw py::value_error("wrt: expected X and query of tokens, or the embedding of words");
     if (wrt >> kTensors & 1) results[kTensors].emplace(ArrayShape{s.n, s.T, s.d}, runs);
     if (wrt >> (kTensors + 1) & 1) {
       if (data.self || s.shared_query)
         throw py::value_error("wrt: expected an external query for its gradient, got none");
       results[kTensors + 1].emplace(ArrayShape{s.n, s.q, s.d}, runs);
     }
+    if (of_words) results[kTensors + 2].emplace(ArrayShape{s.words, s.d}, runs);
     std::vector<double> values(std::max<py::ssize_t>(runs, 1));
     {
       const py::gil_scoped_release released;
@@ -114,6 +116,7 @@ py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& paramet
           if (results[name]) gradients.of[name] = results[name]->of(r);
         if (results[kTensors]) gradients.x = results[kTensors]->of(r);
         if (results[kTensors + 1]) gradients.z = results[kTensors + 1]->of(r);
+        if (results[kTensors + 2]) gradients.embedding = results[kTensors + 2]->of(r);
         values[r] =
             value_and_grad(at_run(data, r, 1), model.of(r), real(scale), loss, k, gradients);
       });

@@ -199,30 +199,29 @@ void scores_runs(const ScoreArguments<real>& in) {
   scores_lanes<real, Left::kLaned>(in);
 }
 
-/// Softmax and readouts of units whose logits, and C, are there; query rows are the lanes.
+/// Softmax and readouts of a unit whose logits, and C, of its keys are there; query rows are the
+/// lanes.
 template <class real>
-inline void process_units_of_rows(const ScoreArguments<real>& in, bool readouts) {
+inline void process_unit_of_rows(const ScoreArguments<real>& in, int u, int keys, bool readouts) {
   constexpr int L = kLanes<real>;
-  const int T = in.T, q = in.q, qL = round_up(q, L), N = qL / L;
-  for (int u = 0; u < in.units; ++u) {
-    const Rows<real> rows{T,
-                          N,
-                          qL,
-                          in.s + u * in.unit_stride,
-                          (readouts ? in.c : in.s) + u * in.unit_stride,
-                          in.limits ? in.limits + Index(u) * qL : nullptr};
-    const Vec<real> gap = process_rows(in, rows, [&] {
-      real largest = in.row_gaps[0];
-      for (int t = 1; t < q; ++t) largest = in.row_gaps[t] > largest ? in.row_gaps[t] : largest;
-      return broadcast<real>(largest);
-    });
-    if (readouts) {
-      real total = in.row_readouts[0];
-      for (int t = 1; t < q; ++t) total += in.row_readouts[t];
-      in.readout[u] = total;
-    }
-    if (in.gap) in.gap[u] = gap[0];
+  const int q = in.q, qL = round_up(q, L), N = qL / L;
+  const Rows<real> rows{keys,
+                        N,
+                        qL,
+                        in.s + u * in.unit_stride,
+                        (readouts ? in.c : in.s) + u * in.unit_stride,
+                        in.limits ? in.limits + Index(u) * qL : nullptr};
+  const Vec<real> gap = process_rows(in, rows, [&] {
+    real largest = in.row_gaps[0];
+    for (int t = 1; t < q; ++t) largest = in.row_gaps[t] > largest ? in.row_gaps[t] : largest;
+    return broadcast<real>(largest);
+  });
+  if (readouts) {
+    real total = in.row_readouts[0];
+    for (int t = 1; t < q; ++t) total += in.row_readouts[t];
+    in.readout[u] = total;
   }
+  if (in.gap) in.gap[u] = gap[0];
 }
 
 template <class real>
@@ -262,7 +261,7 @@ void scores_rows(const ScoreArguments<real>& in) {
                                           {in.x, TL, 0, keys},
                                           {in.ut, in.ut_k, L, 0, in.ut_unit},
                                           {in.c, qL, L, in.unit_stride}});
-  process_units_of_rows(in, readouts);
+  for (int u = 0; u < in.units; ++u) process_unit_of_rows(in, u, T, readouts);
 }
 
 /// C = U X^T and then D from the weights A that are in s, query rows as lanes.

@@ -58,6 +58,8 @@ constexpr Kernels<real> table() noexcept {
   Kernels<real> kernels{};
   kernels.lanes = kLanes<real>;
   kernels.tiles = {kAccumulators, kMaxNR, kMaxMR};
+  if (kPermutesTwo)
+    kernels.permuted = {kMostWordVectors * kLanes<real>, kMostQueryVectors * kLanes<real>};
 #define MHFAST_KERNEL(result, name, ...) kernels.name = name<real>;
 #include "../lists/kernels.inc"
 #undef MHFAST_KERNEL

@@ -55,10 +55,22 @@ enum class RowMode {
 /// looked up in w, a table [key word][query word], and C in ut, a table [key word][qL], unless that
 /// is null and C is there. Without words of the queries, which all samples share, w is a table [key
 /// word][qL].
+///
+/// With `counts`, the keys of a unit are its first counts[unit] numbers, distinct words, and
+/// `times`, laid out as the keys, says how many tokens are that word; A and D are those of all
+/// these tokens.
+///
+/// With `rounds`, the query rows of a unit's words are listed: the first row of each word (row),
+/// then for each of rounds[unit] rounds and each first row (qL) another row of its word, in round 0
+/// the row itself; -1 where there is none. Units are `rows_unit` numbers apart.
 struct WordsOfUnits {
   const std::int32_t *keys = nullptr, *queries = nullptr;
   std::ptrdiff_t keys_unit = 0, queries_unit = 0;  // from unit to unit
   std::ptrdiff_t row = 0;                          // from key word to key word in w
+  const std::int32_t *counts = nullptr, *times = nullptr;
+  const double* log_times = nullptr;  // log of a number of tokens
+  const std::int32_t *first_rows = nullptr, *rounds = nullptr;
+  std::ptrdiff_t rows_unit = 0;
 };
 
 /// Logits, softmax and readout of one head for `units` units.
@@ -75,6 +87,7 @@ struct ScoreArguments {
   const real* x;                 // packed keys
   const real* z;                 // packed queries; x itself for self-attention
   WordsOfUnits words;            // in place of x and z, and w and ut are tables then; or none
+  const real* exps;              // of words: exp of the table w, or null
   const real* shared_p;          // Z W where all samples share Z, in the place of z; or null
   std::ptrdiff_t shared_p_k;     // from feature to feature in it
   const real* limits;  // keys that each row sees, as a row of s: (units, q * L or qL), or null
@@ -332,11 +345,18 @@ struct TileSizes {
   int accumulators, columns, rows;
 };
 
+/// Rows of tables of words, and query rows up to whole vectors, up to which D is added to pairs by
+/// permutations of registers, see kernels/words.hpp; 0: never.
+struct PermutedSizes {
+  int words, rows;
+};
+
 /// One instruction set's kernels for one type.
 template <class real>
 struct Kernels {
   int lanes;
   TileSizes tiles;
+  PermutedSizes permuted;
 #define MHFAST_KERNEL(result, name, ...) result (*name)(__VA_ARGS__);
 #include "../lists/kernels.inc"
 #undef MHFAST_KERNEL

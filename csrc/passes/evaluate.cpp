@@ -105,6 +105,7 @@ struct Rescaled {
             exponents.of(TensorName(name), model.is_tied()));
     scale(gradients.x, s.n * s.T * s.d, exponents.x);
     scale(gradients.z, s.n * s.q * s.d, exponents.z);
+    scale(gradients.embedding, std::ptrdiff_t(s.words) * s.d, exponents.x);
   }
 };
 
@@ -143,11 +144,13 @@ template <class real>
 double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss loss, int threads,
                 const typename Engine<real>::Gradient& gradient, bool careful, real* outputs,
                 AlignedBuffer& block) {
-  const bool differentiates = gradient.by_w() || gradient.readout || gradient.prompt;
+  const bool of_words = gradient.words_by_scores;
+  const bool differentiates = gradient.by_w() || gradient.readout || gradient.prompt || of_words;
   typename Engine<real>::Options options;
   options.gradient = differentiates;
-  options.wrt_W = gradient.by_w() || gradient.prompt;
-  options.wrt_readout = gradient.readout != nullptr;
+  options.wrt_W = gradient.by_w() || gradient.prompt || of_words;
+  options.wrt_readout = gradient.readout || of_words;
+  options.wrt_embedding = of_words;
   options.gaps = careful;
   Engine<real> engine(data, loss, options, threads);
   engine.bind(block);
@@ -165,7 +168,7 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
     if (careful) {
       if (member.index == 0) {
         engine.gather_scales();
-        scaled = engine.needs_scaling(gradient.prompt != nullptr);
+        scaled = engine.needs_scaling(gradient.prompt || of_words);
         if (scaled) engine.restart();
       }
       member.wait();
@@ -192,6 +195,11 @@ double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss
       if (gradient.prompt && member.index == 0)
         multiply(gradient.prompt, extent(kPrompt, s, 0).size(), engine.share(),
                  engine.log_scale_W(0));
+      if (of_words && member.index == 0) {
+        const std::ptrdiff_t size = std::ptrdiff_t(s.words) * s.d;
+        multiply(gradient.words_by_scores, size, engine.share(), engine.log_scale_W(0));
+        multiply(gradient.words_by_values, size, engine.share(), engine.log_scale_readout());
+      }
     });
   });
   return engine.totals().loss;
@@ -250,7 +258,8 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
   const AlikeHeads<real> heads(given, given_model);
   const CleanData<real> clean(heads.data(), 1, derivatives);
   const bool of_inputs = gradients.x || gradients.z;
-  const Rescaled<real> problem(*clean, heads.model(), of_inputs || gradients.of[kPrompt]);
+  const Rescaled<real> problem(*clean, heads.model(),
+                               of_inputs || gradients.of[kPrompt] || gradients.embedding);
   const Model<const real*>& model = problem.model;
   const CheaperKeys<real> keys(*problem.data, use_of(gradients), threads);
   const Data<real>& data = *keys;
@@ -267,6 +276,10 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
     gradient.Q = gradients.of[kQ];
     gradient.K = gradients.of[kK];
   }
+  const Extent of_words{1, s.words, s.d};
+  std::vector<real> by_values(gradients.embedding ? of_words.size() : 0);
+  gradient.words_by_scores = gradients.embedding;
+  gradient.words_by_values = gradients.embedding ? by_values.data() : nullptr;
   std::vector<real> f(of_inputs ? s.n * s.outputs() : 0);
   double value = 0;
   if (gradients.of_parameters() || !of_inputs) {
@@ -276,7 +289,9 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
         is_near_underflow(gradient.Q, extent(kQ, s, s.rank)) ||
         is_near_underflow(gradient.K, extent(kK, s, s.rank)) ||
         is_near_underflow(gradient.readout, extent(readout, s, 0)) ||
-        is_near_underflow(gradient.prompt, extent(kPrompt, s, 0)))
+        is_near_underflow(gradient.prompt, extent(kPrompt, s, 0)) ||
+        is_near_underflow(gradient.words_by_scores, of_words) ||
+        is_near_underflow(gradient.words_by_values, of_words))
       evaluate<real>(data, loadable.parameters, loss, threads, gradient, true, nullptr,
                      scratch.engine());
   } else {
@@ -288,6 +303,7 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
   for (int h = 0; of_values && h < s.H; ++h)
     differentiate_values(active_kernels<real>(), s, model.at[kValueA], model.at[kValueB],
                          gradient.readout, h, 1, gradients.of[kValueA], gradients.of[kValueB]);
+  for (std::size_t i = 0; i < by_values.size(); ++i) gradients.embedding[i] += by_values[i];
   if (of_inputs) {
     Data<real> multiplied_out = data;  // which the gradients by inputs take
     multiplied_out.shape.rank = 0;

@@ -35,7 +35,8 @@ ScoreArguments<real> HeadSteps<real>::scores(RowMode mode, int head, const Slab<
       state_.model.scale(),
       slab.words,
       state_.data.shape.rank,
-      state_.model.kt(head)};
+      state_.model.kt(head),
+      state_.model.exps_table(head)};
   ScoreArguments<real> in =
       score_arguments(mode, d, {slab.keys, slab.rows, slab.units}, operands, to, weights_size_);
   in.gap = gap;

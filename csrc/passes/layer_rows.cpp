@@ -12,7 +12,7 @@ LayerRowPass<real>::LayerRowPass(PassState<real>& state)
       steps_(state, state.plan.tile),
       dL_(int(round_up(state.data.shape.d, state.lanes.lanes))),
       pL_(int(round_up(state.data.shape.p, state.lanes.lanes))),
-      workspaces_(state.threads) {}
+      workspaces_(state.threads, Workspace(WordLists<real>(state, state.plan.tile))) {}
 
 /// Of tiles with the caller's own loss, see tuning.hpp.
 template <class real>
@@ -38,6 +38,7 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
   for (Workspace& workspace : workspaces_) {
     HeadMemory<real>& heads = workspace.heads;
     const std::size_t dense = state_.data.has_words() ? 0 : 1;
+    workspace.words.lay_out(layout, 1);
     workspace.x = layout.take<real>(dense * d * round_up(s.T, L));
     workspace.z = layout.take<real>(dense * d * rows);
     workspace.values = layout.take<real>((1 - dense) * T * pL_);
@@ -151,6 +152,7 @@ Slab<real> LayerRowPass<real>::open_tile(std::ptrdiff_t unit, const Workspace& w
     slab.keys = seen_keys(limits, slab.rows);
   }
   slab.words = state_.words_of(sample, slab.first_row);
+  workspace.words.find(slab);
   if (data.has_words()) return slab;
   state_.kernels.pack_rows(data.x + sample * s.T * s.d, slab.keys, s.d,
                            int(round_up(slab.keys, state_.lanes.lanes)), workspace.x);

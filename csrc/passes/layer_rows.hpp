@@ -13,6 +13,7 @@
 #pragma once
 
 #include "head_steps.hpp"
+#include "word_lists.hpp"
 
 namespace mhfast {
 
@@ -27,6 +28,8 @@ class LayerRowPass final : public ChunkPass<real> {
  private:
   /// One thread's scratch for one tile; pL, dL: p and d in whole vectors.
   struct Workspace {
+    explicit Workspace(const WordLists<real>& lists) : words(lists) {}
+
     real *x, *z;   // packed keys and queries
     real* x_rows;  // keys (T, dL), where V is an identity
     HeadMemory<real> heads;
@@ -35,8 +38,9 @@ class LayerRowPass final : public ChunkPass<real> {
     real *g, *scaled_g;       // their derivatives (rows, pL), and with a factor
     real *g_transposed, *ut;  // (pL, rows), (d, rows)
     real* ax_rows;            // (rows, dL)
-    real *values, *packed;    // of words: rows of E V of the keys (T, pL); packed (p, keys)
-    OwnLossNumbers own;       // of a block, or of a tile where the function is called for each
+    WordLists<real> words;
+    real *values, *packed;  // of words: rows of E V of the keys (T, pL); packed (p, keys)
+    OwnLossNumbers own;     // of a block, or of a tile where the function is called for each
   };
 
   void run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,

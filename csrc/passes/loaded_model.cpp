@@ -1,15 +1,18 @@
 #include "loaded_model.hpp"
 
+#include <limits>
+
 namespace mhfast {
 
 template <class real>
 LoadedModel<real>::LoadedModel(const Kernels<real>& kernels, const Shape& shape, const Plan& plan,
-                               int width)
+                               int width, bool has_exps)
     : kernels_(kernels),
       shape_(shape),
       of_(readout_of(shape)),
       lanes_(plan, kernels.lanes),
       width_(width),
+      has_exps_(has_exps),
       tables_(shape, kernels.lanes),
       query_size_(shape.d * lanes_.rows(shape.q)),
       transposed_size_(std::ptrdiff_t(width) * of_.columns *
@@ -35,6 +38,7 @@ void LoadedModel<real>::lay_out(Arena& layout) {
   packed_product_ = layout.take<real>(shared * query_size_);
   scores_table_ = layout.take<real>(H * tables_.scores);
   values_table_ = layout.take<real>(H * tables_.values);
+  exps_table_ = layout.take<real>(has_exps_ ? H * tables_.scores : 0);
   packed_words_ = layout.take<real>(H * tables_.padded * s.d);
   queries_ = layout.take<real>(H * std::max(tables_.padded, tables_.value_row) * s.d *
                                (s.words > 0 ? 1 : 0));
@@ -112,6 +116,13 @@ void LoadedModel<real>::load_tables(const Parameters<real>& parameters, const re
     kernels_.product(
         {{d, padded / L, d}, {w + head * dd, d}, {keys, padded, L}, {queries, padded, L}});
     multiply(queries, tables_.row, scores);
+  }
+  if (has_exps_) {
+    real* const exps = exps_table_ + head * tables_.scores;
+    kernels_.exponentials(scores, tables_.scores, exps);
+    // Whether denormal numbers are flushed depends on the caller.
+    for (std::ptrdiff_t i = 0; i < tables_.scores; ++i)
+      exps[i] = exps[i] < std::numeric_limits<real>::min() ? real(0) : exps[i];
   }
   real* const values = values_table_ + head * tables_.values;
   if (!s.is_layer())

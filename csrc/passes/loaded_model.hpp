@@ -5,6 +5,7 @@
 //   scores    E W Z^T for all pairs of words, [key word][query word], or [key word][row up to qL]
 //             where the query rows are shared
 //   values    E U^T, [key word][row up to qL], or of a layer E V, [key word][output up to pL]
+//   exps      exp of the scores, if weights are looked up
 //
 // Written in the phase of loading, each head by the member that loads it, and only read in a pass.
 #pragma once
@@ -36,7 +37,8 @@ template <class real>
 class LoadedModel {
  public:
   /// `width` numbers belong to each entry of a parameter.
-  LoadedModel(const Kernels<real>& kernels, const Shape& shape, const Plan& plan, int width);
+  LoadedModel(const Kernels<real>& kernels, const Shape& shape, const Plan& plan, int width,
+              bool has_exps);
 
   void lay_out(Arena& layout);
 
@@ -64,6 +66,10 @@ class LoadedModel {
   }
   const real* scores_table(int head) const { return scores_table_ + head * tables_.scores; }
   const real* values_table(int head) const { return values_table_ + head * tables_.values; }
+  /// Null if weights are not looked up.
+  const real* exps_table(int head) const {
+    return has_exps_ ? exps_table_ + head * tables_.scores : nullptr;
+  }
   const Tables& tables() const { return tables_; }
 
   /// Z Q times the scale of a query that all samples share: (q, r).
@@ -73,6 +79,10 @@ class LoadedModel {
   /// Z W of a query that all samples share: (q, d), packed; null: each has its own.
   const real* shared_product(int head) const {
     return shape_.shared_query ? packed_product_ + head * query_size_ : nullptr;
+  }
+  /// The same as (q, d), where one run has the engine to itself.
+  const real* shared_rows(int head) const {
+    return product_ + head * (std::ptrdiff_t(shape_.q) * shape_.d);
   }
 
  private:
@@ -85,6 +95,7 @@ class LoadedModel {
   const Readout of_;
   const LaneLayout lanes_;
   const int width_;
+  const bool has_exps_;
   const Tables tables_;
   const std::ptrdiff_t query_size_, transposed_size_;
   const bool has_factor_gradients_, features_are_lanes_;
@@ -97,7 +108,7 @@ class LoadedModel {
   real *kt_ = nullptr, *shared_factor_ = nullptr;  // the latter: a shared query times Q
   real *gradient_q_ = nullptr, *gradient_k_ = nullptr;
   real *product_ = nullptr, *packed_product_ = nullptr;
-  real *scores_table_ = nullptr, *values_table_ = nullptr;
+  real *scores_table_ = nullptr, *values_table_ = nullptr, *exps_table_ = nullptr;
   real *packed_words_ = nullptr, *queries_ = nullptr;  // of each head, as heads have members apart
 };
 

@@ -15,7 +15,8 @@ PartialGradients<real>::PartialGradients(const Kernels<real>& kernels, const Sha
       width_(width),
       features_are_lanes_(plan.features_are_lanes()),
       has_factors_(has_factor_gradients(shape, plan.kind, kernels.lanes)),
-      part_(partial_gradient(shape, plan.kind, kernels.lanes)) {}
+      part_(partial_gradient(shape, plan.kind, kernels.lanes)),
+      embedding_(kernels, shape) {}
 
 template <class real>
 void PartialGradients<real>::lay_out(Arena& layout) {
@@ -34,6 +35,7 @@ void PartialGradients<real>::lay_out(Arena& layout) {
   table_.sum = layout.take<real>(s.H * table_.sum_size);
   table_.words = layout.take<real>(s.H * table_.words_size);
   table_.product = layout.take<real>(s.H * table_.product_size);
+  if (options_.wrt_embedding) embedding_.lay_out(layout);
 }
 
 /// The sum of the chunks of a table of words: (words, columns).
@@ -167,21 +169,38 @@ void PartialGradients<real>::reduce(const LoadedModel<real>& model, const real* 
     if (to.readout && !words)
       sum_chunks(readout(0, h), of_.rows, of_.columns,
                  to.readout + std::ptrdiff_t(h) * of_.rows * of_.columns * width_);
+    if (!to.words_by_scores) continue;
+    real* const sum = table_.sum + h * table_.sum_size;
+    const int queries = s.shared_query ? s.q : s.words;
+    embedding_.add_scores(model, words, sum_table(weight(0, h), queries, sum), h);
+    const int columns = s.is_layer() ? int(part_.readout_row) : s.q;
+    embedding_.add_values(model, sum_table(readout(0, h), columns, sum), h);
   }
-  if (!to.prompt) return;
+  if (!to.prompt && !to.words_by_scores) return;
   member.wait();
   if (member.index > 0) return;
+  if (to.words_by_scores) {
+    embedding_.sum_scores(to.words_by_scores);
+    embedding_.sum_values(to.words_by_values);
+  }
+  if (to.prompt) reduce_prompt(model, to.prompt);
+}
+
+/// From D X of all heads.
+template <class real>
+void PartialGradients<real>::reduce_prompt(const LoadedModel<real>& model, real* to) const {
+  const Shape& s = shape_;
+  const std::ptrdiff_t qd = std::ptrdiff_t(s.q) * s.d;
   for (int h = 0; s.identity_w && h < s.H; ++h)
     for (std::ptrdiff_t i = 0; i < qd * width_; ++i)
-      to.prompt[i] =
-          (h > 0 ? to.prompt[i] : real(0)) + model.scale() * shared_[h * qd * width_ + i];
+      to[i] = (h > 0 ? to[i] : real(0)) + model.scale() * shared_[h * qd * width_ + i];
   // E W^T, or of factors (E K) Q^T, of which the scale is in E K.
   const real* rows = s.rank > 0 ? shared_k_ : shared_;
   const std::ptrdiff_t columns = s.first_columns();
   for (int h = 0; !s.identity_w && h < s.H; ++h)
     kernels_.batched_gemm({s.q, s.d, int(columns), width_, rows + h * s.q * columns * width_,
-                           columns, 1, s.rank > 0 ? model.factor_q(h) : model.w(h), 1, columns,
-                           to.prompt, s.d, 1, real(1), h > 0});
+                           columns, 1, s.rank > 0 ? model.factor_q(h) : model.w(h), 1, columns, to,
+                           s.d, 1, real(1), h > 0});
 }
 
 template class PartialGradients<float>;

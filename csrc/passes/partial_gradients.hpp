@@ -4,15 +4,17 @@
 // complete: head by head, each by the member that sums it.
 #pragma once
 
-#include "loaded_model.hpp"
+#include "embedding_gradient.hpp"
 
 namespace mhfast {
 
-/// Where gradients go, in the layout of the parameters; each may be null.
+/// Where gradients go, in the layout of the parameters; each may be null. Those by the words of a
+/// dictionary (words, d), which PassOptions must request, are parts of one.
 template <class real>
 struct GradientOut {
   real *W, *readout, *prompt;
   real *Q = nullptr, *K = nullptr;  // where kernels multiply with these; Q of tied factors: of both
+  real *words_by_scores = nullptr, *words_by_values = nullptr;
 
   bool by_w() const { return W || Q || K; }
 };
@@ -43,14 +45,15 @@ class PartialGradients {
   std::ptrdiff_t weight_size() const { return part_.weight_head; }
   std::ptrdiff_t readout_size() const { return part_.readout_head; }
 
-  /// A member's heads of the sums; of a prompt all heads, by the first member. `words`: (words, d),
-  /// or null.
+  /// A member's heads of the sums; of a prompt and of words all heads, by the first member.
+  /// `words`: (words, d), or null.
   void reduce(const LoadedModel<real>& model, const real* words, const GradientOut<real>& to,
               const Member& member) const;
 
  private:
   void reduce_words(const LoadedModel<real>& model, const real* words, const GradientOut<real>& to,
                     int head) const;
+  void reduce_prompt(const LoadedModel<real>& model, real* to) const;
   real* sum_table(const real* partial, int columns, real* scratch) const;
   void reduce_factors(const LoadedModel<real>& model, const GradientOut<real>& to, int head) const;
   void sum_chunks(const real* partial, int rows, int columns, real* out) const;
@@ -71,6 +74,7 @@ class PartialGradients {
     real *sum = nullptr, *words = nullptr, *product = nullptr;
     std::ptrdiff_t sum_size = 0, words_size = 0, product_size = 0;
   } table_;
+  EmbeddingGradient<real> embedding_;
 };
 
 }  // namespace mhfast

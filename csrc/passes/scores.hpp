@@ -24,6 +24,7 @@ struct ScoreOperands {
   WordsOfUnits words{};
   int rank = 0;  // or w is Q and
   const real* kt = nullptr;
+  const real* exps = nullptr;
 };
 
 /// Where a thread's scores go. `s` and `c` are those of the head that is scored.
@@ -51,6 +52,7 @@ ScoreArguments<real> score_arguments(RowMode mode, int features, const ScoreSize
   in.ut_laned = of.ut_laned;
   in.map = of.map;
   in.words = of.words;
+  in.exps = of.exps;
   in.x = of.x;
   in.z = of.z;
   in.limits = of.limits;

@@ -9,7 +9,7 @@ SlabPass<real>::SlabPass(PassState<real>& state, const Sizes& sizes)
     : ChunkPass<real>(state),
       sizes_(sizes),
       steps_(state, sizes.rows),
-      workspaces_(state.threads),
+      workspaces_(state.threads, Workspace(WordLists<real>(state, sizes.rows))),
       key_size_(state.data.has_words() ? 0
                                        : state.data.shape.d * state.lanes.rows(state.data.shape.T)),
       query_size_(
@@ -55,6 +55,7 @@ void SlabPass<real>::lay_out(Arena& layout) {
     heads.log_derivative = layout.take<double>(held);
     heads.factors = layout.take<real>(held);
     workspace.own.lay_out(layout, block * own);
+    workspace.words.lay_out(layout, units);
     lay_out_readout(layout, thread, units);
     if (!state_.options.gradient) continue;
     heads.keys = layout.take<real>(steps_.row_size(units) * s.T);
@@ -168,7 +169,9 @@ Slab<real> SlabPass<real>::open_slab(std::ptrdiff_t first, std::ptrdiff_t last,
   slab.units = int(last - first);
   slab.samples = int(std::min(last * samples_in_unit, s.n) - slab.first_sample);
   slab.keys = s.T;
+  slab.rows = s.q;
   slab.words = state_.words_of(slab.first_sample, 0);
+  workspace.words.find(slab);
   if (packed_) {
     slab.x = packed_->x + first * key_size_;
     slab.z = data.self ? slab.x : packed_->z + first * query_size_;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "head_steps.hpp"
+#include "word_lists.hpp"
 
 namespace mhfast {
 
@@ -23,9 +24,12 @@ class SlabPass : public ChunkPass<real> {
   };
   /// One thread's scratch: the packed slab, where the data are not kept packed, and its heads.
   struct Workspace {
+    explicit Workspace(const WordLists<real>& lists) : words(lists) {}
+
     real *x, *z, *y;
     HeadMemory<real> heads;
     OwnLossNumbers own;  // of a block, or of a slab where the function is called for each
+    WordLists<real> words;
   };
 
   SlabPass(PassState<real>& state, const Sizes& sizes);

@@ -19,7 +19,7 @@ PassState<real>::PassState(const Data<real>& data_, std::optional<Loss> loss_,
       width(lanes.entries_in_sample),
       threads(threads_),
       own(data.shape, loss_, sizeof(real) == sizeof(double)),
-      model(kernels, data.shape, plan, width),
+      model(kernels, data.shape, plan, width, data.has_weights_of_words()),
       gradients(kernels, data.shape, plan, options, width),
       scales(data.shape.H, kernels.lanes, plan.chunks, options.gaps),
       totals(plan.chunks) {

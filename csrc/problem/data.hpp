@@ -55,6 +55,11 @@ struct Data {
   } run;
 
   bool has_words() const { return shape.words > 0; }
+  /// Whether the weights of words are looked up, each word of a sample once, and not only logits.
+  /// This does not depend on n, so that a sample's outputs do not either.
+  bool has_weights_of_words() const {
+    return self && row_map.is_softmax() && shape.has_weights_of_words();
+  }
   /// Rows of d numbers in x, and in an external z.
   std::ptrdiff_t x_rows() const { return has_words() ? shape.words : shape.n * shape.T; }
   bool has_z() const { return z && !self && !shape.shared_query && !has_words(); }

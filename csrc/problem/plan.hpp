@@ -12,6 +12,10 @@
 
 namespace mhfast {
 
+// Dictionaries of up to this many words for each token of a sample are always looked up: all of
+// their products cost no more than those of two samples.
+inline constexpr int kWordsOfToken = 2;
+
 struct Shape {
   std::ptrdiff_t n;                             // samples
   int T, q, d, H;                               // keys, query rows, features, heads
@@ -24,6 +28,10 @@ struct Shape {
   int value_rank = 0;   // V_h is A_h B_h with so many columns of A_h; 0: V is not factored
 
   bool is_layer() const { return p > 0; }
+  /// See Data: what the shape says about it.
+  bool has_weights_of_words() const {
+    return words > 0 && words <= kWordsOfToken * T && !is_layer();
+  }
   bool rows_have_outputs() const { return is_layer(); }
   /// Rows with outputs of their own, outputs of such a row, and of a sample; a classifier has one.
   int output_rows() const { return rows_have_outputs() ? q : 1; }

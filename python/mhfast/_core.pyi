@@ -11,7 +11,7 @@ weight (n,), for a layer also (n, q); lengths int64 (n,), and X is zero beyond t
 
 `runs` is 0 for none, else R: then every array may have a leading R or not. `causal`: row t of the
 query side sees the keys 0 ... t. `row_map` maps logits to weights. `wrt` has bits, W 1, Q 2, K 4, U
-8, V 16, prompt 32, X 64, query 128. `threads` 0 is the default.
+8, V 16, A 32, B 64, prompt 128, X 256, query 512, embedding 1024. `threads` 0 is the default.
 """
 
 from collections.abc import Callable, Sequence
@@ -111,6 +111,8 @@ class Lists(TypedDict):
     optimizers: dict[str, int]  # name: arrays kept of each parameter
     thresholds: tuple[str, ...]
     kernels: tuple[str, ...]
+
+WORDS_OF_TOKEN: int
 
 def lists() -> Lists: ...
 def config() -> dict[str, object]: ...

@@ -443,14 +443,18 @@ VALUE_AND_GRAD = [
     (
         lambda: value_and_grad(wrt="V"),
         ValueError,
-        "wrt: expected names from W, U, X, query, got 'V'",
+        "wrt: expected names from W, U, X, query, embedding, got 'V'",
     ),
     (
         lambda: value_and_grad(wrt=("W", "query")),
         ValueError,
         "wrt: expected an external query to differentiate by, got none",
     ),
-    (lambda: value_and_grad(wrt=3), TypeError, "wrt: expected names from W, U, X, query, got int"),
+    (
+        lambda: value_and_grad(wrt=3),
+        TypeError,
+        "wrt: expected names from W, U, X, query, embedding, got int",
+    ),
     (
         lambda: value_and_grad(model=last, wrt="query"),
         ValueError,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -265,6 +265,65 @@ class Dataset:
             lambda a, has_runs: a[:, rows] if has_runs else a[rows],
             lambda words: words._samples(rows),
         )
+
+    def merged(self) -> Dataset:
+        """Merge identical samples into one each, whose weight is the sum of theirs.
+
+        Loss, gradients, accuracy, margin and means of attention are those of all samples, up to
+        rounding, at the cost of the different ones; of short sequences of few words there are few.
+        Training on all samples goes the same way, and training in batches draws others.
+
+        Returns
+        -------
+        Dataset
+            The different samples, each where it comes first, with `weight`; the data set itself if
+            no two are identical. Samples are identical if their tokens (within `lengths`), targets,
+            query rows, lengths and groups are, in every run. `truth` and generator stay.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import mhfast as mh
+        >>> ids = np.random.default_rng(0).integers(2, size=(1000, 4))
+        >>> data = mh.Dataset(mh.Tokens(ids, np.eye(2)), np.where(ids[:, 0] == 1, 1, -1))
+        >>> few = data.merged()
+        >>> few.n, float(few.weight.sum())
+        (16, 1000.0)
+        """
+        samples = np.concatenate(list(self._bytes_of_samples()), axis=1)
+        rows = samples.view(np.dtype((np.void, samples.shape[1]))).ravel()
+        _, first, group = np.unique(rows, return_index=True, return_inverse=True)
+        if len(first) == self.n:
+            return self
+        kept = np.argsort(first)
+        place = np.empty_like(kept)
+        place[kept] = np.arange(len(kept))
+        weight = np.ones(self.n) if self.weight is None else self.weight
+        of_samples = np.moveaxis(weight, 1, 0) if self._run_axes.get("weight") else weight
+        total = np.zeros((len(kept), *of_samples.shape[1:]))
+        np.add.at(total, place[group.ravel()], of_samples)
+        if self._run_axes.get("weight"):
+            total = np.moveaxis(total, 0, 1)
+        part = self.subset(first[kept])
+        changes: dict[str, Any] = {"X": part._given, "weight": total.astype(self.dtype)}
+        return dataclasses.replace(part, **changes)
+
+    def _bytes_of_samples(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield the bytes (n, .) of each array but weight, of all its runs together."""
+        for name, has_runs in self._run_axes.items():
+            if name == "weight":
+                continue
+            if name == "X" and self.words is not None:
+                array: npt.NDArray[Any] = self.words.ids
+                if self.lengths is not None:
+                    seen = np.arange(self.tokens) < self.lengths[..., None]
+                    array = np.where(seen, array, 0)
+                has_runs = array.ndim == 3
+            else:
+                value = getattr(self, name)
+                array = value.index if isinstance(value, Groups) else value
+            rows = np.moveaxis(array, 1, 0) if has_runs else array
+            yield np.ascontiguousarray(rows).reshape(self.n, -1).view(np.uint8)
 
     def run(self, r: int) -> Dataset:
         """Return the data set of one run; `truth` and generator become those of the run.

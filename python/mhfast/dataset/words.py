@@ -17,12 +17,12 @@ from .._arguments.values import Array, describe, field_values, read_only, same_f
 class Tokens:
     """Tokens taken from a dictionary of V words: in place of the array `embedding[ids]`.
 
-    Accepted as X (n, T, d), with the same results up to rounding; the outputs of a classifier have
-    the same bits. With E the embedding, the logits E W Eᵀ of all pairs of words are computed once
-    for each call or step and looked up for each sample, and gradients are summed over pairs of
-    words first, so that the cost of a sample does not depend on d. This is done for outputs,
-    attention, gradients with respect to parameters, training and `evaluate`, where the tables cost
-    less than they save. Everything else, such as gradients with respect to X, Hessian-vector
+    Accepted as X (n, T, d), with the same results up to rounding. With E the embedding, the logits
+    E W Eᵀ of all pairs of words are computed once for each call or step and looked up for each
+    sample, of few words their exponentials too, and gradients are summed over pairs of words first,
+    so that the cost of a sample does not depend on d. This is done for outputs, attention,
+    gradients with respect to parameters, training and `evaluate`, where the tables cost less than
+    they save. Everything else, such as gradients with respect to X, Hessian-vector
     products and theory, uses the array of tokens, which is computed once when it is needed.
 
     Parameters
@@ -30,7 +30,7 @@ class Tokens:
     ids : integers (n, T), or (R, n, T) with a run axis
         The word of each token, from 0 to V - 1.
     embedding : array (V, d), or (R, V, d), float32 or float64
-        The dictionary. It is not trained.
+        The dictionary. `value_and_grad` differentiates by it, `train` leaves it as it is.
 
     Raises
     ------

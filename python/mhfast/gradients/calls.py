@@ -65,8 +65,8 @@ def value_and_grad(
         values and derivatives of the same shape. `docs/losses.md` defines what is used in place of
         derivatives that do not exist.
     wrt : str or tuple of str, optional
-        What to differentiate by: parameters of the model, "X", "query" if there is an external one.
-        None means all parameters.
+        What to differentiate by: parameters of the model, "X", "query" if there is an external one,
+        "embedding" if X is `Tokens`: their dictionary. None means all parameters.
     query : array (n, q, d), optional
         An external query, in place of the model's own.
     weight : array (n,) or (n, q), optional

@@ -41,6 +41,7 @@ class Gradients:
     prompt : array (q, d) or None
     X : array (n, T, d) or None
     query : array (n, q, d) or None
+    embedding : array (V, d) or None, by the dictionary of `Tokens`
     layers : tuple of Gradients, one for each layer of a `Stack`, or None
 
     Examples
@@ -65,6 +66,7 @@ class Gradients:
     prompt: Optional = None
     X: Optional = None
     query: Optional = None
+    embedding: Optional = None
     layers: tuple[Gradients, ...] | Any = None  # None where there are none
 
     @classmethod
@@ -76,7 +78,7 @@ class Gradients:
         made = object.__new__(cls)
         at = made.__dict__
         at["W"], at["Q"], at["K"], at["U"], at["V"], at["A"], at["B"], *rest = arrays
-        at["prompt"], at["X"], at["query"] = rest
+        at["prompt"], at["X"], at["query"], at["embedding"] = rest
         return made
 
     # NumPy scalars and arrays then leave `factor * gradients` to __rmul__.

@@ -13,11 +13,12 @@ from .._arguments.checks import Wrt
 from .._arguments.lists import BITS, LOSSES, OF_OUTPUTS
 from .._arguments.losses import Loss
 from .._arguments.own_losses import raise_error_of
-from .._arguments.values import Value
+from .._arguments.values import Array, Value
 from ..dataset.dataset import Dataset, no_second_source
+from ..dataset.words import Tokens
 from ..models import Model
 from ..models import problem as arguments
-from ..models.problem import CoreGradients, CoreProblem
+from ..models.problem import CoreGradients, CoreProblem, CoreWords
 from .record import Gradients
 
 
@@ -42,9 +43,9 @@ def of_loss(
         name, of_loss = losses.name_of(loss), losses.core(loss)
     problem = arguments.problem(
         model, X, y, loss=name, query=query, weight=weight, lengths=lengths,
-        words=wrt is None or _of_parameters(wrt),
+        words=wrt is None or not _of_inputs(wrt),
     )  # fmt: skip
-    result = _differentiated(model, problem, of_loss, wrt, num_threads)
+    result = _differentiated(model, problem, of_loss, wrt, num_threads, _tokens(X, wrt))
     if name == "own":
         raise_error_of(of_loss)
     return result
@@ -69,9 +70,10 @@ def of_outputs(
         X, query, lengths = data._given, data.query, data.lengths
     problem = arguments.problem(
         model, X, cotangent, loss="cotangent", query=query, lengths=lengths,
-        words=wrt is None or _of_parameters(wrt),
+        words=wrt is None or not _of_inputs(wrt),
     )  # fmt: skip
-    _, gradients = _differentiated(model, problem, LOSSES["cotangent"], wrt, num_threads)
+    tokens = _tokens(X, wrt)
+    _, gradients = _differentiated(model, problem, LOSSES["cotangent"], wrt, num_threads, tokens)
     return gradients
 
 
@@ -82,18 +84,47 @@ def _check_model(model: object) -> None:
         )
 
 
-def _of_parameters(wrt: object) -> bool:
-    """Return whether neither X nor a query is among the requested gradients."""
-    if isinstance(wrt, str) or not isinstance(wrt, Sequence):
-        return wrt not in ("X", "query")
-    return "X" not in wrt and "query" not in wrt
+def _names(wrt: object) -> Sequence[object]:
+    return wrt if isinstance(wrt, Sequence) and not isinstance(wrt, str) else (wrt,)
+
+
+def _of_inputs(wrt: object) -> bool:
+    """Return whether X or a query is among the requested gradients."""
+    names = _names(wrt)
+    return "X" in names or "query" in names
+
+
+def _tokens(X: npt.ArrayLike | Dataset, wrt: object) -> Tokens | None:
+    """Return the tokens by whose embedding to differentiate, or None."""
+    if "embedding" not in _names(wrt):
+        return None
+    given = X._given if isinstance(X, Dataset) else X
+    if not isinstance(given, Tokens):
+        raise ValueError(
+            "wrt: expected Tokens to differentiate by their embedding, got "
+            f"{'an array' if isinstance(given, np.ndarray) else type(given).__name__}"
+        )
+    return given
 
 
 def _differentiated(
-    model: Model, problem: CoreProblem, loss: _core.Loss, wrt: Wrt, num_threads: int | None
+    model: Model,
+    problem: CoreProblem,
+    loss: _core.Loss,
+    wrt: Wrt,
+    num_threads: int | None,
+    tokens: Tokens | None = None,
 ) -> tuple[Value, Gradients]:
+    """Return loss and gradients; `tokens` if their embedding is in `wrt`."""
     core = model._core
-    bits = core.bits if wrt is None else _bits(model, problem, wrt)
+    names: tuple[str, ...] = ()
+    if wrt is None:
+        bits = core.bits
+    else:
+        names = asked = arguments.wrt(model, wrt, inputs=True)
+        if tokens is not None and not isinstance(problem.data[0], CoreWords):
+            asked = (*(name for name in names if name not in ("X", "embedding")), "X")
+        bits = _bits(problem, asked)
     if core.row_map_name == "hardmax":
         arguments.differentiable(model, bits)
     value, gradients = _core.value_and_grad(
@@ -102,11 +133,15 @@ def _differentiated(
     )  # fmt: skip
     if problem.token is not None and bits & BITS["X"]:
         gradients = _gathered(gradients, problem.token)
+    if tokens is not None and bits & BITS["X"]:
+        *others, by_X, by_query, _ = gradients
+        assert by_X is not None
+        by_words = _summed_by_word(by_X, tokens)
+        gradients = (*others, by_X if "X" in names else None, by_query, by_words)
     return value, Gradients._of_core(gradients)
 
 
-def _bits(model: Model, problem: CoreProblem, wrt: Wrt) -> int:
-    names = arguments.wrt(model, wrt, inputs=True)
+def _bits(problem: CoreProblem, names: tuple[str, ...]) -> int:
     if "query" in names and (problem.token is not None or problem.data[1] is None):
         raise ValueError("wrt: expected an external query to differentiate by, got none")
     if "X" in names and problem.token is not None:  # the core treats the token as an external query
@@ -114,9 +149,19 @@ def _bits(model: Model, problem: CoreProblem, wrt: Wrt) -> int:
     return arguments.bits(names)
 
 
+def _summed_by_word(by_X: Array, tokens: Tokens) -> Array:
+    """Return the gradient by the embedding (V, d), or (R, V, d), from that by the tokens."""
+    of_runs = by_X.reshape(-1, *by_X.shape[-3:])
+    ids = np.broadcast_to(tokens.ids, of_runs.shape[:-1])
+    total = np.zeros((len(of_runs), *tokens.embedding.shape[-2:]))
+    for run, words, g in zip(total, ids, of_runs, strict=True):
+        np.add.at(run, words.ravel(), g.reshape(-1, g.shape[-1]))
+    return total.reshape(*by_X.shape[:-3], *total.shape[1:]).astype(by_X.dtype)
+
+
 def _gathered(gradients: CoreGradients, token: int | npt.NDArray[np.int64]) -> CoreGradients:
     """Add the gradient of the query token to the gradient of X, at the position of that token."""
-    *by_parameters, by_X, by_query = gradients
+    *by_parameters, by_X, by_query, _ = gradients
     assert by_X is not None
     assert by_query is not None
     place = np.broadcast_to(token, by_X.shape[:-2])[..., None, None]
@@ -124,4 +169,4 @@ def _gathered(gradients: CoreGradients, token: int | npt.NDArray[np.int64]) -> C
     np.put_along_axis(
         by_X, np.maximum(place, 0), np.where(place < 0, here, here + by_query), axis=-2
     )
-    return (*by_parameters, by_X, None)
+    return (*by_parameters, by_X, None, None)

@@ -249,7 +249,7 @@ def wrt(model: Model, names: Wrt, *, inputs: bool = False) -> tuple[str, ...]:
     Parameters
     ----------
     inputs : bool
-        Whether X and query may be among the names.
+        Whether X, query and embedding may be among the names.
 
     Raises
     ------
@@ -260,7 +260,8 @@ def wrt(model: Model, names: Wrt, *, inputs: bool = False) -> tuple[str, ...]:
     """
     if names is None:
         return tuple(model.parameters)
-    known = (*model.parameters, "X", "query") if inputs else tuple(model.parameters)
+    of_inputs = ("X", "query", "embedding") if inputs else ()
+    known = (*model.parameters, *of_inputs)
     asked = names_from(names, known, ", ".join(known))
     return tuple(name for name in known if name in asked)
 
@@ -413,10 +414,19 @@ def looks_up(model: Model, X: Tokens, query: npt.ArrayLike | None = None) -> boo
     if model.W is None or not set(READOUTS) & set(model.parameters):
         return False  # the core has no tables of identities
     (n, T, d), V = X.shape[-3:], X.words
+    fits = model.heads * V * V * X.dtype.itemsize <= MAX_TABLES and X.is_finite
+    if _looks_up_weights(model, asking, T, V):
+        return fits
     tables = V * d * (V + d)
     samples = n * T * (d * d + 2.0 * T * d)
-    fits = model.heads * V * V * X.dtype.itemsize <= MAX_TABLES
-    return fits and tables <= WORDS_PAY * samples and X.is_finite
+    return fits and tables <= WORDS_PAY * samples
+
+
+def _looks_up_weights(model: Model, asking: object, T: int, V: int) -> bool:
+    """Return whether the core looks up weights, not only logits, so that n must not matter."""
+    itself = asking is None and model.prompt is None
+    softmax = model._core.row_map_name == "softmax"
+    return itself and softmax and "U" in model.parameters and V <= _core.WORDS_OF_TOKEN * T
 
 
 def _seen(
