@@ -333,6 +333,16 @@ def test_tables_tell_ratios_and_low_cells():
     assert "slower than the best in 1 of 4 cells" in MAP.message
 
 
+def test_tables_say_where_and_how_they_were_measured():
+    there = {"cpu": "a processor", "isa": "avx2", "threads": 2, "clock": "wall"}
+    there |= {"versions": {"numpy": "2.4.6", "torch": "2.13.0"}, "load": 3.0, "variables": {}}
+    said = map_report.conditions(dataclasses.replace(MAP, environment=there))
+    assert said.startswith(
+        "4 cells on a processor, avx2, 2 threads, by wall time, against numpy (numpy 2.4.6)."
+    )
+    assert said.endswith("Caution: other work keeps about 3.0 cores busy: times will vary.")
+
+
 def test_changed_ratios_are_listed_the_worst_first():
     now = invented(forward__layer=2.0, hvp__layer=0.95, hvp__tied=2.4, step__tied=9.0)
     found = [(str(cell), was, ratio) for cell, was, ratio in map_report.changes(now, MAP, 1.25)]

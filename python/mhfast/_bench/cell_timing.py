@@ -51,7 +51,7 @@ class Effort:
     processor: bool = False
 
 
-FULL = Effort(seconds=1.5, least_rounds=7, block=2e-3)
+FULL = Effort(seconds=1.0, least_rounds=7, block=2e-3)
 QUICK = Effort(seconds=0.1, least_rounds=3, block=2e-4)
 
 

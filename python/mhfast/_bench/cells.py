@@ -10,8 +10,9 @@ import numpy as np
 from .grid import SHAPES, Cell, Kind, Sizes
 from .problem import Array
 
-# Steps of a training loop, so that a loop takes some milliseconds and entering it does not count.
-STEPS, STEP_SCORES = 100, 3_000_000
+# Steps of a training loop: so many that entering it does not count, and that it takes some ten
+# milliseconds at most, by the operations n H q (4 d² + 8 T d) of a step.
+STEPS, OPERATIONS = 100, 1.5e9
 LEAST_STEPS = 4
 
 # Of a classifier, and of a layer with one row: the gradient of its loss grows with the rows.
@@ -132,8 +133,8 @@ def draw_cell(cell: Cell, sizes: Sizes | None = None) -> CellProblem:
     lengths = random.integers(1 + T // 2, T + 1, n) if kind.lengths else None
     query = normal(n, q, d) if cell.operation == "gradient-query" else None
     groups = random.integers(2, size=(n, T))
-    scores = max(1, sizes.runs) * n * H * q * T * (1 + d // 16)
-    steps = int(np.clip(STEP_SCORES // scores, LEAST_STEPS, STEPS))
+    operations = max(1, sizes.runs) * n * H * q * (4 * d**2 + 8 * T * d)
+    steps = int(np.clip(OPERATIONS // operations, LEAST_STEPS, STEPS))
     return CellProblem(
         cell,
         sizes,

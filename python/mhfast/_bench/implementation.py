@@ -21,9 +21,9 @@ from .shapes import Loop, Shape
 TRIALS = 5
 TRIAL_TIME = 0.3
 
-# A first call this much slower than the best formulation, compilation included, is not repeated.
+# A formulation whose second call, which is without compilation, is this much slower than the best
+# one so far is not called again.
 HOPELESS = 5.0
-HOPELESS_TIME = 3.0
 
 # Calls shorter than this get an untimed one before a block, which wakes sleeping threads.
 SHORT = 0.02
@@ -135,9 +135,9 @@ def _fastest(found: Sequence[Formulation]) -> tuple[Prepared, Formulation]:
     for formulation in found:
         first, result = _timed(formulation.run)
         answer = formulation.answer(result)
-        if best and first > HOPELESS_TIME and first > HOPELESS * best[0].later:
+        times = [_timed(formulation.run)[0]]
+        if best and times[0] > HOPELESS * best[0].later:
             continue
-        times: list[float] = []
         while len(times) < TRIALS and sum(times) < TRIAL_TIME:
             times.append(_timed(formulation.run)[0])
         prepared = Prepared(formulation.name, first, min(times), answer)

@@ -9,13 +9,13 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 
-from ..figures import BLUE, ORANGE, STYLE, titled
+from ..figures import BLUE, STYLE, titled
 from .grid import AXES, OPERATIONS
-from .map_report import LOW, Map, matrix
+from .map_report import LEAST, Map, matrix
 
-# Ratios at the ends of the colours; the middle, white, is where a ratio stops being low.
-SLOWEST, FASTEST = 0.5, 16.0
-RED, ROW = "#B2182B", 0.21
+# Ratios at the ends of the colours; in the middle, at 1, light red turns into white.
+SLOWEST, FASTEST = 0.25, 16.0
+RED, LIGHT_RED, IMPOSSIBLE, ROW = "#B2182B", "#F4A582", "0.85", 0.21
 
 
 def draw(found: Map, path: Path) -> None:
@@ -37,16 +37,19 @@ def draw(found: Map, path: Path) -> None:
 def _panel(
     ax: Axes, ratios: dict[tuple[str, str], float], operations: list[str], models: list[str]
 ) -> None:
-    colours = LinearSegmentedColormap.from_list("ratios", [RED, ORANGE, "white", BLUE])
-    norm = TwoSlopeNorm(np.log(LOW), np.log(SLOWEST), np.log(FASTEST))
+    stops = [(0.0, RED), (0.5, LIGHT_RED), (0.5, "white"), (1.0, BLUE)]
+    colours = LinearSegmentedColormap.from_list("ratios", stops)
+    colours.set_bad(IMPOSSIBLE)
+    norm = TwoSlopeNorm(np.log(LEAST), np.log(SLOWEST), np.log(FASTEST))
     values = np.array(
         [[ratios.get((row, column), np.nan) for column in models] for row in operations]
     )
     ax.imshow(np.log(values), cmap=colours, norm=norm, aspect="auto")
     for (k, j), value in np.ndenumerate(values):
         if np.isfinite(value):
-            strong = value < 0.75 or value > 6.0
-            number = f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
+            strong = value < 0.5 or value > 6.0
+            digits = 2 if value < 0.995 else 1 if value < 9.95 else 0
+            number = f"{value:.{digits}f}".lstrip("0")
             ax.text(
                 j, k, number, ha="center", va="center", fontsize=6.5,
                 color="white" if strong else "black", fontweight="bold" if value < 1.0 else None,

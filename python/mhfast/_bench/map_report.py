@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .cell_timing import Measured
+from .environment import warnings
 from .grid import AXES, OPERATIONS, Cell
 from .peers import PEERS
 from .results import geometric_mean
@@ -99,7 +100,26 @@ def matrix(found: Map, *, ordinary: bool) -> dict[tuple[str, str], float]:
 def markdown(found: Map) -> str:
     """Return the tables of the map in markdown."""
     tables = (_by_operation(found), _by_level(found), _low(found))
-    return "\n\n".join(table.markdown() for table in tables) + "\n"
+    return "\n\n".join([conditions(found), *(table.markdown() for table in tables)]) + "\n"
+
+
+def conditions(found: Map) -> str:
+    """Say what was measured, where and how, in a sentence or two."""
+    there = found.environment
+    present = [key for key in PEERS if any(key in one.best for one in found.cells)]
+    versions = there.get("versions") or {}
+    packages = dict.fromkeys(PEERS[key].package for key in present)
+    said = (
+        f"{len(found.cells)} cells on {there.get('cpu')}, {there.get('isa')}, "
+        f"{there.get('threads')} thread{'s' if there.get('threads') != 1 else ''}, "
+        f"by {there.get('clock', 'wall')} time, against "
+        + ", ".join(PEERS[key].name for key in present)
+        + " ("
+        + ", ".join(f"{name} {versions.get(name)}" for name in packages)
+        + ")."
+    )
+    disturbed = warnings(there) if "load" in there else []
+    return " ".join([said, *(f"Caution: {caution}." for caution in disturbed)])
 
 
 def text(found: Map) -> str:

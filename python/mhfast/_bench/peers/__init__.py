@@ -65,7 +65,12 @@ PEERS: dict[str, Peer] = {
     ),
     # Compiling needs a C++ compiler at run time; all its errors are RuntimeErrors.
     "compile": Peer(
-        "torch.compile", "torch_compile", "torch", cells="map_compile", failures=(RuntimeError,)
+        "torch.compile",
+        "torch_compile",
+        "torch",
+        family="torch_compile_families",
+        cells="map_compile",
+        failures=(RuntimeError,),
     ),
     "sdpa": Peer("torch SDPA", "torch_sdpa", "torch", trains=False, cells="map_sdpa"),
     "jax": Peer("jax jit", "jax_jit", "jax", family="jax_families", cells="map_jax"),

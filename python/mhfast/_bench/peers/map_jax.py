@@ -95,16 +95,22 @@ LIBRARY = Jax()
 
 
 def ways(problem: CellProblem, threads: int) -> list[Formulation]:
-    """As a user writes it, and every form written out: at once, in chunks, on several devices."""
+    """As a user writes it, and every form written out, at once and on several devices.
+
+    Compiling takes time, so that chunks are tried of one form only, the last without tiles: "keys
+    first" where samples are short.
+    """
     plain = ordinary(problem)
     found = [_formulation("jit", plain, problem, ordinary=True)]
     if problem.cell.operation.startswith("step"):
         found.append(_formulation("scan", plain, problem, scan=True))
     size = _even(problem, chunk(problem))
-    for form in forms(problem):
+    every = forms(problem)
+    in_parts = [form for form in every if form.tile is None][-1]
+    for form in every:
         function = written(LIBRARY, problem, form)
         found.append(_formulation(str(form), function, problem, scan=True))
-        if size is not None:
+        if size is not None and form == in_parts:
             pieces = _scanned(function, size)
             found.append(_formulation(f"{form}, chunks of {size}", pieces, problem, scan=True))
         if threads > 1 and len(problem.y) % DEVICES == 0:
