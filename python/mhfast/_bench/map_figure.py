@@ -39,11 +39,11 @@ def _panel(
 ) -> None:
     stops = [(0.0, RED), (0.5, LIGHT_RED), (0.5, "white"), (1.0, BLUE)]
     colours = LinearSegmentedColormap.from_list("ratios", stops)
-    colours.set_bad(IMPOSSIBLE)
     norm = TwoSlopeNorm(np.log(LEAST), np.log(SLOWEST), np.log(FASTEST))
     values = np.array(
         [[ratios.get((row, column), np.nan) for column in models] for row in operations]
     )
+    ax.set_facecolor(IMPOSSIBLE)
     ax.imshow(np.log(values), cmap=colours, norm=norm, aspect="auto")
     for (k, j), value in np.ndenumerate(values):
         if np.isfinite(value):
