@@ -209,11 +209,19 @@ def test_the_fastest_formulation_of_a_peer_is_timed(monkeypatch, order):
     assert local.block(0.01) == pytest.approx([0.003] * 4)  # the first was not timed
 
 
-def test_a_formulation_whose_first_call_is_hopeless_is_not_repeated(monkeypatch):
+def test_a_formulation_is_judged_by_its_second_call(monkeypatch):
     clock = Clock(monkeypatch)
-    found = [clock.formulation("good", 0.5), clock.formulation("hopeless", 3.5, 0.01)]
+    found = [clock.formulation("good", 0.5), clock.formulation("compiled", 60.0, 0.01)]
+    monkeypatch.setattr(implementation, "formulations", lambda *_: found)
+    assert Local("numpy").prepare(Work(SMALL, "float64", 1)).formulation == "compiled"
+
+
+def test_a_formulation_whose_second_call_is_hopeless_is_not_repeated(monkeypatch):
+    clock = Clock(monkeypatch)
+    found = [clock.formulation("good", 0.01), clock.formulation("slow", 9.0, 1.0, 0.001)]
     monkeypatch.setattr(implementation, "formulations", lambda *_: found)
     assert Local("numpy").prepare(Work(SMALL, "float64", 1)).formulation == "good"
+    assert clock.now == pytest.approx(10.0 + 6 * 0.01)
 
 
 def test_timings_are_medians_and_quartiles():

@@ -75,6 +75,7 @@ def python(*arguments: str) -> str:
         "mhfast",
         "numpy",
         pytest.param("torch", marks=pytest.mark.peers),
+        pytest.param("compile", marks=(pytest.mark.peers, pytest.mark.slow)),
         pytest.param("jax", marks=pytest.mark.slow),
     ],
 )

@@ -21,9 +21,9 @@ from .shapes import Loop, Shape
 TRIALS = 5
 TRIAL_TIME = 0.3
 
-# A first call this much slower than the best formulation, compilation included, is not repeated.
+# A formulation whose second call, which is without compilation, is this much slower than the best
+# one so far is not called again.
 HOPELESS = 5.0
-HOPELESS_TIME = 3.0
 
 # Calls shorter than this get an untimed one before a block, which wakes sleeping threads.
 SHORT = 0.02
@@ -135,9 +135,9 @@ def _fastest(found: Sequence[Formulation]) -> tuple[Prepared, Formulation]:
     for formulation in found:
         first, result = _timed(formulation.run)
         answer = formulation.answer(result)
-        if best and first > HOPELESS_TIME and first > HOPELESS * best[0].later:
+        times = [_timed(formulation.run)[0]]
+        if best and times[0] > HOPELESS * best[0].later:
             continue
-        times: list[float] = []
         while len(times) < TRIALS and sum(times) < TRIAL_TIME:
             times.append(_timed(formulation.run)[0])
         prepared = Prepared(formulation.name, first, min(times), answer)
@@ -153,21 +153,22 @@ def _timed(run: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - begin, result
 
 
-def configure(threads: int, isa: str | None) -> list[str]:
+def configure(threads: int, isa: str | None, cores: Sequence[int] | None = None) -> list[str]:
     """Give this process `threads` cores and threads, and mhfast an instruction set.
 
-    To be called before PyTorch or JAX are imported: XLA has as many threads as the process has
-    cores. Returns a description of what could not be set.
+    To be called before PyTorch or JAX compute anything: XLA has as many threads as the process has
+    cores, by default the first ones. Returns a description of what could not be set.
     """
     if isa is not None:
         _core.select_isa(isa)
-    cores = available_cores()
-    if threads < len(cores):
-        os.sched_setaffinity(0, cores[:threads])
+    available = available_cores()
+    chosen = available[:threads] if cores is None else cores
+    if len(chosen) < len(available) and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, chosen)
     try:
         import threadpoolctl
     except ImportError:
-        if threads < len(cores):
+        if threads < len(available):
             return ["threadpoolctl is not installed: NumPy's BLAS may use more threads"]
         return []
     threadpoolctl.threadpool_limits(threads, user_api="blas")

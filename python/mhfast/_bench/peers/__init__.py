@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..cells import CellProblem
 from ..families import Trainees, Training
-from ..problem import Answer, BenchProblem
+from ..problem import BenchProblem
 from ..shapes import Loop
 
 
@@ -27,19 +28,22 @@ class Formulation:
     """One way of writing the computation.
 
     `run` is what is timed: it takes nothing, returns when the result is there, and leaves its
-    inputs as they were. `answer` turns what it returned into NumPy.
+    inputs as they were. `answer` turns what it returned into NumPy: an Answer, or for a cell of the
+    map arrays by name. `ordinary`: it is what a user writes, without care for speed.
     """
 
     name: str
     run: Callable[[], Any]
-    answer: Callable[[Any], Answer]
+    answer: Callable[[Any], Any]
+    ordinary: bool = False
 
 
 @dataclass(frozen=True)
 class Peer:
     """Where an implementation is, and what it needs.
 
-    `family` is the module for trainings of the model family, None where there is none. `failures`
+    `family` is the module for trainings of the model family, `cells` that for cells of the map,
+    None where there is none. `failures`
     are the exceptions that mean that it cannot work in this environment, rather than that the
     comparison is wrong.
     """
@@ -49,17 +53,27 @@ class Peer:
     package: str
     trains: bool = True
     family: str | None = None
+    cells: str | None = None
     failures: tuple[type[Exception], ...] = ()
 
 
 PEERS: dict[str, Peer] = {
-    "mhfast": Peer("mhfast", "own", "mhfast", family="own"),
-    "numpy": Peer("numpy", "numpy_tiles", "numpy", family="numpy_families"),
-    "torch": Peer("torch eager", "torch_eager", "torch", family="torch_families"),
+    "mhfast": Peer("mhfast", "own", "mhfast", family="own", cells="map_own"),
+    "numpy": Peer("numpy", "numpy_tiles", "numpy", family="numpy_families", cells="map_numpy"),
+    "torch": Peer(
+        "torch eager", "torch_eager", "torch", family="torch_families", cells="map_torch"
+    ),
     # Compiling needs a C++ compiler at run time; all its errors are RuntimeErrors.
-    "compile": Peer("torch.compile", "torch_compile", "torch", failures=(RuntimeError,)),
-    "sdpa": Peer("torch SDPA", "torch_sdpa", "torch", trains=False),
-    "jax": Peer("jax jit", "jax_jit", "jax", family="jax_families"),
+    "compile": Peer(
+        "torch.compile",
+        "torch_compile",
+        "torch",
+        family="torch_compile_families",
+        cells="map_compile",
+        failures=(RuntimeError,),
+    ),
+    "sdpa": Peer("torch SDPA", "torch_sdpa", "torch", trains=False, cells="map_sdpa"),
+    "jax": Peer("jax jit", "jax_jit", "jax", family="jax_families", cells="map_jax"),
 }
 
 
@@ -94,6 +108,19 @@ def family_formulations(
     """
     assert peer.family is not None
     found: Sequence[Formulation] = _module(peer, peer.family).trainings(problem, training, threads)
+    return found
+
+
+def cell_formulations(peer: Peer, problem: CellProblem, threads: int) -> Sequence[Formulation]:
+    """Return the formulations of a peer for a cell of the map.
+
+    Raises
+    ------
+    UnavailableError
+        Its package is not installed, or it cannot do the operation.
+    """
+    assert peer.cells is not None
+    found: Sequence[Formulation] = _module(peer, peer.cells).ways(problem, threads)
     return found
 
 

@@ -27,7 +27,7 @@ def trainings(problem: Trainees, training: Training, threads: int) -> list[Formu
     torch.set_num_threads(threads)
     # Weights of saturated attention would otherwise become denormal numbers, which are slow.
     torch.set_flush_denormal(True)
-    return [_loop(name, gradient, problem, training) for name, gradient in _ways(training)]
+    return [loop(name, gradient, problem, training) for name, gradient in _ways(training)]
 
 
 def _ways(training: Training) -> Iterator[tuple[str, Gradient]]:
@@ -39,18 +39,24 @@ def _ways(training: Training) -> Iterator[tuple[str, Gradient]]:
         (gW, g_readout), loss = differentiated(W, readout, X, Z, y)
         return loss, gW, g_readout
 
-    def autograd(W: Tensor, readout: Tensor, *data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    differentiated = torch.func.grad_and_value(one, argnums=(0, 1))
+    yield "written out, stacked", written_out
+    yield "autograd, stacked", by_autograd(losses)
+    if training.runs > 1:
+        yield "torch.func.vmap", torch.func.vmap(both)
+
+
+def by_autograd(formula: Callable[..., Tensor]) -> Gradient:
+    """Return losses and gradients of a formula for losses."""
+
+    def gradient(W: Tensor, readout: Tensor, *data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         W, readout = W.detach().requires_grad_(), readout.detach().requires_grad_()
         with torch.enable_grad():
-            found = losses(W, readout, *data)
+            found = formula(W, readout, *data)
             gW, g_readout = torch.autograd.grad(found.sum(), (W, readout))
         return found.detach(), gW, g_readout
 
-    differentiated = torch.func.grad_and_value(one, argnums=(0, 1))
-    yield "written out, stacked", written_out
-    yield "autograd, stacked", autograd
-    if training.runs > 1:
-        yield "torch.func.vmap", torch.func.vmap(both)
+    return gradient
 
 
 def _attended(W: Tensor, X: Tensor, Z: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,7 +113,8 @@ def written_out(
     return loss, gW.view(R, d, H, d).transpose(1, 2), g_readout
 
 
-def _loop(name: str, gradient: Gradient, problem: Trainees, training: Training) -> Formulation:
+def loop(name: str, gradient: Gradient, problem: Trainees, training: Training) -> Formulation:
+    """Return the formulation that trains with `gradient` in a Python loop."""
     X, Z, y, W0, readout0 = (
         torch.from_numpy(array)
         for array in (problem.X, problem.Z, problem.y, problem.W, problem.readout)

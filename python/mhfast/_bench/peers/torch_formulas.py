@@ -135,6 +135,11 @@ def in_chunks(closed: Gradient, size: int) -> Gradient:
     return gradient
 
 
+def even_chunk(samples: int, most: int) -> int:
+    """Return the largest divisor of the number of samples that is at most `most`, or 1."""
+    return max((k for k in range(1, min(samples, most) + 1) if samples % k == 0), default=1)
+
+
 def call(name: str, gradient: Gradient, problem: BenchProblem) -> Formulation:
     """Return the formulation that evaluates `gradient` once."""
     X, y, W, U = _tensors(problem)
