@@ -11,7 +11,7 @@ std::int32_t bits_if_negative(std::int32_t x) { return x >> 31; }
 /// Whether all rows of a sample that see keys see the same ones, so that equal words are merged.
 template <class real>
 bool merges_words(const Data<real>& data) {
-  return data.has_weights_of_words() && !data.causal && !data.limits;
+  return data.has_weights_of_words() && !data.shape.causal && !data.limits;
 }
 
 template <class real>
