@@ -38,8 +38,8 @@ def peak_growth(program):
 
 # What `setup` makes of a model and its targets.
 MODELS = {
-    "classifier": "parameters = W, None, None, normal(H, T, d), None, None; y = sign(n)",
-    "layer": "parameters = W, None, None, None, normal(H, d, 2), None; y = sign(n, T, 2)",
+    "classifier": "parameters = W, *[None] * 2, normal(H, T, d), *[None] * 4; y = sign(n)",
+    "layer": "parameters = W, *[None] * 3, normal(H, d, 2), *[None] * 3; y = sign(n, T, 2)",
 }
 PROGRAM = """
     import numpy as np
@@ -108,7 +108,7 @@ def test_more_than_two_to_the_31_numbers():
     U = rng.standard_normal((1, 1, dim)).astype(np.float32)
     y = np.ones(n, dtype=np.float32)
     assert X.size > 2**31
-    parameters = (W, None, None, U, None, None)
+    parameters = (W, None, None, U, None, None, None, None)
 
     def outputs(X, query):
         return _core.outputs((X, query, None, None, None), parameters, **OPTIONS)

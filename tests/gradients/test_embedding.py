@@ -228,3 +228,16 @@ def test_refusals():
         mh.train(model, X, drawn.y, steps=1, optimizer=mh.GradientDescent(0.1), wrt="embedding")
     with pytest.raises(ValueError, match="embedding: expected gradients by parameters"):
         model - mh.value_and_grad(model, X, drawn.y, wrt="embedding")[1]
+
+
+def test_values_in_two_factors():
+    drawn = case(mh.Layer, loss="squared")
+    X, rng = of_words(drawn.X), np.random.default_rng(5)
+    A, B = rng.standard_normal((7, 8, 2)), rng.standard_normal((7, 2, drawn.y.shape[-1]))
+    model = mh.Layer(drawn.model.W, mh.ValueOutput(A, B))
+    whole = mh.Layer(drawn.model.W, A @ B)
+    wrt = ("embedding", "A", "B")
+    g = mh.value_and_grad(model, X, drawn.y, loss="squared", wrt=wrt)[1]
+    expected = mh.value_and_grad(whole, X, drawn.y, loss="squared", wrt=("embedding", "V"))[1]
+    assert_close(g.embedding, expected.embedding, 1e-12)
+    assert_close(g.A, expected.V @ B.swapaxes(1, 2), 1e-12)
