@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mhfast import _core, reference
-from mhfast._arguments.lists import AXES, LOSSES, TARGETS
+from mhfast._arguments.lists import AXES, LOSSES, PARAMETERS, TARGETS
 
 PLANS = ("samples", "hybrid", "rows", "tiles")  # of a single run
 LAYER_PLANS = ("samples", "rows")
@@ -47,8 +47,7 @@ class Problem:
     def model(self) -> tuple[Any, ...]:
         """What every function of the core takes first."""
         data = (self.X, self.Z, self.y, self.weight, self.lengths)
-        parameters = (self.W, None, None, self.U, self.V, self.prompt)
-        return data, parameters
+        return data, tuple(getattr(self, name, None) for name in PARAMETERS)
 
     def options(self, threads: int = 0) -> dict[str, Any]:
         """What every function of the core takes by name."""
@@ -80,11 +79,10 @@ class Problem:
 
     def hvp(self, tangent: dict[str, Any]) -> dict[str, Any]:
         """The Hessian of the loss times a direction, by parameter."""
-        parameters = NAMES[:6]
-        bits = sum(1 << j for j, name in enumerate(parameters) if name in self.names())
-        moves = tuple(tangent.get(name) for name in parameters)
+        bits = sum(1 << j for j, name in enumerate(PARAMETERS) if name in self.names())
+        moves = tuple(map(tangent.get, PARAMETERS))
         products = _core.hvp(*self.model, moves, **self.options(), loss=LOSSES[self.loss], wrt=bits)
-        return dict(zip(parameters, products, strict=True))
+        return dict(zip(PARAMETERS, products, strict=True))
 
     def names(self) -> list[str]:
         parts = {"W": self.W, "U": self.U, "V": self.V, "prompt": self.prompt, "query": self.Z}
