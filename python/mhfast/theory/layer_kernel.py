@@ -6,8 +6,8 @@ scores, centred as in `kernel`,
     ⟨∂F_ito/∂V_h, ∂F_jsr/∂V_h⟩ = [o = r] ⟨P_it, P_js⟩,
     ⟨∂F_ito/∂W_h, ∂F_jsr/∂W_h⟩ = scale² ⟨z_it, z_js⟩ ⟨M_ito, M_jsr⟩,
 
-and z is that of all heads: P and M of as many heads as fit `BLOCK` numbers lie side by side, so that
-one product adds them.  Numbers are in units of their own size, powers of two.
+and z is that of all heads: P and M of as many heads as fit `BLOCK` numbers lie side by side, so
+that one product adds them.  Numbers are in units of their own size, powers of two.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class _Side:
         """Return P (n q, g d) and M (n q p, g d) of some heads, and the exponent of M's unit."""
         layer, X = self.layer, self._X
         g, whole = some.stop - some.start, some.stop - some.start == layer.heads
-        head = layer if whole else replace(layer, **{k: x[some] for k, x in layer.parameters.items()})
+        parameters = {name: array[some] for name, array in layer.parameters.items()}
+        head = layer if whole else replace(layer, **parameters)
         A = head.attention(self._data)[:, :g]
         n, _, q, T = A.shape
         P = (A.reshape(n, g * q, T) @ X).reshape(n, g, q, -1)
