@@ -312,7 +312,7 @@ def test_a_layer_without_arrays_takes_all_tokens(dtype):
         (
             lambda: mh.value_and_grad(mh.Layer(None, np.ones((2, 3, 5))), np.ones((1, 2, 3)),
                                       np.ones((1, 2, 5)), wrt="W"),
-            "wrt: expected names from V, X, query, got 'W'",
+            "wrt: expected names from V, X, query, embedding, got 'W'",
         ),
         (
             lambda: mh.Layer(np.ones((2, 3, 3)), None)(np.ones((1, 2, 4))),

@@ -234,6 +234,10 @@ def exponent(array: Array) -> int:
     return math.frexp(size)[1] if 0.0 < size < math.inf else 0
 
 
+# Exponents e for which 2^e and 2^-e are ordinary numbers of float32, and so of float64.
+WHOLE_UNIT = 126
+
+
 def moderate(unit: Any) -> Any:
     """Return exponents (ints or an array of them) as they are, and 0 for those up to 4.
 
@@ -244,7 +248,7 @@ def moderate(unit: Any) -> Any:
 
 def in_units(array: Array, unit: int) -> Array:
     """Return `array` / 2^unit, exact unless it leaves the range of its dtype."""
-    if abs(unit) <= np.finfo(array.dtype).maxexp - 2:  # then 2^-unit is in range
+    if abs(unit) <= WHOLE_UNIT:
         with np.errstate(over="ignore", under="ignore"):
             found: Array = array * array.dtype.type(math.ldexp(1.0, -unit))
         return found

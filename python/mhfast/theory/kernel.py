@@ -33,7 +33,15 @@ from ..reference.attention import weights
 from ..reference.gradients import weights_tangent
 from ..reference.model import Model as Plain
 from ..reference.model import inputs
-from .inputs import check_finite, classifier, in_units, moderate, query_side, samples
+from .inputs import (
+    WHOLE_UNIT,
+    check_finite,
+    classifier,
+    in_units,
+    moderate,
+    query_side,
+    samples,
+)
 from .layer_kernel import layer_kernel, score_gradient
 from .runs import over_runs
 
@@ -101,14 +109,14 @@ def ntk(
     >>> bool(np.allclose(K, sum(parts)))
     True
     """
-    if _is_one_batch(model, X, X2):
+    if isinstance(model, Classifier) and X2 is None and _is_one_batch(model, X):
         return _kernel_of_runs(model, samples(X), wrt)
     return _each(model, X, X2, wrt)
 
 
-def _is_one_batch(model: object, X: object, X2: object) -> bool:
+def _is_one_batch(model: Classifier, X: object) -> bool:
     """Whether all runs fit one block; over runs that are larger there is nothing to gain."""
-    if not isinstance(model, Classifier) or X2 is not None or model.attention != "softmax":
+    if model.attention != "softmax":
         return False
     data = X if isinstance(X, Dataset) else None
     of_data = None if data is None else data.runs
@@ -117,11 +125,11 @@ def _is_one_batch(model: object, X: object, X2: object) -> bool:
         return False
     if isinstance(model.query, np.ndarray) or (data is not None and data.weight is not None):
         return False
-    n, T, d = X.shape[-3:] if isinstance(X, np.ndarray) else (0, 0, 0)
+    n, T, d = X.shape if isinstance(X, np.ndarray) and X.ndim == 3 else (0, 0, 0)
     if data is not None:
         n, T, d = data.n, data.tokens, data.dim
     rows = runs * n * model.heads * model.U.shape[-2]
-    return 0 < rows * max(T, d) <= BLOCK
+    return bool(0 < rows * max(T, d) <= BLOCK)
 
 
 @over_runs
@@ -292,7 +300,7 @@ class _Side:
     def of_prompt(self, moved: Array, some: slice) -> Array:
         """Return the part of some heads in the gradient by the query rows, (R, n, q, d)."""
         if not self._W:
-            return moved.sum(axis=3)
+            return np.asarray(moved.sum(axis=3))
         # Rows of the heads side by side, so that one product adds them.
         W = self._W[0][0][:, some]
         if not isinstance(self.model.W, np.ndarray):
@@ -319,7 +327,8 @@ class _Side:
                     own = replace(head, query=head.query[part])
                 X = self._X[:, part]
                 parts.append(self._block(own, self.data.subset(part), U, X))
-            found = tuple(np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
+            of_A, of_D = zip(*parts, strict=True)
+            found = np.concatenate(of_A, axis=1), np.concatenate(of_D, axis=1)
         pooled, moved = (x.reshape(*x.shape[:2], q, g, d) for x in found)
         return pooled, moved
 
@@ -364,7 +373,7 @@ def _in_units(array: Array, unit: Array) -> Array:
     if not unit.any():
         return array
     shape = (-1,) + (1,) * (array.ndim - 1)
-    if np.abs(unit).max() <= np.finfo(array.dtype).maxexp - 2:
+    if np.abs(unit).max() <= WHOLE_UNIT:
         with np.errstate(over="ignore", under="ignore"):
             scaled: Array = array * np.ldexp(array.dtype.type(1), -unit).reshape(shape)
         return scaled

@@ -6,8 +6,8 @@ scores, centred as in `kernel`,
     ⟨∂F_ito/∂V_h, ∂F_jsr/∂V_h⟩ = [o = r] ⟨P_it, P_js⟩,
     ⟨∂F_ito/∂W_h, ∂F_jsr/∂W_h⟩ = scale² ⟨z_it, z_js⟩ ⟨M_ito, M_jsr⟩,
 
-and z is that of all heads: P and M of as many heads as fit `BLOCK` numbers lie side by side, so that
-one product adds them.  Numbers are in units of their own size, powers of two.
+and z is that of all heads: P and M of as many heads as fit `BLOCK` numbers lie side by side, so
+that one product adds them.  Numbers are in units of their own size, powers of two.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +90,8 @@ class _Side:
         """Return P (n q, g d) and M (n q p, g d) of some heads, and the exponent of M's unit."""
         layer, X = self.layer, self._X
         g, whole = some.stop - some.start, some.stop - some.start == layer.heads
-        head = layer if whole else replace(layer, **{k: x[some] for k, x in layer.parameters.items()})
+        parameters: dict[str, Any] = {name: array[some] for name, array in layer.parameters.items()}
+        head = layer if whole else replace(layer, **parameters)
         A = head.attention(self._data)[:, :g]
         n, _, q, T = A.shape
         P = (A.reshape(n, g * q, T) @ X).reshape(n, g, q, -1)
@@ -104,7 +106,7 @@ class _Side:
         C = np.empty((n, g, q, p, T), A.dtype)
         C[...] = values.swapaxes(-1, -2)[:, :, None]
         D = _gradients(A.reshape(-1, T), C.reshape(-1, p, T)).reshape(n, g * q * p, T)
-        M = (D @ X).reshape(n, g, q * p, -1).swapaxes(1, 2).reshape(n * q * p, -1)
+        M: Array = (D @ X).reshape(n, g, q * p, -1).swapaxes(1, 2).reshape(n * q * p, -1)
         M, own = _scaled(M)
         return pooled, M, 2 * self.x + v + own
 
@@ -118,7 +120,8 @@ def _scaled(array: Array) -> tuple[Array, int]:
 def score_gradient(A: Array, C: Array) -> Array:
     """D = A∘(C - rowsum(A∘C)) computed centred: c = C - C_m with m the row's largest weight.
 
-    D takes the place of C, whose memory is contiguous.
+    As c_m is 0, D_m = -A_m rowsum(A∘c) keeps its digits where A_m is nearly 1.  D takes the place
+    of C, whose memory is contiguous.
     """
     T = A.shape[-1]
     return _gradients(A.reshape(-1, T), C.reshape(-1, 1, T)).reshape(A.shape)
@@ -130,10 +133,4 @@ def _gradients(A: Array, C: Array) -> Array:
     D -= C[rows, :, m][..., None]
     D -= D @ A[..., None]
     D *= A[:, None]
-    # D_m is a difference of nearly equal numbers only where one weight is nearly 1.
-    most = np.flatnonzero(A[rows, m] > 0.5)
-    if len(most):
-        m = m[most]
-        D[most, :, m] = 0.0
-        D[most, :, m] = -D[most].sum(axis=-1)
     return D
