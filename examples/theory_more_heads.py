@@ -11,10 +11,10 @@ import argparse
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 import mhfast as mh
-from mhfast.figures import BLUE, ORANGE, STYLE
+from mhfast import figures
+from mhfast.figures import BLUE, ORANGE
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--heads", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8, 16])
@@ -69,26 +69,36 @@ for teacher in arguments.teachers:
         row = (H, *mean, of_test.min(), of_test.max())
         print("{:3d}  {:8.2f}  {:5.2f}   ({:.2f} to {:.2f})".format(*row), flush=True)
 
-with rc_context(STYLE):
-    figure = Figure(figsize=(8.0, 3.3), layout="constrained", dpi=200)
+best = []  # for the title: the least test error for each teacher, and with how many heads
+for teacher, table in tables.items():
+    means = table[:, :, 1].mean(axis=0)
+    H = arguments.heads[int(means.argmin())]
+    look_ups, heads = f"{teacher} look-up{'s' * (teacher > 1)}", f"{H} head{'s' * (H > 1)}"
+    best.append(f"{means.min():.1f} % for {look_ups} ({heads})")
+
+with rc_context(figures.STYLE):
+    figure = figures.titled(
+        f"Least test error: {' and '.join(best)} in a label; fewer heads than look-ups cannot "
+        "represent the label, more fit training samples only",
+        3.3,
+    )
     panels = np.ravel(figure.subplots(1, len(tables), sharey=True))
     for ax, (teacher, table) in zip(panels, tables.items(), strict=True):
         for part, (name, color) in enumerate((("training", ORANGE), ("test", BLUE))):
             values = table[:, :, part]
-            ax.plot(arguments.heads, values.mean(axis=0), "o-", color=color, label=f"{name} error")
+            ax.plot(arguments.heads, values.mean(axis=0), "o-", color=color, label=name)
             band = values.min(axis=0), values.max(axis=0)
             ax.fill_between(arguments.heads, *band, color=color, alpha=0.15, linewidth=0)
-        ax.axvline(
-            teacher, color="gray", linestyle=":", linewidth=0.8, label="heads of the teacher"
-        )
-        ax.set(xscale="log", xlabel="heads H of the student", ylim=(0, None))
+        ax.axvline(teacher, color="gray", linestyle=":", linewidth=0.8)
+        ax.annotate(
+            "the teacher's heads", (teacher, 0.98), (4, 0), xycoords=("data", "axes fraction"),
+            textcoords="offset points", va="top", color="gray", fontsize=8,
+        )  # fmt: skip
+        ax.set(xscale="log", xlabel="heads H of the student")
         ax.set_xticks(arguments.heads, arguments.heads, minor=False)
         ax.minorticks_off()
-        ax.set_title(f"labels by {teacher} look-up{'s' if teacher > 1 else ''}")
-    panels[0].set_ylabel("error (%)")
-    panels[0].legend()
-    figure.suptitle(
-        "More heads generalize better up to the number of look-ups in a label: fewer cannot\n"
-        "represent it (training and test error are the same), more fit training samples only"
-    )
+        ax.set_title(f"labels by {teacher} look-up{'s' * (teacher > 1)}")
+    panels[0].set(ylabel="error (%)", ylim=(0, None))
+    for ax in panels:
+        figures.name_lines(ax)
     figure.savefig(arguments.output)
