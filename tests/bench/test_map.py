@@ -19,7 +19,14 @@ from mhfast._bench.cell_timing import Contender, Effort, Measured, check, measur
 from mhfast._bench.cells import draw_cell
 from mhfast._bench.grid import AXES, MODELS, OPERATIONS, SHAPES, TINY, Cell, design, parse_cell
 from mhfast._bench.map_report import Map
-from mhfast._bench.peers import PEERS, Formulation, UnavailableError, cell_formulations, map_own
+from mhfast._bench.peers import (
+    PEERS,
+    Formulation,
+    UnavailableError,
+    cell_formulations,
+    map_own,
+    operations,
+)
 from mhfast._bench.problem import DisagreementError
 
 ONCE = Effort(seconds=0.0, least_rounds=1, block=0.0)
@@ -82,7 +89,8 @@ def test_the_grid_leaves_out_only_what_it_says():
     }
     left_out = pairs - possible_pairs()
     assert {pair for pair in left_out if pair[0] != "predict-sklearn"} == {
-        ("gradient-W", "identity"), ("gradient-query", "prompt"), ("ntk", "tied")
+        ("gradient-W", "identity"), ("gradient-query", "prompt"), ("ntk", "tied"),
+        ("ntk", "value-output"),
     }  # fmt: skip
 
 
@@ -137,7 +145,7 @@ def reference_answer(cell: Cell) -> dict[str, np.ndarray]:
         case "forward" | "predict-torch" | "predict-jax" | "predict-sklearn":
             return {"outputs": reference.outputs(model, X, **side)}
         case "attention":
-            return {"A": reference.attention(model, X, **side)}
+            return {"weights": reference.attention(model, X, **side)}
         case "backward":
             return reference.backward(model, X, problem.cotangent, wrt=problem.wrt, **side)
         case "hvp":
@@ -180,6 +188,20 @@ def test_the_losses_of_a_training_cell_are_those_of_the_reference(cell):
     losses = np.moveaxis(history["loss"], runs, 0)[:-1]
     check("losses", {"loss": losses}, {"loss": found["loss"]}, cell.dtype)
     assert np.abs(losses[-1] - losses[0]).max() > 1e-3  # it trains
+
+
+@pytest.mark.parametrize("model", ["layer", "value-output", "lengths", "causal"])
+def test_numpy_agrees_in_tiles_of_queries_and_chunks_of_samples(model, monkeypatch):
+    """Sizes of the other tests have neither."""
+    monkeypatch.setattr(operations, "CHUNK", 2**18)
+    cell = Cell("gradient-everything", model, "long", "float64")
+    problem = draw_cell(cell, dataclasses.replace(SHAPES["long"], n=3, T=150, d=7, r=2))
+    (own,) = cell_formulations(PEERS["mhfast"], problem, 1)
+    truth, ways = own.answer(own.run()), cell_formulations(PEERS["numpy"], problem, 1)
+    assert any("tiles" in way.name and "chunks" in way.name for way in ways)
+    for way in ways:
+        # 1e-11: sums of a few hundred terms of order one.
+        assert check(way.name, way.answer(way.run()), truth, cell.dtype) < 1e-11
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

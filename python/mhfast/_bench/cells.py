@@ -71,7 +71,7 @@ class CellProblem:
             case "gradient-W":
                 return tuple(name for name in parameters if name in "WQK")
             case "gradient-readout":
-                return (self.kind.readout,)
+                return ("A", "B") if self.kind.factors else (self.kind.readout,)
             case "gradient-X":
                 return ("X",)
             case "gradient-query":
@@ -119,6 +119,9 @@ def draw_cell(cell: Cell, sizes: Sizes | None = None) -> CellProblem:
                 found[name] = normal(H, d, r, std=(d * r**0.5) ** -0.5)
         if kind.readout == "U":
             found["U"] = normal(H, q, d, std=(q * d) ** -0.5)
+        elif kind.factors:
+            found["A"] = normal(H, d, r, std=(H * d) ** -0.5)
+            found["B"] = normal(H, r, p, std=r**-0.5)
         else:
             found["V"] = normal(H, d, p, std=(H * d) ** -0.5)
         if kind.prompt:

@@ -19,7 +19,7 @@ RECORDS = (
     "accuracy", "margin", "grad_norm", "param_norm", "distance", "cosine", "snapshot",
     "attention", "attention_max", "attention_groups",
 )  # fmt: skip
-"""What a training step records; "snapshot" is the readout, U or V."""
+"""What a training step records; "snapshot" is the readout, U, V or the A of its factors."""
 
 BRIDGES = ("torch", "jax", "sklearn")
 
@@ -28,7 +28,7 @@ OPERATIONS: dict[str, str] = {
     "attention": "attention weights",
     "gradient": "loss and gradient by all parameters",
     "gradient-W": "loss and gradient by W, or by its factors",
-    "gradient-readout": "loss and gradient by U or V",
+    "gradient-readout": "loss and gradient by U or V, or by its factors",
     "gradient-X": "loss and gradient by X",
     "gradient-query": "loss and gradient by an external query",
     "gradient-everything": "loss and gradient by all parameters and X",
@@ -43,10 +43,14 @@ OPERATIONS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What a model is: its form of W (dense, low rank, tied or identity), and what it has."""
+    """What a model is: its form of W (dense, low rank, tied or identity), and what it has.
+
+    `factors`: the V of a layer is a product A B.
+    """
 
     readout: str  # "U" of a classifier, "V" of a layer
     W: str = "dense"
+    factors: bool = False
     prompt: bool = False
     causal: bool = False
     lengths: bool = False
@@ -58,6 +62,7 @@ MODELS: dict[str, Kind] = {
     "low-rank": Kind("U", W="low rank"),
     "tied": Kind("V", W="tied"),
     "identity": Kind("U", W="identity"),
+    "value-output": Kind("V", factors=True),
     "prompt": Kind("U", prompt=True),
     "causal": Kind("V", causal=True),
     "causal-classifier": Kind("U", causal=True),
@@ -174,7 +179,7 @@ def possible(cell: Cell) -> bool:
         case "gradient-query":
             return not kind.prompt and not (kind.causal and SHAPES[cell.shape].q == 1)
         case "ntk":
-            return kind.readout == "U" or kind.W == "dense"
+            return kind.readout == "U" or (kind.W == "dense" and not kind.factors)
         case "predict-sklearn":
             return cell.model == "classifier" and not SHAPES[cell.shape].runs
     return True

@@ -78,16 +78,16 @@ def _function(
 ) -> tuple[Any, Callable[[], tuple[Any, Any, Any]], dict[str, Any]]:
     """Return the function of a bridge, what makes its arrays, and its options.
 
-    Factors are multiplied in each call, because the bridges have dense W only.
+    Factors are multiplied in each call, because the bridges have dense W and V only.
     """
     theta = {name: convert(array) for name, array in problem.theta.items()}
     X = convert(problem.X)
-    readout = theta[problem.kind.readout]
 
     def arrays() -> tuple[Any, Any, Any]:
         W = theta.get("W")
         if "Q" in theta:
             W = theta["Q"] @ theta.get("K", theta["Q"]).swapaxes(-1, -2)
+        readout = theta["A"] @ theta["B"] if problem.kind.factors else theta[problem.kind.readout]
         return X, W, readout
 
     options = {

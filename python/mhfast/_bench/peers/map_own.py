@@ -17,6 +17,7 @@ from ... import (
     Layer,
     LowRank,
     Run,
+    ValueOutput,
     backward,
     hvp,
     theory,
@@ -42,7 +43,8 @@ def model_of(problem: CellProblem) -> Classifier | Layer:
     }
     if "U" in theta:
         return Classifier(W, theta["U"], **options)
-    return Layer(W, theta["V"], **options)
+    V: Any = ValueOutput(theta["A"], theta["B"]) if "A" in theta else theta["V"]
+    return Layer(W, V, **options)
 
 
 def ways(problem: CellProblem, threads: int) -> list[Formulation]:
@@ -78,7 +80,8 @@ def _call(problem: CellProblem, threads: int) -> Formulation:
         case "forward":
             return Formulation("model(X)", lambda: model(X, **options), _as("outputs"))
         case "attention":
-            return Formulation("model.attention", lambda: model.attention(X, **options), _as("A"))
+            weights = lambda: model.attention(X, **options)  # noqa: E731
+            return Formulation("model.attention", weights, _as("weights"))
         case "backward":
             c = problem.cotangent
             return Formulation("backward", lambda: backward(model, X, c, **options), _named)
@@ -106,7 +109,8 @@ def _loop(problem: CellProblem, threads: int) -> Formulation:
     model, name = model_of(problem), problem.record
     groups = problem.groups if name == "attention_groups" else None
     data = Dataset(problem.X, problem.y, lengths=problem.lengths, token_groups=groups)
-    key = problem.kind.readout if name == "snapshot" else name
+    snapshot = "A" if problem.kind.factors else problem.kind.readout
+    key = snapshot if name == "snapshot" else name
     record: Any = ("loss",) if key is None else ("loss", key)
     directions = Gradients(**problem.direction) if name == "cosine" else None
     optimizer, loss, steps = GradientDescent(problem.rate), loss_of(problem), problem.steps

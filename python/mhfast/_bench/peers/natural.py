@@ -110,15 +110,22 @@ def projected(theta: Theta, data: Data) -> tuple[Tensor, Tensor]:
 
 
 def values(theta: Theta, data: Data) -> Tensor:
-    """Return what is attended to: X V_h (n,H,T,p) of a layer, X (n,1,T,d) of a classifier."""
+    """Return what is attended to.
+
+    Of a layer X V_h (n,H,T,p), or X A_h (n,H,T,r) of factors; of a classifier X (n,1,T,d).
+    """
     X = data.X[..., None, :, :]
-    return X @ theta["V"][..., None, :, :, :] if "V" in theta else X
+    if "U" in theta:
+        return X
+    return X @ theta["A" if "A" in theta else "V"][..., None, :, :, :]
 
 
 def read_out(theta: Theta, attended: Tensor) -> Tensor:
     """Return the outputs, Φ (n,) or F (n,q,p), from what the heads attended to."""
     if "V" in theta:
         return attended.sum(-3)
+    if "A" in theta:
+        return (attended @ theta["B"][..., None, :, :, :]).sum(-3)
     U = theta["U"]
     return (attended * U[..., None, :, :, :]).sum((-3, -2, -1)) / U.shape[-3] ** 0.5
 

@@ -30,7 +30,7 @@ VALUES = ("forward", "attention", "predict-torch", "predict-jax", "predict-sklea
 # Operations whose results are, sample by sample, joined or added.
 BY_SAMPLES = ("forward", "gradient", "backward", "step", "predict")
 OF_SAMPLES = ("X", "y", "query", "real", "share", "groups")
-JOINED = ("outputs", "A", "X", "query")
+JOINED = ("outputs", "weights", "X", "query")
 
 # Records that need the attention weights.
 OF_WEIGHTS = ("attention", "attention_max", "attention_groups")
@@ -87,15 +87,16 @@ def forms(problem: CellProblem) -> list[Form]:
         return [Form("pairs of rows"), *([Form("by samples")] if kind.readout == "U" else [])]
     found = [Form("queries first")]
     heads = kind.readout == "V" or kind.W in ("low rank", "tied")
+    by_heads = ["by heads", "by heads, V multiplied"] if kind.factors else ["by heads"]
     if heads:
-        found.append(Form("by heads"))
+        found += map(Form, by_heads)
     if T < LONG:
         found.append(Form("keys first"))
     whole_weights = operation == "attention" or problem.record in OF_WEIGHTS
     if T >= LONG and not problem.last and not whole_weights and "prompt" not in problem.theta:
         found.append(Form("queries first", TILE))
         if heads and kind.readout == "V":
-            found.append(Form("by heads", TILE))
+            found += [Form(name, TILE) for name in by_heads]
     return found
 
 
@@ -104,7 +105,7 @@ def chunk(problem: CellProblem) -> int | None:
     if problem.X.ndim > 3 or not problem.cell.operation.startswith(BY_SAMPLES):
         return None
     n, T, _ = problem.X.shape
-    H = next(problem.theta[name] for name in "UV" if name in problem.theta).shape[0]
+    H = next(problem.theta[name] for name in "UVA" if name in problem.theta).shape[0]
     rows = problem.y.shape[1] if problem.y.ndim > 1 else problem.theta["U"].shape[-2]
     size = max(1, CHUNK // (T * H * rows * problem.X.itemsize))
     return size if size < n else None
@@ -124,7 +125,7 @@ def written(library: Library, problem: CellProblem, form: Form) -> Function:
         }
     model = Written(library, form, kind.causal, wrt)
     if operation == "attention":
-        return lambda theta, data, _extra: {"A": model.attention(theta, data)}
+        return lambda theta, data, _extra: {"weights": model.attention(theta, data)}
     if operation in VALUES:
         return lambda theta, data, _extra: {"outputs": model.forward(theta, data)[0]}
     upstream = upstream_of_loss(library, kind.readout == "U")
@@ -147,7 +148,7 @@ def kept(problem: CellProblem, loss: Tensor, outputs: Tensor, A: Tensor) -> Foun
     """Return the loss, and what the record of a step needs."""
     found = {"loss": loss}
     if problem.record in OF_WEIGHTS:
-        found["A"] = A
+        found["weights"] = A
     elif problem.record in ("accuracy", "margin"):
         found["outputs"] = outputs
     return found
@@ -162,7 +163,7 @@ def with_record(library: Library, problem: CellProblem, function: Function) -> F
     def step(theta: Theta, data: Data, extra: Extra) -> Found:
         found = function(theta, data, extra)
         gradients = {key: found[key] for key in theta}
-        state = Step(theta, extra.start, gradients, found.get("outputs"), found.get("A"))
+        state = Step(theta, extra.start, gradients, found.get("outputs"), found.get("weights"))
         record = recorded(library, name, state, data, extra.direction)
         return gradients | {"loss": found["loss"], "record": record}
 
@@ -227,5 +228,5 @@ def natural_loss(
 def natural_values(library: Library, problem: CellProblem) -> Function:
     """Return an operation without derivatives, as a user writes it."""
     if problem.cell.operation == "attention":
-        return lambda theta, data, _extra: {"A": natural.attention(library, theta, data)}
+        return lambda theta, data, _extra: {"weights": natural.attention(library, theta, data)}
     return lambda theta, data, _extra: {"outputs": natural.outputs(library, theta, data)[0]}

@@ -48,7 +48,7 @@ def recorded(
             product = sum(_sum(key, theta[key] * direction[key]) for key in theta)
             return product / (_norm(library, theta) * _norm(library, direction))
         case "snapshot":
-            return theta["U" if "U" in theta else "V"]
+            return next(theta[key] for key in "UVA" if key in theta)
         case "attention":
             return step.A
         case "attention_max":

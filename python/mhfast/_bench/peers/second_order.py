@@ -16,16 +16,23 @@ from .natural import Data, Library, Tensor, Theta, queries
 
 @dataclass(frozen=True)
 class _Sides:
-    """Z (n or 1,q,d), W (H,d,d) or None for an identity, and the readout, of one head then."""
+    """Z (n or 1,q,d), W (H,d,d) or None for an identity, and the readout, of one head then.
+
+    `factors`: the readout is the product of A and B.
+    """
 
     Z: Tensor
     W: Tensor
     readout: Tensor
     heads: int
+    factors: bool
 
 
 def _sides(theta: Theta, data: Data) -> _Sides:
-    readout = theta["U"] if "U" in theta else theta["V"]
+    if "A" in theta:
+        readout = theta["A"] @ theta["B"]
+    else:
+        readout = theta["U"] if "U" in theta else theta["V"]
     heads = readout.shape[-3]
     W = None
     if "W" in theta:
@@ -34,7 +41,7 @@ def _sides(theta: Theta, data: Data) -> _Sides:
         W = theta["Q"] @ theta.get("K", theta["Q"]).swapaxes(-1, -2)
     else:
         readout = readout.sum(-3)[..., None, :, :]
-    return _Sides(queries(theta, data), W, readout, heads)
+    return _Sides(queries(theta, data), W, readout, heads, "A" in theta)
 
 
 def _across(Z: Tensor, W: Tensor) -> Tensor:
@@ -73,7 +80,10 @@ def hessian_product(
     q, H = Z.shape[-2], side.readout.shape[-3]
     dZ = direction["prompt"][..., None, :, :] if "prompt" in theta else None
     dW = _moving(theta, direction)
-    dU = direction["U" if "U" in theta else "V"]
+    if "A" in theta:
+        dU = direction["A"] @ theta["B"] + theta["A"] @ direction["B"]
+    else:
+        dU = direction["U" if "U" in theta else "V"]
     if side.W is None:
         dU = dU.sum(-3)[..., None, :, :]
 
@@ -99,6 +109,8 @@ def hessian_product(
     dAX = attended(dA) if dA is not None else 0.0 * AX
     value, found = (_classifier if "U" in theta else _layer)(library, side, dU, AX, dAX, data)
     rho, d_rho = value
+    if "A" in theta:
+        found = _by_value_factors(theta, direction, found["gradient"], found["V"])
     if side.W is None:
         return {name: library.repeated(array, side.heads) for name, array in found.items()}
     C, dC = wide(rho @ XT), wide(d_rho @ XT)
@@ -135,6 +147,14 @@ def _by_factors(theta: Theta, direction: Theta, gW: Tensor, dgW: Tensor) -> dict
     return {"Q": of_Q, "K": of_K} if "K" in theta else {"Q": of_Q + of_K}
 
 
+def _by_value_factors(theta: Theta, direction: Theta, gV: Tensor, dgV: Tensor) -> dict[str, Tensor]:
+    A, dA, B, dB = theta["A"], direction["A"], theta["B"], direction["B"]
+    return {
+        "A": dgV @ B.swapaxes(-1, -2) + gV @ dB.swapaxes(-1, -2),
+        "B": A.swapaxes(-1, -2) @ dgV + dA.swapaxes(-1, -2) @ gV,
+    }
+
+
 def _classifier(
     library: Library, side: _Sides, dU: Tensor, AX: Tensor, dAX: Tensor, data: Data
 ) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
@@ -164,7 +184,10 @@ def _classifier(
 def _layer(
     _library: Library, side: _Sides, dV: Tensor, AX: Tensor, dAX: Tensor, data: Data
 ) -> tuple[tuple[Tensor, Tensor], dict[str, Tensor]]:
-    """Return ρ with its derivative, (n, q H, d), and the product by V."""
+    """Return ρ with its derivative, (n, q H, d), and the product by V.
+
+    Of factors the gradient by V is there too.
+    """
     lead, shape = AX.shape[:-3], AX.shape
     n, q, d = AX.shape[-3], data.y.shape[-2], AX.shape[-1]
     H, p = side.readout.shape[-3], side.readout.shape[-1]
@@ -177,9 +200,10 @@ def _layer(
     G, dG = (a.reshape(*lead, n * q, p) * (2.0 / data.total) for a in (residual, along))
     by_V = AX.swapaxes(-1, -2) @ dG + dAX.swapaxes(-1, -2) @ G
     VT, movedT = V.swapaxes(-1, -2), moved.swapaxes(-1, -2)
-    return ((G @ VT).reshape(shape), (dG @ VT + G @ movedT).reshape(shape)), {
-        "V": by_V.reshape(*lead, H, d, p)
-    }
+    found = {"V": by_V.reshape(*lead, H, d, p)}
+    if side.factors:
+        found["gradient"] = (AX.swapaxes(-1, -2) @ G).reshape(*lead, H, d, p)
+    return ((G @ VT).reshape(shape), (dG @ VT + G @ movedT).reshape(shape)), found
 
 
 def tangent_kernel(library: Library, theta: Theta, data: Data, *, gram: bool) -> Tensor:

@@ -7,7 +7,9 @@ Forms of the attention of all heads to the tokens of a sample:
 - "keys first": the same with weights (n, T, q H), so that softmax is vectorized along the last axis
   and the readout of a classifier is one product;
 - "by heads": products for each sample and head, weights (n, H, q, T): for factors, whose keys X K_h
-  have r numbers, and for the values X V_h of a layer, which have p.
+  have r numbers, and for the values X V_h of a layer, which have p, or X A_h of factors A_h B_h,
+  which have r;
+- "by heads, V multiplied": the same with values X V_h, of the product of the factors.
 
 Where W is an identity all heads have one attention, and there is one head with the sum of the
 readouts.  Rows of queries may be taken in tiles whose weights stay in a cache; where attention is
@@ -34,7 +36,7 @@ Upstream = Callable[[Tensor, Data], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Form:
-    """A way of writing it: one of the three above, with `tile` query rows at a time (None: all)."""
+    """A way of writing it: one of the four above, with `tile` query rows at a time (None: all)."""
 
     name: str = "queries first"
     tile: int | None = None
@@ -83,7 +85,8 @@ class Written:
         self.causal = causal
         self.wrt = frozenset(wrt)
         self.keys_first = form.name == "keys first"
-        self.by_heads = form.name == "by heads"
+        self.by_heads = form.name.startswith("by heads")
+        self.value_factors = form.name == "by heads"
 
     def forward(self, theta: Theta, data: Data) -> tuple[Tensor, Tensor]:
         """Return the outputs and the weights (n,H,q,T); the latter None in tiles."""
@@ -122,7 +125,13 @@ class _Pass:
         self.Z = queries(theta, data)
         self.lead = tuple(self.X.shape[:-3])
         self.classifier = "U" in theta
-        readout = theta["U"] if self.classifier else theta["V"]
+        self.value_factors = "A" in theta and written.value_factors
+        if self.value_factors:
+            readout = theta["A"]
+        elif "A" in theta:
+            readout = theta["A"] @ theta["B"]
+        else:
+            readout = theta["U"] if self.classifier else theta["V"]
         self.all_heads = readout.shape[-3]
         self.d = self.X.shape[-1]
         identity = "W" not in theta and "Q" not in theta
@@ -290,10 +299,16 @@ class _Pass:
         return self._read(tile, A)[0], self.shown(A)
 
     def _read(self, tile: _Tile, A: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs and what is attended to: A X (n, rows, d); None where values are."""
+        """Return outputs and what is attended to: A X (n, rows, d).
+
+        Of values it is None, or where they have factors (n,q,H,r).
+        """
         if self.values is not None:
-            seen = self.values[..., : tile.keys, :]
-            return (A @ seen).sum(-3), None
+            attended = A @ self.values[..., : tile.keys, :]
+            if not self.value_factors:
+                return attended.sum(-3), None
+            attended = attended.swapaxes(-3, -2)
+            return self._back(attended, self.given["B"].swapaxes(-2, -1)), attended
         attended = self._times(self._matrix(A), self._seen(tile))
         if self.classifier:
             U = self._readout_rows(tile)
@@ -345,21 +360,27 @@ class _Pass:
     def _backward(self, tile: _Tile, A: Tensor, attended: Tensor, dF: Tensor) -> Found:
         """Return the pieces of a tile, of a classifier without the derivative by its output.
 
-        "attended" (n,rows,d) or, of values, "mixed" Aᵀ dF (n,T,H,p); "rows" D X (n,q,H,.) or of
+        "attended" (n,rows,d) or, of values, "mixed" Aᵀ dF (n,T,H,p); where they have factors,
+        "mixed" Aᵀ dF Bᵀ (n,T,H,r) and "read" A X A_h (n,q,H,r); "rows" D X (n,q,H,.) or of
         factors D X K; "keys" Dᵀ Z Q (n,T,H,r) of factors; "X" (n,T,d) of keys and values; "dF".
         """
         found: Found = {}
         X = self._seen(tile)
         rho: Tensor = None
+        by_values: Tensor = None
         if self.values is not None:
-            if self._wants("V", "X"):
-                found["mixed"] = (A.swapaxes(-1, -2) @ dF[..., None, :, :]).swapaxes(-3, -2)
+            by_values = dF[..., None, :, :]
+            if self.value_factors:
+                by_values = self._across(dF, self.given["B"].swapaxes(-2, -1)).swapaxes(-3, -2)
+                found["read"], found["dF"] = attended, dF
+            if self._wants("V", "A", "B", "X"):
+                found["mixed"] = (A.swapaxes(-1, -2) @ by_values).swapaxes(-3, -2)
         else:
             found["attended"] = attended
             found["dF"] = dF
         if not self._moves_scores:
             return found
-        C, rho = self._products(tile, X, dF)
+        C, rho = self._products(tile, X, dF if by_values is None else by_values)
         axis = -3 if self.written.keys_first else -1
         D = self.library.softmax_derivative(A, C.reshape(A.shape), axis)
         if self.factored:
@@ -385,10 +406,9 @@ class _Pass:
         return (*self.lead, n, *((self.H, q) if self.by_heads else (q, self.H)), self.d)
 
     def _products(self, tile: _Tile, X: Tensor, dF: Tensor) -> tuple[Tensor, Tensor]:
-        """Return C, and ρ (n or 1, rows, d); None where there are values."""
+        """Return C, and ρ (n or 1, rows, d); where there are values dF is by A of heads, ρ None."""
         if self.values is not None:
-            values = self.values[..., : tile.keys, :]
-            return dF[..., None, :, :] @ values.swapaxes(-1, -2), None
+            return dF @ self.values[..., : tile.keys, :].swapaxes(-1, -2), None
         if self.classifier:
             rho = self._readout_rows(tile)
             if self.written.keys_first:  # one product for all samples
@@ -408,7 +428,7 @@ class _Pass:
         if len(pieces) == 1:
             return pieces[0]
         found: Found = {}
-        axes = {"attended": -2, "rows": -3, "dF": -2}
+        axes = {"attended": -2, "read": -3, "rows": -3, "dF": -2}
         for name in pieces[-1]:
             parts = [piece[name] for piece in pieces]
             if parts[0] is None:
@@ -432,6 +452,8 @@ class _Pass:
             found["U"] = self._by_readout(pieces["attended"], g)
         if wants("V"):
             found["V"] = self._by_values(pieces)
+        if wants("A", "B"):
+            found |= self._of_value_factors(pieces)
         if wants("W"):
             found["W"] = self._onto(self.Z, rows)
         if wants("Q", "K"):
@@ -466,6 +488,14 @@ class _Pass:
             dF = pieces["dF"].reshape(*self.lead, -1, pieces["dF"].shape[-1])
             gV = (attended.swapaxes(-1, -2) @ dF).reshape(*self.lead, self.H, self.d, -1)
         return self.library.repeated(gV, self.all_heads) if self.identity else gV
+
+    def _of_value_factors(self, pieces: Found) -> Found:
+        if self.value_factors:
+            by_B = self._onto(pieces["dF"], pieces["read"]).swapaxes(-1, -2)
+            return {"A": self._onto(self.X, pieces["mixed"]), "B": by_B}
+        gV = self._by_values(pieces)
+        A, B = self.given["A"], self.given["B"]
+        return {"A": gV @ B.swapaxes(-1, -2), "B": A.swapaxes(-1, -2) @ gV}
 
     def _of_factors(self, rows: Tensor, keys: Tensor) -> Found:
         Q = self.given["Q"]
