@@ -77,8 +77,10 @@ class Gradients:
         """
         made = object.__new__(cls)
         at = made.__dict__
-        at["W"], at["Q"], at["K"], at["U"], at["V"], at["A"], at["B"], *rest = arrays
-        at["prompt"], at["X"], at["query"], at["embedding"] = rest
+        (
+            at["W"], at["Q"], at["K"], at["U"], at["V"], at["A"], at["B"], at["prompt"],
+            at["X"], at["query"], at["embedding"],
+        ) = arrays  # fmt: skip
         return made
 
     # NumPy scalars and arrays then leave `factor * gradients` to __rmul__.

@@ -45,7 +45,8 @@ def of_loss(
         model, X, y, loss=name, query=query, weight=weight, lengths=lengths,
         words=wrt is None or not _of_inputs(wrt),
     )  # fmt: skip
-    result = _differentiated(model, problem, of_loss, wrt, num_threads, _tokens(X, wrt))
+    tokens = None if wrt is None else _tokens(X, wrt)
+    result = _differentiated(model, problem, of_loss, wrt, num_threads, tokens)
     if name == "own":
         raise_error_of(of_loss)
     return result
@@ -72,7 +73,7 @@ def of_outputs(
         model, X, cotangent, loss="cotangent", query=query, lengths=lengths,
         words=wrt is None or not _of_inputs(wrt),
     )  # fmt: skip
-    tokens = _tokens(X, wrt)
+    tokens = None if wrt is None else _tokens(X, wrt)
     _, gradients = _differentiated(model, problem, LOSSES["cotangent"], wrt, num_threads, tokens)
     return gradients
 
