@@ -94,12 +94,12 @@ def test_the_workspace_of_a_wide_model_is_kept():
     def faults():
         return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
-    tokens, dim, heads = 3, 512, 2
+    tokens, dim, heads = 4, 512, 2
     random = np.random.default_rng(0)
-    X, y = random.standard_normal((40, tokens, dim)), random.choice([-1.0, 1.0], 40)
+    X, y = random.standard_normal((60, tokens, dim)), random.choice([-1.0, 1.0], 60)
     model = mh.Classifier.gaussian(heads, tokens, dim, std=0.01, seed=0)
     mh.value_and_grad(model, X, y, num_threads=1)
-    gradient_bytes = mh.explain(model, X, y)["gradient_bytes"]
+    gradient_bytes = mh.explain(model, mh.as_dataset(X, y))["gradient_bytes"]
     assert gradient_bytes > 3 * model.W.nbytes  # what is not to be allotted again, by far
     before = faults()
     mh.value_and_grad(model, X, y, num_threads=1)
