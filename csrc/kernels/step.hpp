@@ -167,9 +167,12 @@ void batched_gemm(const BatchedGemm<real>& p) {
           p.c[m * p.c_row * width + c_first + n * p.c_column * width + l] = real(0);
     for (int k = 0; k < p.K; ++k) {
       const real* b = p.b + (k * p.b_row + first * p.b_column) * width;
-      for (int n = 0; n < count; ++n)
-        for (int l = 0; l < width; ++l)
-          block[n * width + l] = p.factor * b[n * p.b_column * width + l];
+      if (p.b_column == 1)
+        for (int i = 0; i < count * width; ++i) block[i] = p.factor * b[i];
+      else
+        for (int n = 0; n < count; ++n)
+          for (int l = 0; l < width; ++l)
+            block[n * width + l] = p.factor * b[n * p.b_column * width + l];
       for (int m = 0; m < p.M; ++m) {
         const real* a = p.a + (m * p.a_row + k * p.a_column) * width;
         real* c = p.c + m * p.c_row * width + c_first;

@@ -1,5 +1,6 @@
 #include "loaded_model.hpp"
 
+#include <algorithm>
 #include <limits>
 
 namespace mhfast {
@@ -137,7 +138,8 @@ template <class real>
 void LoadedModel<real>::load_shared_product(const Parameters<real>& parameters, int head) {
   const Shape& s = shape_;
   real* to = packed_product_ + head * query_size_;
-  const bool by_rows = !lanes_.laned;
+  // Runs have a vector for each entry, [feature][row]; else there are rows, which are copied.
+  const bool by_rows = width_ == 1;
   const std::ptrdiff_t row = by_rows ? s.d : 1, column = by_rows ? 1 : s.q;
   real* product = width_ > 1 ? to : product_ + head * std::ptrdiff_t(s.q) * s.d;
   if (s.identity_w) {
@@ -158,10 +160,11 @@ void LoadedModel<real>::load_shared_product(const Parameters<real>& parameters, 
     kernels_.batched_gemm({s.q, s.d, s.d, width_, parameters.prompt, s.d, 1, w, s.d, 1, product,
                            row, column, parameters.scale, false});
   }
-  if (by_rows)
-    kernels_.pack_rows(product, s.q, s.d, int(round_up(s.q, lanes_.lanes)), to);
-  else if (width_ == 1)
-    kernels_.pack_lanes(product, 0, lanes_.lanes, std::ptrdiff_t(s.q) * s.d, to);
+  if (!lanes_.laned) kernels_.pack_rows(product, s.q, s.d, int(round_up(s.q, lanes_.lanes)), to);
+  if (!lanes_.laned || width_ > 1) return;
+  for (int k = 0; k < s.d; ++k)  // the same in all lanes
+    for (int t = 0; t < s.q; ++t, to += lanes_.lanes)
+      std::fill_n(to, lanes_.lanes, product[std::ptrdiff_t(t) * s.d + k]);
 }
 
 template class LoadedModel<float>;

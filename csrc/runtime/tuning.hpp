@@ -121,8 +121,10 @@ inline constexpr double kTriangleProducts = 4;
 
 // Memory and threads ------------------------------------------------------------------------------
 
-// Chosen. The workspace that a thread keeps between calls; a larger one is freed at once.
-inline constexpr std::size_t kKeptScratch = 32 * kMegabyte;
+// Chosen. The workspace that a thread keeps between calls; a larger one is freed at once, and its
+// pages, which the system clears, cost the next call more than most of what it computes. All
+// partial gradients and as much again for the rest.
+inline constexpr std::size_t kKeptScratch = 2 * std::size_t(kPartialBytes);
 
 // Chosen. The least work of a thread: some ten microseconds, to be worth waking it up and two
 // barriers.

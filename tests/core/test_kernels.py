@@ -92,6 +92,22 @@ def test_attention_weights(isa, dtype, use_isa):
         assert np.abs(A.sum(-1, dtype=np.float64) - 1).max() <= tokens * np.finfo(dtype).eps
 
 
+@pytest.mark.parametrize("isa", _core.available_isas())
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rows", [None, 1, 3])
+def test_attention_is_the_same_by_samples_and_by_rows(rows, dtype, isa, use_isa, use_plan):
+    """Whether samples are the lanes (a block of them and a part of one) or query rows."""
+    use_isa(isa)
+    for outputs in (0, 2):
+        the = problem(21, 4, rows, 19, 3, outputs, dtype=dtype, masks="lengths")
+        use_plan("samples")
+        by_samples = the.attention()
+        use_plan("rows")
+        np.testing.assert_array_equal(by_samples, the.attention())
+        # Each weight carries the rounding of its logit, whose size is a few units here.
+        assert np.abs(by_samples - attention_of(the)).max() <= 20 * np.finfo(dtype).eps
+
+
 def same_bits(the, counts):
     """Assert that loss and gradients on so many threads are those on one."""
     expected, exact = the.value_and_grad(1)

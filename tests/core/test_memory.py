@@ -8,6 +8,7 @@ import textwrap
 import numpy as np
 import pytest
 
+import mhfast as mh
 from mhfast import _core
 from mhfast._arguments.lists import LOSSES
 
@@ -83,6 +84,27 @@ def test_nothing_of_the_size_of_the_weights_is_kept(model):
     )
     weights = 3 * 6000 * 6000 * 4
     assert growth < weights / 8
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="faults of a thread are counted on Linux")
+def test_the_workspace_of_a_wide_model_is_kept():
+    """A second call touches no new pages for its partial gradients, 2 H d^2 numbers or more."""
+    import resource  # not on Windows
+
+    def faults():
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+    tokens, dim, heads = 4, 512, 2
+    random = np.random.default_rng(0)
+    X, y = random.standard_normal((60, tokens, dim)), random.choice([-1.0, 1.0], 60)
+    model = mh.Classifier.gaussian(heads, tokens, dim, std=0.01, seed=0)
+    mh.value_and_grad(model, X, y, num_threads=1)
+    gradient_bytes = mh.explain(model, mh.as_dataset(X, y))["gradient_bytes"]
+    assert gradient_bytes > 3 * model.W.nbytes  # what is not to be allotted again, by far
+    before = faults()
+    mh.value_and_grad(model, X, y, num_threads=1)
+    # The gradients that the caller gets, and as much again for the rest.
+    assert (faults() - before) * resource.getpagesize() <= 2 * model.W.nbytes
 
 
 def available_memory():
