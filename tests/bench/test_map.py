@@ -252,6 +252,7 @@ def test_a_cell_is_measured_with_its_peers():
     assert Measured.of_record(json.loads(json.dumps(one.record()))) == one
 
 
+@pytest.mark.peers
 def test_what_a_peer_cannot_do_is_said():
     pytest.importorskip("torch")
     problem = draw_cell(parse_cell("hvp/layer/tiny/float64"), TINY["tiny"])
