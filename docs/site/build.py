@@ -37,8 +37,8 @@ MODULES = {
 SECTIONS = {
     "Start": ["install", "tutorial", "from_pytorch"],
     "Guide": [
-        "family", "stacks", "rows", "losses", "training", "sweeps", "many_machines",
-        "long_sequences", "dictionaries", "reproducibility", "saturation", "interop",
+        "family", "stacks", "rows", "losses", "training", "constraints", "sweeps",
+        "many_machines", "long_sequences", "dictionaries", "reproducibility", "saturation", "interop",
     ],
     "Theory": ["theory", "learner", "atlas/index"],
     "Examples": ["gallery/index"],
