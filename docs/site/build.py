@@ -38,7 +38,8 @@ SECTIONS = {
     "Start": ["install", "tutorial", "from_pytorch"],
     "Guide": [
         "family", "stacks", "rows", "losses", "training", "constraints", "sweeps",
-        "many_machines", "long_sequences", "dictionaries", "reproducibility", "saturation", "interop",
+        "many_machines", "long_sequences", "dictionaries", "reproducibility", "saturation",
+        "interop",
     ],
     "Theory": ["theory", "learner", "atlas/index"],
     "Examples": ["gallery/index"],
