@@ -89,6 +89,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
       norms_(width_),
       since_(width_),
       frozen_(width_, 0),
+      averaged_(width_, 0),
       reasons_(width_) {
   for (const Record& r : task.records) records_norm_ |= r.quantity == Quantity::kGradNorm;
   records_norm_ |= !std::isnan(task.thresholds.grad_norm);
@@ -411,8 +412,8 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
   }
   if (leader) {
     if (!again_) {
-      for (int l = 0; averages() && l < count_; ++l)
-        if (!frozen_[l]) ++task_.averages.counts[run_ + l];
+      for (int l = 0; l < count_; ++l)
+        if (averaged_[l] > 0) task_.averages.counts[run_ + l] = averaged_[l];
       ++step_;
     }
     prepare_step();
@@ -422,18 +423,16 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
 /// A member's heads of the means, to which a step adds what it is taken from.
 template <class real>
 void Loop<real>::take_averages(const Member& member) {
-  if (!averages()) return;
   for (int name = 0; name < kTensors; ++name) {
     if (!task_.averages.mean.at[name]) continue;
     const Extent e = extent(TensorName(name), task_.data.shape, task_.rank);
     for (int l = 0; l < count_; ++l) {
-      if (frozen_[l]) continue;
-      const std::int64_t count = task_.averages.counts[run_ + l] + 1;
+      if (averaged_[l] == 0) continue;
       for (int h = member.index; h < e.heads; h += member.count) {
         double* mean = task_.averages.mean.of(run_ + l)[name] + h * e.size();
         const real* theta = theta_[name] + h * e.size() * width_ + l;
         for (std::ptrdiff_t i = 0; i < e.size(); ++i)
-          mean[i] = Averages::added(mean[i], theta[i * width_], count);
+          mean[i] = Averages::added(mean[i], theta[i * width_], averaged_[l]);
       }
     }
   }
@@ -719,6 +718,9 @@ void Loop<real>::decide(const FlushToZero& flush) {
     if (r.set >= 0) test_due_[r.set] = 1;
   }
   if (ended_) return;
+  const bool averages = task_.averages.counts && step_ >= task_.averages.first;
+  for (int l = 0; l < count_; ++l)
+    averaged_[l] = averages && !frozen_[l] ? task_.averages.counts[run_ + l] + 1 : 0;
   descent_->choose_rates(step_, since_, losses_, frozen_);
   if (batch_) batch_->draw(step_ + 1);
 }

@@ -20,13 +20,14 @@
 //             from it totals and scales, before a head's                    totals of shards
 //             gradients of all samples are taken from it        head        the sums)
 //   | decide  rates, what stops and what is due, the numbers    first       totals, norms
-//             of the next batch's samples
+//             of the next batch's samples, how many iterates
+//             means have
 //   | tests   load and pass over each test set that is due      as above
 //   | record  rows of the records                               first       all parameters
 //   (| make   a head's direction in place of its gradient,      head        what clipping leaves
 //             momentum, dual norm)
 //   (| choose factors of the directions                         first       all dual norms)
-//   | update  a head's parameters and optimizer state           head        rates
+//   | update  a head's parameters, optimizer state and means    head        rates, counts of means
 //   (| norms  a head's norm, or its projection                  head        its parameters)
 //   (| factors of the projection, or projections of tensors     first       norms of all heads)
 //   (| project  a head's parameters                             head        the factors)
@@ -122,8 +123,6 @@ class Loop {
   void load(const Member& member);
   void prepare_step();
   void advance_step(const Member& member, const FlushToZero& flush);
-  /// Whether the iterate of this step belongs to means.
-  bool averages() const { return task_.averages.counts && step_ >= task_.averages.first; }
   void take_averages(const Member& member);
   bool evaluate(const std::vector<Engine<real>*>& engines, bool loss_only, const Member& member);
   bool evaluate_whole(const Member& member);
@@ -177,6 +176,7 @@ class Loop {
   std::vector<double> losses_, norms_;  // norms: of gradients, where recorded
   std::vector<std::int64_t> since_;
   std::vector<char> frozen_;
+  std::vector<std::int64_t> averaged_;  // iterates in a run's mean after this step; 0: as before it
   std::vector<StopReason> reasons_;
   StopReason finish_ = StopReason::kNone;
   bool again_ = false;  // theta_k is evaluated once more, for its loss

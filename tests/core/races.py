@@ -58,6 +58,7 @@ def train(model, data, rule, projection, record, stop, calls, batch, fresh):
         directions=model if "cosine" in record else None,
         callback=(lambda *_: None) if calls else None,
         batch=batch and max(1, int(batch * data.n)), seed=None if batch is None else 1,
+        average=1 if stop is None else None,
     )  # fmt: skip
 
 
