@@ -162,6 +162,13 @@ def test_a_record_begins_where_it_is_asked_for_and_a_first_step_can_move():
     assert np.array_equal(readout.average.W, later.model.W)
 
 
+def test_a_solver_that_goes_on_with_a_run_has_no_means():
+    model, data = problem()
+    run = mh.train(model, data, steps=3, average=1, **settings())
+    assert mh.minimize(run, data, wrt="U", l2=0.1).averages is None
+    assert mh.gradient_flow(run, data, until=0.1).averages is None
+
+
 def test_large_models_do_not_leave_their_whole():
     """A model that would train in the span of its tokens is averaged as a whole."""
     rng = np.random.default_rng(0)

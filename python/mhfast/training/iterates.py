@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -106,8 +106,8 @@ class Iterates(Generic[AnyM]):
         history, steps = joined(
             self.run.history, self.run.steps, self.run.step, self.step, [(history, steps)], 0
         )
-        return replace(
-            self.run, model=self.model, history=history, steps=steps, step=self.step,
+        return self.run._replace(
+            model=self.model, history=history, steps=steps, step=self.step,
             reason=reason, stopped=None if reason == "steps" else self.step,
         )  # fmt: skip
 
@@ -203,12 +203,12 @@ def begin(
     tests = arguments.tests(test, run.model)
     record = arguments.restored(run.record if record is None else record)
     entries = quantities.parse(record, tuple(run.model.parameters), tuple(tests))
-    run = replace(
-        run,
+    run = run._replace(
         optimizer=solver,
         state={},
         subspace=None,
         batches=None,
+        averages=None,
         loss=run.loss if loss is None else _core_arguments.loss(run.model, loss, data.y),
         wrt=run.wrt if wrt is None else arguments.wrt(run.model, wrt),
         record={entry.function or entry.key: entry.every for entry in entries},
@@ -227,7 +227,7 @@ def begin(
         )
     held = described(run.constraints, run.wrt)
     now = Segment(run.step, solver, run.loss, run.wrt, fingerprint(data), None, held)
-    run = replace(run, segments=extended(run.segments, now))
+    run = run._replace(segments=extended(run.segments, now))
     l2 = {name: of_parameter(solver.l2, name, 0.0) for name in run.wrt}
     whole = partial(
         evaluate, X=data, loss=run.loss, wrt=run.wrt, test=tests, directions=directions,

@@ -40,8 +40,7 @@ def selected(run: Run[M], index: int | slice | npt.ArrayLike) -> Run[M]:
     history, steps = {}, {}
     for name, rows in run.history.items():
         history[name], steps[name] = _until(last, rows[which], run.steps[name], 0 if one else 1)
-    return replace(
-        run,
+    return run._replace(
         model=run.model[which],
         start=run.start[which],
         state={name: tuple(s[which] for s in slots) for name, slots in run.state.items()},
@@ -86,9 +85,9 @@ def spread(run: Run[M], runs: int) -> Run[M]:
     model = _spread_model(run.model, run.wrt, runs)
     start = model if run.start is run.model else _spread_model(run.start, run.wrt, runs)
     if run.averages is not None:
-        run = replace(run, averages=run.averages.spread(runs))
+        run = run._replace(averages=run.averages.spread(runs))
     if isinstance(run.reason, list):
-        return replace(run, model=model, start=start)
+        return run._replace(model=model, start=start)
     ended: Stopped = np.full(runs, -1 if run.stopped is None else run.stopped, np.int64)
     inside = run.subspace
     if inside is not None:
@@ -98,8 +97,7 @@ def spread(run: Run[M], runs: int) -> Run[M]:
             model=_spread_model(inside.model, run.wrt, runs),
             state=_spread_state(inside.state, runs),
         )
-    return replace(
-        run,
+    return run._replace(
         model=model,
         start=start,
         state=_spread_state(run.state, runs),

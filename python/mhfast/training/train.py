@@ -232,7 +232,7 @@ def train(
         if group is not None:
             refuse_batches(batches)
             refuse_records(entries)
-        before = run
+        held_before = run.constraints
         run = run._replace(
             **_new_optimizer(run, optimizer),
             loss=run.loss if loss is None else _core_arguments.loss(run.model, loss, data.y),
@@ -242,9 +242,11 @@ def train(
             batches=batches,
             constraints=run.constraints if constraints is None else checked(run.model, constraints),
         )
-        same_ties = described(run.constraints, run.wrt) == described(before.constraints, run.wrt)
+        held = described(run.constraints, run.wrt)
         # Nothing that trains now has moments, or those of other constraints.
-        if run.state and not (same_ties and run.state.keys() & set(run.wrt)):
+        if run.state and not (
+            run.state.keys() & set(run.wrt) and described(held_before, run.wrt) == held
+        ):
             run = run._replace(state={}, since=_here(run))
         run = run._replace(averages=averaging.chosen(run, average, entries))
         rule = arguments.optimizer(run.optimizer)  # that of a solver is none
@@ -282,7 +284,6 @@ def train(
         if group is not None:
             samples = group.meet(run, last, frozen, calls, problem, samples)
         if last > first:
-            held = described(run.constraints, run.wrt)
             now = Segment(first, rule, run.loss, run.wrt, samples, batches, held)
             run = run._replace(segments=extended(run.segments, now))
         named, functions = prepare(
