@@ -1,5 +1,6 @@
 #include "../passes/evaluate.hpp"
 
+#include "../passes/attention_weights.hpp"
 #include "../passes/curvature.hpp"
 #include "../problem/alike_heads.hpp"
 

@@ -1,4 +1,4 @@
-// Single calls for one run: outputs, loss and gradients, attention weights.
+// Single calls for one run: outputs, loss and gradients.
 #pragma once
 
 #include "engine.hpp"
@@ -30,12 +30,6 @@ struct Gradients {
 template <class real>
 double value_and_grad(const Data<real>& data, const Model<const real*>& model, real scale,
                       Loss loss, int threads, const Gradients<real>& gradients);
-
-/// Attention weights of samples `first` to `last` into out (last - first, H, q, T). Denormal
-/// weights are kept.
-template <class real>
-void attention(const Data<real>& data, const Model<const real*>& model, real scale,
-               std::ptrdiff_t first, std::ptrdiff_t last, int threads, real* out);
 
 /// Calls body(run, threads) for every run, several at a time if a single one is small: each then
 /// uses one thread. Rethrows exceptions of the calls.

@@ -158,7 +158,7 @@ GradientArguments<real> GradientLanes<real>::arguments(int chunk, int head, cons
     in.fq = state_.model.gradient_q(head);
     in.fk = state_.model.gradient_k(head);
     in.gq = to.weight(chunk, head);
-    in.gk = to.by_k(chunk, head, state_.model.is_tied());
+    in.gk = in.gq + to.to_k(state_.model.is_tied());
   } else if (dd)
     in.gw = to.weight(chunk, head);
   in.add = !slab.first || (slab.follows && !s.shared_query);

@@ -19,10 +19,10 @@ LoadedModel<real>::LoadedModel(const Kernels<real>& kernels, const Shape& shape,
       transposed_size_(std::ptrdiff_t(width) * of_.columns *
                        (lanes_.laned ? of_.rows : round_up(of_.rows, kernels.lanes))),
       has_factor_gradients_(mhfast::has_factor_gradients(shape, plan.kind, kernels.lanes)),
-      features_are_lanes_(plan.features_are_lanes()),
       w_size_(std::ptrdiff_t(shape.d) * shape.first_columns() * width),
-      gradient_factor_size_(
-          shape.d * (features_are_lanes_ ? round_up(shape.rank, kernels.lanes) : shape.rank)) {}
+      gradient_factor_size_(shape.d * (plan.features_are_lanes()
+                                           ? round_up(shape.rank, kernels.lanes)
+                                           : shape.rank)) {}
 
 template <class real>
 void LoadedModel<real>::lay_out(Arena& layout) {

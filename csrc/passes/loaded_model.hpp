@@ -98,7 +98,7 @@ class LoadedModel {
   const bool has_exps_;
   const Tables tables_;
   const std::ptrdiff_t query_size_, transposed_size_;
-  const bool has_factor_gradients_, features_are_lanes_;
+  const bool has_factor_gradients_;
   const std::ptrdiff_t w_size_;                // of W, or of a factor
   const std::ptrdiff_t gradient_factor_size_;  // of one that gradients take
   bool is_tied_ = false;

@@ -131,7 +131,7 @@ void PartialGradients<real>::reduce_factors(const LoadedModel<real>& model,
         for (std::ptrdiff_t i = 0; i < size; ++i) out[i] *= model.scale();
     };
     sum(weight(0, head), gQ);
-    sum(by_k(0, head, false), gK);
+    sum(weight(0, head) + to_k(false), gK);
   } else if (to.Q || to.K) {
     const std::ptrdiff_t dd = std::ptrdiff_t(d) * d;
     real* const gW = dense_ + head * dd;

@@ -33,10 +33,9 @@ class PartialGradients {
     return partial_ + chunk * part_.size + head * part_.weight_head;
   }
   bool has_factors() const { return has_factors_; }
-  /// By K, which follows that by Q; of tied factors both are added to the same.
-  real* by_k(int chunk, int head, bool tied) const {
-    return weight(chunk, head) + (tied ? 0 : part_.weight_head / 2);
-  }
+  /// From the gradient by Q to that by K, which follows; of tied factors both are added to the
+  /// same.
+  std::ptrdiff_t to_k(bool tied) const { return tied ? 0 : part_.weight_head / 2; }
   real* readout(int chunk, int head) const {
     return partial_ + chunk * part_.size + part_.readout_at + head * part_.readout_head;
   }

@@ -140,7 +140,7 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
         tile.fq = state_.model.gradient_q(h);
         tile.fk = state_.model.gradient_k(h);
         tile.gq = gW;
-        tile.gk = gW + (state_.model.is_tied() ? 0 : weight_size_ / 2);
+        tile.gk = gW + state_.gradients.to_k(state_.model.is_tied());
       } else {
         tile.gw = weight_size_ ? gW : nullptr;
       }

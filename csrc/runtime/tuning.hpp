@@ -77,8 +77,7 @@ inline constexpr int kFactorColumns = 3, kGradientColumns = 5;
 // Counted: to look up the logit of a pair of words, and to add its derivative to that of the pair.
 inline constexpr double kWordCycles = 4;
 
-// Batches
-// ------------------------------------------------------------------------------------------
+// Batches ----------------------------------------------------------------------------------------
 
 // Chosen. Samples of a batch whose rows are asked for before they are copied, and bytes of each,
 // the rest of which the processor then foresees.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "../passes/evaluate.hpp"
+#include "../passes/attention_weights.hpp"
 
 namespace mhfast {
 namespace {
