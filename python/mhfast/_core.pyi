@@ -21,7 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ._arguments.values import Array
-from .models.problem import CoreAverages, CoreData, CoreGradients, CoreParameters
+from .models.problem import CoreData, CoreGradients, CoreParameters
+from .training.averages import CoreAverages
+from .training.partition import CoreConstraint
 
 State: TypeAlias = Sequence[tuple[Array, ...] | None]
 
@@ -255,10 +257,6 @@ CorePopulations: TypeAlias = tuple[int, Sequence[tuple[Any, ...]]]
 CoreProcesses: TypeAlias = tuple[
     Callable[[Float64, int], tuple[Float64, bool]], int, int, int, Sequence[int]
 ]
-
-Entries: TypeAlias = npt.NDArray[np.int64]
-# Fixed entries; those of groups, and where these end; whether groups have entries of several heads.
-CoreConstraint: TypeAlias = tuple[Entries, Entries, Entries, bool] | None
 
 def train(
     *,

@@ -13,7 +13,7 @@ from trainings import MODELS, OPTIMIZERS, PARAMETERS, PROJECTIONS, constrained, 
 import mhfast as mh
 from mhfast.models.problem import with_arrays
 from mhfast.reference.constraints import project_scaled
-from mhfast.training.constraints import partition
+from mhfast.training.partition import partition
 
 n, T, d, H = 7, 3, 5, 4
 # Sums in other orders than the reference's, over a few steps; "Muon" squares matrices ten times.

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks
 from .._arguments.runs import NO_RUNS
-from .._arguments.values import Array, describe, frozen, same_fields
+from .._arguments.values import Array, frozen
+from .factors import Factors
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
-class LowRank:
+class LowRank(Factors):
     """Key-query matrices W_h = Q_h K_hᵀ of rank r or less, in place of the `W` of a model.
 
     Logits are computed as (Z Q_h) (X K_h)ᵀ, and the factors are trained. Each may have a leading
@@ -60,16 +60,6 @@ class LowRank:
             NO_RUNS.meet("Q", Q.shape, 3).meet("K", K.shape, 3)
         vars(self).update(Q=frozen(Q), K=None if K is None else frozen(K))
 
-    @property
-    def rank(self) -> int:
-        """The number r of columns of the factors."""
-        return int(self.Q.shape[-1])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the factors: float32 or float64."""
-        return self.Q.dtype
-
     def dense(self) -> Array:
         """Compute the matrices W_h = Q_h K_hᵀ themselves.
 
@@ -88,11 +78,3 @@ class LowRank:
         """
         product: Array = self.Q @ np.swapaxes(self.Q if self.K is None else self.K, -1, -2)
         return product
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        type(self).__init__(self, **state)
-
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other)
-
-    __repr__ = describe

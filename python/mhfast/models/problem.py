@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="Model")
 CoreParameters: TypeAlias = tuple[Array | None, ...]
 
-CoreMeans: TypeAlias = tuple[npt.NDArray[np.float64] | None, ...]
-CoreAverages: TypeAlias = tuple[int, npt.NDArray[np.int64], CoreMeans]
-
 
 class CoreWords(NamedTuple):
     """Tokens, or query rows, that are words of a dictionary.

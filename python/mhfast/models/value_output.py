@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks
 from .._arguments.runs import NO_RUNS
-from .._arguments.values import Array, describe, frozen, same_fields
+from .._arguments.values import Array, frozen
+from .factors import Factors
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
-class ValueOutput:
+class ValueOutput(Factors):
     """Value and output matrices, V_h = A_h B_h of rank r or less, in place of the `V` of a `Layer`.
 
     The parameters of the layer are then A and B: both train, or one of them by ``wrt``. Each may
@@ -62,16 +61,6 @@ class ValueOutput:
         NO_RUNS.meet("A", A.shape, 3).meet("B", B.shape, 3)
         vars(self).update(A=frozen(A), B=frozen(B))
 
-    @property
-    def rank(self) -> int:
-        """The number r of columns of A and of rows of B."""
-        return int(self.A.shape[-1])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of the factors: float32 or float64."""
-        return self.A.dtype
-
     def dense(self) -> Array:
         """Compute the matrices V_h = A_h B_h themselves.
 
@@ -90,11 +79,3 @@ class ValueOutput:
         """
         product: Array = self.A @ self.B
         return product
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        type(self).__init__(self, **state)
-
-    def __eq__(self, other: object) -> bool:
-        return same_fields(self, other)
-
-    __repr__ = describe

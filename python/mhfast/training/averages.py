@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks
-from .._arguments.lists import AXES
+from .._arguments.lists import AXES, PARAMETERS
 from .._arguments.runs import repeated
 from .._arguments.values import same_fields
 from ..models import Model, Stack
@@ -28,7 +28,10 @@ from .quantities import AVERAGE, Entry
 if TYPE_CHECKING:
     from .run import Run
 
-Means = dict[str, npt.NDArray[np.float64]]
+Means: TypeAlias = dict[str, npt.NDArray[np.float64]]
+CoreAverages: TypeAlias = tuple[
+    int, npt.NDArray[np.int64], tuple[npt.NDArray[np.float64] | None, ...]
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,11 @@ class Averages:
 
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other)
+
+    @property
+    def core(self) -> CoreAverages:
+        """The averages in the form that the core expects, which overwrites them."""
+        return self.first, self.counts, tuple(map(self.means.get, PARAMETERS))
 
     def copy(self) -> Averages:
         """Return averages with arrays of their own, which the core may overwrite."""

@@ -30,9 +30,10 @@ from ..optimizers import Optimizer, core_settings
 from ..reference.batches import batches as rows_of_batches
 from . import arguments
 from .callbacks import Calls, prepared
-from .constraints import Partition, described, projected
+from .constraints import described, projected
 from .evaluate import evaluate, of_stack, refuse_of_stack
 from .iterates import Iterates
+from .partition import Partition
 from .progress import progress_bar
 from .quantities import Entry, real_value
 from .run import Run
@@ -74,7 +75,7 @@ def trained(
     if last > run.step:
         held = described(run.constraints, run.wrt)
         now = Segment(run.step, rule, run.loss, run.wrt, fingerprint(data), run.batches, held)
-        run = replace(run, segments=extended(run.segments, now))
+        run = run._replace(segments=extended(run.segments, now))
     of_run = partial(
         evaluate, X=data, loss=run.loss, wrt=run.wrt, test=tests, start=run.start,
         constraints=run.constraints, num_threads=num_threads,

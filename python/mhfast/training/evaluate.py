@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,9 @@ from ..models.problem import loss as checked_loss
 from ..optimizers import GradientDescent, core_settings
 from . import arguments, quantities
 from .arguments import Directions, Tests
-from .constraints import Constraints, Partition, checked, core, partitions, projected
+from .constraints import Constraints, checked, core, partitions, projected
 from .history import prepare
+from .partition import Partition
 from .quantities import OF_ANY_SET, OF_ATTENTION, Entry, Record
 from .reduction import Group, refuse_records
 from .run import Run, fresh
@@ -120,8 +120,7 @@ def evaluate_together(
     entries = quantities.parse(record, tuple(model.parameters), tuple(tests))
     if group is not None:
         refuse_records(entries)
-    run = replace(
-        run,
+    run = run._replace(
         loss=run.loss if loss is None else checked_loss(model, loss, data.y),
         wrt=run.wrt if wrt is None else arguments.wrt(model, wrt),
         start=model if start is None else _like(model, start),

@@ -22,7 +22,7 @@ from ..dataset.dataset import Dataset
 from ..gradients import value_and_grad
 from ..models import Model
 from ..models.problem import with_arrays
-from .constraints import Partition
+from .partition import Partition
 
 M = TypeVar("M", bound=Model)
 Vector: TypeAlias = npt.NDArray[np.float64]

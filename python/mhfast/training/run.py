@@ -20,7 +20,7 @@ from ..optimizers import Optimizer, Solver
 from . import curve, display, files
 from .averages import Averages
 from .batches import Batches
-from .constraints import Parts
+from .partition import Parts
 from .quantities import Metric, MissingFunction, close_to
 from .run_axis import selected
 from .segments import Segment

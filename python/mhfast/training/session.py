@@ -17,7 +17,6 @@ from .._arguments.lists import PARAMETERS
 from .._arguments.values import Array
 from ..models import Model
 from ..models.problem import (
-    CoreAverages,
     CoreParameters,
     CoreProblem,
     bits,
@@ -29,8 +28,8 @@ from ..models.problem import (
 from .averages import Averages
 from .batches import ORDERS, Batches
 from .callbacks import Callback, Calls
-from .constraints import CoreConstraint
 from .history import FunctionRows, NamedRows, joined
+from .partition import CoreConstraint
 from .quantities import count_due
 from .reduction import Group, Numbers, shard_sizes
 from .run import Run
@@ -169,19 +168,13 @@ class Loop:
             stream=None if drawn is None else (drawn.first.data, drawn, drawn.in_core()),
             first=run.step, last=last, records=records,
             tests=[test.data for test in tests],
-            directions=directions, averages=self._means(), thresholds=thresholds,
-            stopped=self.stopped,
+            directions=directions,
+            averages=None if self.averages is None else self.averages.core,
+            thresholds=thresholds, stopped=self.stopped,
             reasons=self.reasons, hook_every=every or 1,
             hook=self.at if every else None, on_progress=tick,
             processes=processes, threads=threads,
         )  # fmt: skip
-
-    def _means(self) -> CoreAverages | None:
-        """Return the means in the form that the core expects."""
-        if self.averages is None:
-            return None
-        means = tuple(map(self.averages.means.get, PARAMETERS))
-        return self.averages.first, self.averages.counts, means
 
     def add(self, numbers: Numbers, k: int) -> tuple[Numbers, bool]:
         """Return sums over all processes at θ_k; true ends training."""
