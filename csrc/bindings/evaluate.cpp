@@ -90,15 +90,15 @@ py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& paramet
     const ModelOfRuns<real>& model = problem.model;
     const Data<real>& data = problem.data;
     const Shape& s = data.shape;
-    std::array<std::optional<Results<real>>, kTensors + 3> results;
+    std::array<std::optional<Results<real>>, kTensors + 2> results;
     for (int name = 0; name < kTensors; ++name)
       if (wrt >> name & 1) {
-        if (!model.parameters.at[name])
+        if (!model.parameters.at[name] && name != kEmbedding)
           throw py::value_error(std::string("wrt: expected tensors of the model, got ") +
                                 kTensorNames[name]);
         results[name].emplace(tensor_shape(TensorName(name), s, model.rank), runs);
       }
-    const bool of_inputs = wrt >> kTensors & 3, of_words = wrt >> (kTensors + 2) & 1;
+    const bool of_inputs = wrt >> kTensors & 3, of_words = wrt >> kEmbedding & 1;
     if (data.has_words() ? of_inputs : of_words)
       throw py::value_error("wrt: expected X and query of tokens, or the embedding of words");
     if (wrt >> kTensors & 1) results[kTensors].emplace(ArrayShape{s.n, s.T, s.d}, runs);
@@ -107,7 +107,6 @@ py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& paramet
         throw py::value_error("wrt: expected an external query for its gradient, got none");
       results[kTensors + 1].emplace(ArrayShape{s.n, s.q, s.d}, runs);
     }
-    if (of_words) results[kTensors + 2].emplace(ArrayShape{s.words, s.d}, runs);
     std::vector<double> values(std::max<py::ssize_t>(runs, 1));
     {
       const py::gil_scoped_release released;
@@ -117,7 +116,6 @@ py::tuple call_value_and_grad(const py::tuple& samples, const py::tuple& paramet
           if (results[name]) gradients.of[name] = results[name]->of(r);
         if (results[kTensors]) gradients.x = results[kTensors]->of(r);
         if (results[kTensors + 1]) gradients.z = results[kTensors + 1]->of(r);
-        if (results[kTensors + 2]) gradients.embedding = results[kTensors + 2]->of(r);
         values[r] =
             value_and_grad(at_run(data, r, 1), model.of(r), real(scale), loss, k, gradients);
       });

@@ -136,7 +136,7 @@ void call_step(const OptimizerOfPython& optimizer, const std::vector<unsigned>& 
     throw py::value_error("names: expected one for each parameter, gradient, state and constraint");
   unsigned wrt = 0;
   for (const unsigned name : names) {
-    if (name >= kPrompt) throw py::value_error("names: expected parameters that have heads");
+    if (name >= kTensors) throw py::value_error("names: expected parameters");
     wrt |= 1U << name;
   }
   const Optimizer settings = optimizer.checked(step + 1, 0, wrt);

@@ -92,7 +92,7 @@ std::shared_ptr<std::vector<real>> read_classes(const std::int64_t* y, std::ptrd
 
 ArrayShape tensor_shape(TensorName name, const Shape& s, int rank) {
   const Extent e = extent(name, s, rank);
-  if (name == kPrompt) return {e.rows, e.columns};
+  if (name == kPrompt || name == kEmbedding) return {e.rows, e.columns};
   return {e.heads, e.rows, e.columns};
 }
 

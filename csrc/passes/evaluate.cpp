@@ -45,7 +45,6 @@ struct Rescaled {
             exponents.of(TensorName(name), model.is_tied()));
     scale(gradients.x, s.n * s.T * s.d, exponents.x);
     scale(gradients.z, s.n * s.q * s.d, exponents.z);
-    scale(gradients.embedding, std::ptrdiff_t(s.words) * s.d, exponents.x);
   }
 };
 
@@ -199,7 +198,7 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
   const CleanData<real> clean(heads.data(), 1, derivatives);
   const bool of_inputs = gradients.x || gradients.z;
   const Rescaled<real> problem(*clean, heads.model(),
-                               of_inputs || gradients.of[kPrompt] || gradients.embedding);
+                               of_inputs || gradients.of[kPrompt] || gradients.of[kEmbedding]);
   const Model<const real*>& model = problem.model;
   const CheaperKeys<real> keys(*problem.data, use_of(gradients), threads);
   const Data<real>& data = *keys;
@@ -217,9 +216,9 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
     gradient.K = gradients.of[kK];
   }
   const Extent of_words{1, s.words, s.d};
-  std::vector<real> by_values(gradients.embedding ? of_words.size() : 0);
-  gradient.words_by_scores = gradients.embedding;
-  gradient.words_by_values = gradients.embedding ? by_values.data() : nullptr;
+  std::vector<real> by_values(gradients.of[kEmbedding] ? of_words.size() : 0);
+  gradient.words_by_scores = gradients.of[kEmbedding];
+  gradient.words_by_values = gradients.of[kEmbedding] ? by_values.data() : nullptr;
   std::vector<real> f(of_inputs ? s.n * s.outputs() : 0);
   double value = 0;
   if (gradients.of_parameters() || !of_inputs) {
@@ -243,7 +242,7 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
   for (int h = 0; of_values && h < s.H; ++h)
     differentiate_values(active_kernels<real>(), s, model.at[kValueA], model.at[kValueB],
                          gradient.readout, h, 1, gradients.of[kValueA], gradients.of[kValueB]);
-  for (std::size_t i = 0; i < by_values.size(); ++i) gradients.embedding[i] += by_values[i];
+  for (std::size_t i = 0; i < by_values.size(); ++i) gradients.of[kEmbedding][i] += by_values[i];
   if (of_inputs) {
     Data<real> dense = data;  // gradients by inputs take W multiplied out
     dense.shape.rank = 0;

@@ -12,12 +12,11 @@ void outputs(const Data<real>& data, const Model<const real*>& model, real scale
 
 /// Where gradients go: those of the parameters, each in place of its tensor, and of the inputs;
 /// null: not requested. The gradient by X includes the query side of self-attention. That by the
-/// dictionary is of words only, and those by inputs are not.
+/// embedding is of words only, and those by inputs are not.
 template <class real>
 struct Gradients {
   Tensors<real*> of{};
   real *x = nullptr, *z = nullptr;  // (n, T, d), (n, q, d)
-  real* embedding = nullptr;        // (words, d)
 
   bool of_parameters() const {
     for (const real* at : of)

@@ -29,6 +29,8 @@ struct Exponents {
         return tied ? -(x + z) / 2 : -z;
       case kPrompt:
         return z;
+      case kEmbedding:
+        return x;
       case kValueB:
         return 0;
       default:

@@ -39,8 +39,8 @@ def peak_growth(program):
 
 # What `setup` makes of a model and its targets.
 MODELS = {
-    "classifier": "parameters = W, *[None] * 2, normal(H, T, d), *[None] * 4; y = sign(n)",
-    "layer": "parameters = W, *[None] * 3, normal(H, d, 2), *[None] * 3; y = sign(n, T, 2)",
+    "classifier": "parameters = W, *[None] * 2, normal(H, T, d), *[None] * 5; y = sign(n)",
+    "layer": "parameters = W, *[None] * 3, normal(H, d, 2), *[None] * 4; y = sign(n, T, 2)",
 }
 PROGRAM = """
     import numpy as np

@@ -45,7 +45,8 @@ def test_optimizers():
 
 
 def test_parameters_quantities_and_thresholds():
-    assert lists.PARAMETERS == PARAMETERS
+    # An embedding is a parameter of a stack alone.
+    assert (*PARAMETERS, "embedding") == lists.PARAMETERS
     assert set(get_args(names.Threshold)) == set(lists.THRESHOLDS)
     of_sets = {f"test_{name}" for name, of in lists.QUANTITIES.items() if of == "data set"}
     averages = {f"{name}_average" for name in lists.PARAMETERS}

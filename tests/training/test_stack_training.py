@@ -21,10 +21,10 @@ from mhfast.reference.optimizers import STEPS, At
 SAMPLES, TOKENS, DIM, FIRST, SECOND, OUT = 11, 5, 6, 3, 2, 4
 
 
-def stack(dtype=np.float64, residual=("concatenate", False)):
+def stack(dtype=np.float64, residual=("concatenate", False), embedding=None):
     first = mh.Layer.gaussian(FIRST, DIM, 3, std=0.5, seed=0, causal=True, dtype=dtype)
     second = mh.Layer.gaussian(SECOND, DIM + 3, OUT, std=0.5, seed=1, causal=True, dtype=dtype)
-    return mh.Stack([first, second], residual=residual)
+    return mh.Stack([first, second], residual=residual, embedding=embedding)
 
 
 def classes(dtype=np.float64, lengths=False, weight=None, n=SAMPLES, seed=0):
@@ -39,19 +39,20 @@ def classes(dtype=np.float64, lengths=False, weight=None, n=SAMPLES, seed=0):
 def by_numpy(model, data, steps, optimizer, batch=None):
     """θ_k, k = 0 ... steps, of plain optimizers, with gradients of the reference."""
     theta = {name: array.astype(np.float64) for name, array in model.parameters.items()}
+    X = data.X if model.embedding is None else data.words.ids
     kept = {name: [np.zeros_like(array)] * 2 for name, array in theta.items()}
     losses = []
     for k in range(steps + 1):
         options = {"weight": data.weight, "lengths": data.lengths, "loss": "cross_entropy"}
         now = with_arrays(model, theta)
-        value, g = mh.reference.stack_value_and_grad(now, data.X, data.y, **options)
+        value, g = mh.reference.stack_value_and_grad(now, X, data.y, **options)
         losses.append(value)
         if batch is not None:
             rows = mh.reference.batches(data.n, batch, 1, first=k)[0]
             part = {name: None if options[name] is None else np.asarray(options[name])[rows]
                     for name in ("weight", "lengths")}  # fmt: skip
             _, g = mh.reference.stack_value_and_grad(
-                now, data.X[rows], data.y[rows], loss="cross_entropy", **part
+                now, X[rows], data.y[rows], loss="cross_entropy", **part
             )
             counted = np.ones((data.n, TOKENS)) if data.weight is None else data.weight
             if data.lengths is not None:
@@ -70,13 +71,19 @@ def by_numpy(model, data, steps, optimizer, batch=None):
     "optimizer", [mh.GradientDescent(0.3), mh.Momentum(0.1), mh.Adam(0.02), mh.RMSProp(0.01)]
 )
 @pytest.mark.parametrize("options", [{}, {"lengths": True, "weight": "rows"}])
-def test_steps_are_those_of_a_numpy_loop(optimizer, batch, options):
-    data = classes(**options)
+@pytest.mark.parametrize("of_words", [False, True])
+def test_steps_are_those_of_a_numpy_loop(optimizer, batch, options, of_words):
+    data, E = classes(**options), None
+    if of_words:
+        rng = np.random.default_rng(7)
+        E = rng.standard_normal((8, DIM))
+        data = replace(data, X=mh.Tokens(rng.integers(0, 8, (SAMPLES, TOKENS)), E))
+    model = stack(embedding=E)
     run = mh.train(
-        stack(), data, steps=12, optimizer=optimizer, loss="cross_entropy", batch=batch,
+        model, data, steps=12, optimizer=optimizer, loss="cross_entropy", batch=batch,
         record="loss",
     )  # fmt: skip
-    expected, losses = by_numpy(stack(), data, 12, optimizer, batch)
+    expected, losses = by_numpy(model, data, 12, optimizer, batch)
     # Twelve steps of a smooth loss: rounding of 1e-16 grows by less than 10 a step.
     np.testing.assert_allclose(run.history["loss"], losses, rtol=1e-10)
     for name, array in run.model.parameters.items():
@@ -411,9 +418,7 @@ def test_the_step_of_the_core_checks_what_it_is_given():
         arrays = (np.array(kept), np.array(members), ends, False)
         refused(ValueError, "constraints: expected entries", constraints=[arrays])
     refused(TypeError, "constraints", constraints=[(none, none, none.astype(float), False)])
-    refused(
-        ValueError, "names: expected parameters that have heads", names=[PARAMETERS.index("prompt")]
-    )
+    refused(ValueError, "names: expected parameters", names=[len(PARAMETERS)])
     refused(ValueError, "state: expected 2 arrays of each", state=[(theta,)])
     refused(ValueError, r"gradients: expected shape \(2, 3, 4\)", gradients=[theta[:1].copy()])
     refused(TypeError, "gradients: expected an array of float64",

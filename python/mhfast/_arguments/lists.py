@@ -9,7 +9,7 @@ _LISTS = _core.lists()
 PARAMETERS = tuple(_LISTS["parameters"])
 """The parameters in their order; a model has some of them."""
 
-LETTERS = {**_LISTS["parameters"], "X": "n T d", "query": "n q d", "embedding": "V d"}
+LETTERS = {**_LISTS["parameters"], "X": "n T d", "query": "n q d"}
 """The axes of each array, and of its gradient, without the run axis."""
 
 AXES = {name: len(letters.split()) for name, letters in LETTERS.items()}

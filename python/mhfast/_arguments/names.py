@@ -16,9 +16,10 @@ Threshold: TypeAlias = Literal["loss", "grad_norm", "accuracy", "margin"]
 
 RecordName: TypeAlias = Literal[
     "loss", "accuracy", "margin", "grad_norm", "param_norm", "distance", "cosine",
-    "W", "Q", "K", "U", "V", "A", "B", "prompt", "attention", "attention_max", "attention_groups",
+    "W", "Q", "K", "U", "V", "A", "B", "prompt", "embedding",
+    "attention", "attention_max", "attention_groups",
     "W_average", "Q_average", "K_average", "U_average", "V_average", "A_average", "B_average",
-    "prompt_average",
+    "prompt_average", "embedding_average",
     "test_loss", "test_accuracy", "test_margin",
 ]  # fmt: skip
 """What can be recorded where a test set has no name of its own."""

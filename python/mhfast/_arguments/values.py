@@ -73,16 +73,17 @@ def describe(record: Any, always: tuple[str, ...] = ()) -> str:
     """
     fields = dataclasses.fields(record)
     given = [(field.name, getattr(record, field.name)) for field in fields if field.repr]
-    shown = (
+    kept = (
         (name, value)
         for name, value in given
         if name in always or (value is not None and value is not False)
     )
-    parts = (f"{name}={_short(value)}" for name, value in shown)
+    parts = (f"{name}={shown(value)}" for name, value in kept)
     return f"{type(record).__name__}({', '.join(parts)})"
 
 
-def _short(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a short repr: of an array dtype and shape, of a mapping its names."""
     if isinstance(value, np.ndarray):
         return f"<{value.dtype} {value.shape}>"
     if isinstance(value, Mapping):

@@ -13,6 +13,20 @@ from .._arguments import checks
 from .._arguments.values import Array, describe, field_values, read_only, same_fields
 
 
+def word_numbers(ids: npt.ArrayLike, name: str, words: int) -> npt.NDArray[np.int32]:
+    """Check numbers of words, from 0 to `words` - 1, which errors call `name`."""
+    array = checks.as_array(ids, name)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name}: expected integers, got dtype {array.dtype.name}")
+    if array.size and not (array.min() >= 0 and array.max() < words):
+        place = tuple(np.argwhere((array < 0) | (array >= words))[0].tolist())
+        raise ValueError(
+            f"{name}: expected integers in [0, {words - 1}], got {array[place]} at index "
+            f"{', '.join(map(str, place))}"
+        )
+    return array.astype(np.int32, copy=False)
+
+
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class Tokens:
     """Tokens taken from a dictionary of V words: in place of the array `embedding[ids]`.
@@ -30,7 +44,8 @@ class Tokens:
     ids : integers (n, T), or (R, n, T) with a run axis
         The word of each token, from 0 to V - 1.
     embedding : array (V, d), or (R, V, d), float32 or float64
-        The dictionary. `value_and_grad` differentiates by it, `train` leaves it as it is.
+        The dictionary. `value_and_grad` differentiates by it, `train` leaves it as it is: an
+        embedding that is trained is that of a `Stack`.
 
     Raises
     ------
@@ -62,23 +77,14 @@ class Tokens:
             raise ValueError(
                 f"embedding: expected at least one word and feature, got shape {embedding.shape}"
             )
-        words = embedding.shape[-2]
-        array = checks.as_array(ids, "ids")
-        if array.dtype.kind not in "iu":
-            raise TypeError(f"ids: expected integers, got dtype {array.dtype.name}")
+        array = word_numbers(ids, "ids", embedding.shape[-2])
         checks.shape(array, "ids", "n T", (None, None), runs=True)
-        if array.size and not (array.min() >= 0 and array.max() < words):
-            place = tuple(np.argwhere((array < 0) | (array >= words))[0].tolist())
-            raise ValueError(
-                f"ids: expected integers in [0, {words - 1}], got {array[place]} at index "
-                f"{', '.join(map(str, place))}"
-            )
         if array.ndim == 3 and embedding.ndim == 3 and len(array) != len(embedding):
             raise ValueError(
                 f"embedding: expected R = {len(array)} runs, those of ids, got {len(embedding)}"
             )
         vars(self).update(
-            ids=read_only(checks.ready(array.astype(np.int32, copy=False))),
+            ids=read_only(checks.ready(array)),
             embedding=read_only(embedding),
         )
 

@@ -5,7 +5,8 @@
     dL/dx_l = ∂F_l                               rows in place of x_l
 
 with ∂F_l the gradient of Σ G · F_l(x_l) by x_l, and G = dL/dx_{l+1} unless it is said. Every x_l is
-kept from the way forward, attention weights are not.
+kept from the way forward, attention weights are not. Where x_0 are words of an embedding, the first
+layer looks up scores of pairs of words, and ∂F_0 is the gradient by the embedding.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .._arguments.checks import Wrt
 from .._arguments.losses import Loss
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
+from ..dataset.words import Tokens
 from ..models import Stack
 from ..models import depth as layers
 from ..models import problem as arguments
@@ -50,13 +52,16 @@ def of_loss(
     found: dict[str, Array] = {}
     own = _of_layer(names, stack.depth - 1) if reads_out else ()
     goes_on = lowest < stack.depth - reads_out
+    of_input = _of_input(end.X) if goes_on else ()
     value, g = single.of_loss(
-        end.layer, end.X, end.y, loss, (*own, "X") if goes_on else own, None, end.weight,
-        end.lengths, num_threads,
+        end.layer, end.X, end.y, loss, (*own, *of_input), None, end.weight, end.lengths,
+        num_threads,
     )  # fmt: skip
     g = g if end.factor == 1.0 else end.factor * g
     found |= {f"{stack.depth - 1}.{name}": getattr(g, name) for name in own}
-    if goes_on:
+    if goes_on and isinstance(end.X, Tokens):
+        found["embedding"] = g.embedding
+    elif goes_on:
         back = g.X.reshape(states[-1].shape)
         _backward(stack, states, back, visible, names, lowest, found, num_threads)
     return end.factor * float(value), _gradients(stack, names, found)
@@ -89,8 +94,8 @@ def of_outputs(
 
 
 def _forward(
-    stack: Stack, x: Array, lengths: Lengths, num_threads: int | None, count: int
-) -> list[Array]:
+    stack: Stack, x: Array | Tokens, lengths: Lengths, num_threads: int | None, count: int
+) -> list[Array | Tokens]:
     """Return x_0, ..., x_count."""
     states = [x]
     for j in range(count):
@@ -100,7 +105,7 @@ def _forward(
 
 def _backward(
     stack: Stack,
-    states: Sequence[Array],
+    states: Sequence[Array | Tokens],
     back: Array,
     lengths: Lengths,
     names: Sequence[str],
@@ -108,30 +113,38 @@ def _backward(
     found: dict[str, Array],
     num_threads: int | None,
 ) -> None:
-    """Go from the gradient by the last of `states` to that of what layer `lowest` is given."""
-    for j in reversed(range(lowest, len(states) - 1)):
+    """Go from the gradient by the last of `states` to layer `lowest`, or to x_0 where it is -1."""
+    for j in reversed(range(max(lowest, 0), len(states) - 1)):
         x, layer, kind = states[j], stack.layers[j], stack._residuals[j]
         own = _of_layer(names, j)
-        goes_on = j > lowest or "X" in names
+        goes_on = j > lowest
         rows = back[..., layer.dim :] if kind == "concatenate" else back
         g = single.of_outputs(
-            layer, x, rows, (*own, "X") if goes_on else own, None, lengths, num_threads
+            layer, x, rows, (*own, *_of_input(x)) if goes_on else own, None, lengths, num_threads
         )
         found |= {f"{j}.{name}": getattr(g, name) for name in own}
         if not goes_on:
             return
-        if kind is False:
-            back = g.X
-        else:
-            back = g.X + (back[..., : layer.dim] if kind == "concatenate" else back)
+        beside = back[..., : layer.dim] if kind == "concatenate" else back
+        if isinstance(x, Tokens):
+            found["embedding"] = g.embedding
+            if kind is not False:
+                found["embedding"] = g.embedding + single.summed_by_word(beside, x)
+            return
+        back = g.X if kind is False else g.X + beside
     found["X"] = back
 
 
 def _lowest(stack: Stack, names: Sequence[str]) -> int:
-    """Return the first layer that has something to differentiate by."""
+    """Return the first layer that has something to differentiate by, -1 for what it is given."""
     if "X" in names:
-        return 0
+        return -1
     return min((layers.of_layer(name)[0] for name in names), default=stack.depth)
+
+
+def _of_input(x: Array | Tokens) -> tuple[str]:
+    """Return the name of what a layer is given."""
+    return ("embedding" if isinstance(x, Tokens) else "X",)
 
 
 def _of_layer(names: Sequence[str], j: int) -> tuple[str, ...]:
@@ -140,8 +153,8 @@ def _of_layer(names: Sequence[str], j: int) -> tuple[str, ...]:
 
 
 def _gradients(stack: Stack, names: Sequence[str], found: dict[str, Array]) -> Gradients:
-    own = layers.by_layer({name: found[name] for name in names if name != "X"})
+    own = layers.by_layer({name: found[name] for name in names})
     return Gradients(
         layers=tuple(Gradients(**own.get(j, {})) for j in range(stack.depth)),
-        X=found["X"] if "X" in names else None,
+        **{name: found[name] for name in ("X", "embedding") if name in names},
     )

@@ -39,9 +39,9 @@ class Gradients:
     V : array (H, d, p) or None
     A, B : arrays (H, d, r) and (H, r, p), or None
     prompt : array (q, d) or None
+    embedding : array (V, d) or None, by that of `Tokens` or of a `Stack`
     X : array (n, T, d) or None
     query : array (n, q, d) or None
-    embedding : array (V, d) or None, by the dictionary of `Tokens`
     layers : tuple of Gradients, one for each layer of a `Stack`, or None
 
     Examples
@@ -64,9 +64,9 @@ class Gradients:
     A: Optional = None
     B: Optional = None
     prompt: Optional = None
+    embedding: Optional = None
     X: Optional = None
     query: Optional = None
-    embedding: Optional = None
     layers: tuple[Gradients, ...] | Any = None  # None where there are none
 
     @classmethod
@@ -79,7 +79,7 @@ class Gradients:
         at = made.__dict__
         (
             at["W"], at["Q"], at["K"], at["U"], at["V"], at["A"], at["B"], at["prompt"],
-            at["X"], at["query"], at["embedding"],
+            at["embedding"], at["X"], at["query"],
         ) = arrays  # fmt: skip
         return made
 

@@ -135,10 +135,10 @@ def _differentiated(
     if problem.token is not None and bits & BITS["X"]:
         gradients = _gathered(gradients, problem.token)
     if tokens is not None and bits & BITS["X"]:
-        *others, by_X, by_query, _ = gradients
+        *by_parameters, _, by_X, by_query = gradients
         assert by_X is not None
-        by_words = _summed_by_word(by_X, tokens)
-        gradients = (*others, by_X if "X" in names else None, by_query, by_words)
+        by_words = summed_by_word(by_X, tokens)
+        gradients = (*by_parameters, by_words, by_X if "X" in names else None, by_query)
     return value, Gradients._of_core(gradients)
 
 
@@ -150,7 +150,7 @@ def _bits(problem: CoreProblem, names: tuple[str, ...]) -> int:
     return arguments.bits(names)
 
 
-def _summed_by_word(by_X: Array, tokens: Tokens) -> Array:
+def summed_by_word(by_X: Array, tokens: Tokens) -> Array:
     """Return the gradient by the embedding (V, d), or (R, V, d), from that by the tokens."""
     of_runs = by_X.reshape(-1, *by_X.shape[-3:])
     ids = np.broadcast_to(tokens.ids, of_runs.shape[:-1])
@@ -162,7 +162,7 @@ def _summed_by_word(by_X: Array, tokens: Tokens) -> Array:
 
 def _gathered(gradients: CoreGradients, token: int | npt.NDArray[np.int64]) -> CoreGradients:
     """Add the gradient of the query token to the gradient of X, at the position of that token."""
-    *by_parameters, by_X, by_query, _ = gradients
+    *by_parameters, by_X, by_query = gradients
     assert by_X is not None
     assert by_query is not None
     place = np.broadcast_to(token, by_X.shape[:-2])[..., None, None]
@@ -170,4 +170,4 @@ def _gathered(gradients: CoreGradients, token: int | npt.NDArray[np.int64]) -> C
     np.put_along_axis(
         by_X, np.maximum(place, 0), np.where(place < 0, here, here + by_query), axis=-2
     )
-    return (*by_parameters, by_X, None, None)
+    return (*by_parameters, by_X, None)

@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from .._arguments import checks, losses, sample_checks
 from .._arguments.checks import Wrt
-from .._arguments.lists import OF_ROWS
+from .._arguments.lists import LETTERS, OF_ROWS
 from .._arguments.losses import Loss
-from .._arguments.values import Array, field_values, same_fields
+from .._arguments.values import Array, field_values, frozen, same_fields, shown
 from ..dataset.dataset import Dataset, no_second_source
+from ..dataset.words import Tokens, word_numbers
 from . import problem as arguments
 from .layer import Layer
 from .model import Model
@@ -35,7 +36,7 @@ RESIDUALS = (True, False, "concatenate")
 class Stack:
     """Layers of attention one after the other.
 
-    x_0 = X, and for each layer F_l
+    x_0 = X, or the rows of an embedding whose numbers X holds, and for each layer F_l
 
         x_{l+1} = x_l + F_l(x_l)        residual=True
         x_{l+1} = [x_l, F_l(x_l)]       residual="concatenate"
@@ -54,19 +55,23 @@ class Stack:
     residual : True, False, "concatenate", or a sequence of one of these for each layer
         What is done with the rows of a layer. ``(True, False)`` is a residual layer and one that
         reads out.
+    embedding : array (V, d), optional
+        A row for each of V words, a parameter as those of the layers are. X then are words,
+        integers (n, T) from 0 to V - 1, or `Tokens`, of which the ids are taken.
 
     Raises
     ------
     TypeError
-        If a layer is no `Layer` or has another dtype than the first, or residual is of another
-        kind.
+        If a layer is no `Layer` or has another dtype than the first, as the embedding, or residual
+        is of another kind.
     ValueError
         If there is no layer, or one does not fit what it is given.
 
     Notes
     -----
     A parameter is named by the number of its layer and its name there, "0.W", "1.V"; "W" among
-    ``wrt`` stands for that of every layer, and so it does in settings of an optimizer.
+    ``wrt`` stands for that of every layer, and so it does in settings of an optimizer. "embedding"
+    belongs to no layer.
 
     Gradients keep what each layer is given, n T (d_0 + ... + d_{L-1}) numbers, and n T p more of
     the output and its derivative; attention weights are computed again, layer by layer.
@@ -88,15 +93,31 @@ class Stack:
     (2, 6, 4, 'float64', None)
     >>> list(stack.parameters)
     ['0.W', '0.V', '1.W', '1.V']
+
+    Words whose embedding is trained:
+
+    >>> E = np.random.default_rng(0).standard_normal((7, 6))
+    >>> of_words = mh.Stack([first, last], residual=("concatenate", False), embedding=E)
+    >>> ids = np.random.default_rng(1).integers(7, size=(20, 5))
+    >>> bool(np.allclose(of_words(ids), stack(E[ids])))
+    True
+    >>> value, g = mh.value_and_grad(of_words, ids, ids % 4, loss="cross_entropy")
+    >>> g.embedding.shape, of_words.words
+    ((7, 6), 7)
     """
 
     losses: ClassVar[tuple[str, ...]] = Layer.losses
 
     layers: tuple[Layer, ...]
     residual: Residual | tuple[Residual, ...] = True
+    embedding: Array | None = None
 
     def __init__(
-        self, layers: Sequence[Layer], residual: Residual | Sequence[Residual] = True
+        self,
+        layers: Sequence[Layer],
+        residual: Residual | Sequence[Residual] = True,
+        *,
+        embedding: npt.ArrayLike | None = None,
     ) -> None:
         if isinstance(layers, Model) or not isinstance(layers, Sequence):
             raise TypeError(f"layers: expected a sequence of Layer, got {type(layers).__name__}")
@@ -107,8 +128,16 @@ class Stack:
         for j, (layer, kind) in enumerate(zip(layers, kinds, strict=True)):
             _check_layer(f"layers[{j}]", layer, layers[0], kind, dim, is_last=j + 1 == len(layers))
             dim = _next_dim(layer, kind)
+        if embedding is not None:
+            rows = checks.real(embedding, "embedding", layers[0].dtype, "the layers")
+            checks.shape(rows, "embedding", LETTERS["embedding"], (None, layers[0].dim))
+            if len(rows) == 0:
+                raise ValueError(f"embedding: expected at least one word, got shape {rows.shape}")
+            embedding = frozen(rows)
         one = isinstance(residual, bool | np.bool_ | str)
-        vars(self).update(layers=tuple(layers), residual=kinds[0] if one else kinds)
+        vars(self).update(
+            layers=tuple(layers), residual=kinds[0] if one else kinds, embedding=embedding
+        )
 
     @property
     def depth(self) -> int:
@@ -126,6 +155,11 @@ class Stack:
         return _next_dim(self.layers[-1], self._residuals[-1])
 
     @property
+    def words(self) -> int | None:
+        """The number V of words, None where X are tokens."""
+        return None if self.embedding is None else len(self.embedding)
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of parameters, data and results: float32 or float64."""
         return self.layers[0].dtype
@@ -137,14 +171,15 @@ class Stack:
 
     @cached_property
     def parameters(self) -> Mapping[str, Array]:
-        """The arrays that can be trained, by name: "0.W", "0.V", "1.W", ..."""
-        return MappingProxyType(
-            {
-                f"{j}.{name}": array
-                for j, layer in enumerate(self.layers)
-                for name, array in layer.parameters.items()
-            }
-        )
+        """The arrays that can be trained, by name: "0.W", "0.V", "1.W", ..., "embedding"."""
+        arrays = {
+            f"{j}.{name}": array
+            for j, layer in enumerate(self.layers)
+            for name, array in layer.parameters.items()
+        }
+        if self.embedding is not None:
+            arrays["embedding"] = self.embedding
+        return MappingProxyType(arrays)
 
     @property
     def _residuals(self) -> tuple[Residual, ...]:
@@ -162,7 +197,7 @@ class Stack:
 
         Parameters
         ----------
-        X : array (n, T, d) of the model's dtype, or Dataset
+        X : array (n, T, d) of the model's dtype, words (n, T) of its embedding, or Dataset
         lengths : integers (n,), optional
             The number of tokens of each sample; what is beyond has no influence, and its rows are
             0.
@@ -190,7 +225,7 @@ class Stack:
         lengths: npt.ArrayLike | None = None,
         num_threads: int | None = None,
     ) -> tuple[Array, ...]:
-        """Compute x_0 = X, what every further layer is given, and the output x_L.
+        """Compute x_0, what every further layer is given, and the output x_L.
 
         Parameters
         ----------
@@ -218,9 +253,10 @@ class Stack:
         [(20, 5, 4), (20, 5, 7), (20, 5, 10)]
         """
         x, visible = samples(self, X, lengths)
-        found = [x]
+        found = [rows_of(x, visible)]
         for j in range(self.depth):
-            found.append(after(self, j, found[-1], visible, num_threads))
+            x = after(self, j, x, visible, num_threads)
+            found.append(x)
         return tuple(found)
 
     def attention(
@@ -280,7 +316,7 @@ class Stack:
 
         Parameters
         ----------
-        X : array (n, T, d) of the model's dtype, or Dataset
+        X : array (n, T, d) of the model's dtype, words (n, T) of its embedding, or Dataset
             With a Dataset, y, weight and lengths are its own.
         y : array of the shape of the outputs, optional
             Targets, as for `mhfast.value_and_grad`.
@@ -380,12 +416,12 @@ class Stack:
         return end_of(self, x, y, checked, weight, visible), checked
 
     def replace(self, **changes: Any) -> Self:
-        """Return the stack with other `layers` or another `residual`, checked as when it is made.
+        """Return the stack with other layers, residual or embedding, checked as when it is made.
 
         Parameters
         ----------
         **changes
-            `layers` and `residual`; what is not given stays.
+            `layers`, `residual` and `embedding`; what is not given stays.
 
         Returns
         -------
@@ -415,7 +451,8 @@ class Stack:
         return same_fields(self, other)
 
     def __repr__(self) -> str:
-        return f"Stack(layers={list(self.layers)}, residual={self.residual!r})"
+        words = "" if self.embedding is None else f", embedding={shown(self.embedding)}"
+        return f"Stack(layers={list(self.layers)}, residual={self.residual!r}{words})"
 
 
 class End(NamedTuple):
@@ -426,7 +463,7 @@ class End(NamedTuple):
     """
 
     layer: Layer
-    X: Array
+    X: Array | Tokens
     y: npt.NDArray[Any]
     weight: Array | None
     lengths: Lengths
@@ -442,49 +479,91 @@ def labelled(
     y: npt.ArrayLike | None,
     weight: npt.ArrayLike | None,
     lengths: npt.ArrayLike | None,
-) -> tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike | None, npt.ArrayLike | None]:
+) -> tuple[npt.ArrayLike | Tokens, npt.ArrayLike, npt.ArrayLike | None, npt.ArrayLike | None]:
     """Return X, y, weight and lengths, those of a Dataset where X is one."""
     if isinstance(X, Dataset):
         no_second_source(y=y, weight=weight, lengths=lengths)
         no_query(X.query)
-        return X.X, X.y, X.weight, X.lengths
+        return X._given, X.y, X.weight, X.lengths
     if y is None:
         raise TypeError("y: expected labels beside the array X, got None")
     return X, y, weight, lengths
 
 
 def samples(
-    stack: Stack, X: npt.ArrayLike | Dataset, lengths: npt.ArrayLike | None
-) -> tuple[Array, Lengths]:
-    """Check tokens and lengths, and return x_0, with zeros beyond the lengths, and the lengths."""
+    stack: Stack, X: npt.ArrayLike | Tokens | Dataset, lengths: npt.ArrayLike | None
+) -> tuple[Array | Tokens, Lengths]:
+    """Check tokens and lengths, and return x_0, with zeros beyond the lengths, and the lengths.
+
+    With an embedding, x_0 are `Tokens`, whatever is beyond the lengths.
+    """
     if isinstance(X, Dataset):
         no_second_source(lengths=lengths)
         data = X
         no_query(data.query)
-        X, lengths = data.X, data.lengths
-    x = checks.real(X, "X", stack.dtype)
-    checks.shape(x, "X", "n T d", (None, None, stack.dim))
-    if x.shape[1] == 0:
+        X, lengths = data._given, data.lengths
+    x: Array | Tokens
+    if stack.embedding is None:
+        x = checks.real(np.asarray(X) if isinstance(X, Tokens) else X, "X", stack.dtype)
+        checks.shape(x, "X", "n T d", (None, None, stack.dim))
+    else:
+        x = Tokens(_words(stack.embedding, X), stack.embedding)
+    n, tokens, _ = x.shape
+    if tokens == 0:
         raise ValueError(f"X: expected at least one token, got shape {x.shape}")
     if lengths is None:
         return x, None
-    visible = sample_checks.lengths(lengths, *x.shape[:2])
-    checks.shape(visible, "lengths", "n", (len(x),))
-    return sample_checks.padded(x, visible), visible
+    visible = sample_checks.lengths(lengths, n, tokens)
+    checks.shape(visible, "lengths", "n", (n,))
+    return x if isinstance(x, Tokens) else sample_checks.padded(x, visible), visible
 
 
-def after(stack: Stack, j: int, x: Array, lengths: Lengths, num_threads: int | None) -> Array:
+def words_apart(stack: Stack, X: npt.ArrayLike | Tokens) -> Tokens:
+    """Return the words of a stack's embedding as `Tokens` of other rows, which are never used.
+
+    These differ from word to word and do not depend on the embedding, as a `Dataset` has them while
+    the embedding is trained.
+    """
+    assert stack.embedding is not None
+    ids = _words(stack.embedding, X)
+    rows = np.arange(len(stack.embedding), dtype=stack.dtype)
+    return Tokens(ids, np.repeat(rows[:, None], stack.dim, axis=1))
+
+
+def _words(embedding: Array, X: npt.ArrayLike | Tokens) -> npt.NDArray[np.int32]:
+    words = len(embedding)
+    if isinstance(X, Tokens):
+        if X.words != words:
+            raise ValueError(f"X: expected the {words} words of the embedding, got {X.words}")
+        X = X.ids
+    ids = word_numbers(X, "X", words)
+    checks.shape(ids, "X", "n T", (None, None))
+    return ids
+
+
+def rows_of(x: Array | Tokens, lengths: Lengths) -> Array:
+    """Return x_0 as an array, with zeros beyond the lengths."""
+    if not isinstance(x, Tokens):
+        return x
+    rows = np.asarray(x)
+    return rows if lengths is None else sample_checks.padded(rows, lengths)
+
+
+def after(
+    stack: Stack, j: int, x: Array | Tokens, lengths: Lengths, num_threads: int | None
+) -> Array:
     """Return x_{j+1} from x_j."""
     rows = stack.layers[j](x, lengths=lengths, num_threads=num_threads)
     kind = stack._residuals[j]
-    if kind == "concatenate":
-        return np.concatenate([x, rows], axis=-1)
-    return x + rows if kind else rows
+    if kind is False:
+        return rows
+    before = rows_of(x, lengths)
+    return np.concatenate([before, rows], axis=-1) if kind == "concatenate" else before + rows
 
 
 def end_of(
     stack: Stack,
-    x: Array,
+    x: Array | Tokens,
     y: npt.ArrayLike,
     loss: Loss,
     weight: npt.ArrayLike | None,
@@ -495,6 +574,7 @@ def end_of(
     if stack._residuals[-1] is False:
         y, weights = np.asarray(y), None if weight is None else np.asarray(weight)
         return End(last, x, y, weights, lengths)
+    assert not isinstance(x, Tokens)  # rows are joined to those of a layer
     n, tokens, dim = x.shape
     itself = Layer(np.zeros((1, dim, dim), x.dtype), np.eye(dim, dtype=x.dtype)[None])
     name = losses.name_of(loss)
@@ -530,7 +610,7 @@ def wrt(stack: Stack, names: Wrt, *, inputs: bool = False) -> tuple[str, ...]:
     Parameters
     ----------
     inputs : bool
-        Whether X may be among the names.
+        Whether X may be among the names, where it is not words.
 
     Raises
     ------
@@ -539,10 +619,11 @@ def wrt(stack: Stack, names: Wrt, *, inputs: bool = False) -> tuple[str, ...]:
     ValueError
         If a name is not one of the stack's.
     """
-    known = (*stack.parameters, "X") if inputs else tuple(stack.parameters)
+    of_tokens = ("X",) if inputs and stack.embedding is None else ()
+    known = (*stack.parameters, *of_tokens)
     if names is None:
         return tuple(stack.parameters)
-    short = {of_layer(name)[1] for name in stack.parameters}
+    short = {own for j, own in map(of_layer, stack.parameters) if j >= 0}
     expected = f"{', '.join(known)}, or of every layer {', '.join(sorted(short))}"
     asked = arguments.names_from(names, (*known, *short), expected)
     return tuple(name for name in known if name in asked or of_layer(name)[1] in asked)
@@ -555,11 +636,12 @@ def of_layer(name: str) -> tuple[int, str]:
 
 
 def by_layer(arrays: Mapping[str, Array]) -> dict[int, dict[str, Array]]:
-    """Return arrays by the layer, and the name there, of the parameters of a stack."""
+    """Return arrays by the layer, and the name there, of the parameters of a stack's layers."""
     found: dict[int, dict[str, Array]] = {}
     for name, array in arrays.items():
         j, own = of_layer(name)
-        found.setdefault(j, {})[own] = array
+        if j >= 0:
+            found.setdefault(j, {})[own] = array
     return found
 
 
@@ -575,7 +657,8 @@ def with_arrays(model: M, arrays: Mapping[str, Array], *, borrowed: bool = False
     layers = list(model.layers)
     for j, own in by_layer(arrays).items():
         layers[j] = change(layers[j], own)
-    return dataclasses.replace(model, layers=tuple(layers))
+    embedding = arrays.get("embedding", model.embedding)
+    return dataclasses.replace(model, layers=tuple(layers), embedding=embedding)
 
 
 def _residuals(residual: object, depth: int) -> tuple[Residual, ...]:

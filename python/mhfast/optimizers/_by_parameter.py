@@ -19,7 +19,7 @@ class ByParameter(Mapping[str, T_co], Generic[T_co]):
     Parameters
     ----------
     values : mapping of str
-        Values of some of the parameters W, Q, K, U, V, A, B and prompt.
+        Values of some of the parameters W, Q, K, U, V, A, B, prompt and embedding.
     """
 
     def __init__(self, values: Mapping[str, T_co]) -> None:

@@ -1,4 +1,4 @@
-"""Layers one after the other: x_0 = X, and x_{l+1} from x_l and F_l(x_l), see `joined`.
+"""Layers one after the other: x_0 = X or E[X], and x_{l+1} from x_l and F_l(x_l), see `joined`.
 
 A. Vaswani et al., "Attention Is All You Need" (NeurIPS 2017) add the rows of a layer to what it was
 given; E. Nichani, A. Damian, J. D. Lee, "How Transformers Learn Causal Structure with Gradient
@@ -32,9 +32,9 @@ def residuals(stack: Any) -> list[Any]:
 
 
 def stack_outputs(stack: Any, X: ArrayLike, *, lengths: ArrayLike | None = None) -> list[Array]:
-    """x_0, ..., x_L of a `mhfast.Stack`, or of anything with its `layers` and `residual`.
+    """x_0, ..., x_L of a `mhfast.Stack`, or of anything with its fields.
 
-    Rows at and beyond lengths (n,) are 0.
+    X are tokens (n, T, d), or with an embedding words (n, T). Rows beyond lengths (n,) are 0.
 
     Examples
     --------
@@ -46,7 +46,8 @@ def stack_outputs(stack: Any, X: ArrayLike, *, lengths: ArrayLike | None = None)
     >>> bool(abs(states[-1] - stack(X)).max() < 1e-12)
     True
     """
-    x = inputs(Model.of(stack.layers[0]), X, None, lengths).X
+    tokens = X if stack.embedding is None else double(stack.embedding)[np.asarray(X)]
+    x = inputs(Model.of(stack.layers[0]), tokens, None, lengths).X
     states = [x]
     for layer, residual in zip(stack.layers, residuals(stack), strict=True):
         states.append(joined(states[-1], outputs(layer, states[-1], lengths=lengths), residual))
@@ -62,7 +63,7 @@ def stack_value_and_grad(
     weight: ArrayLike | None = None,
     lengths: ArrayLike | None = None,
 ) -> tuple[float, Gradient]:
-    """Compute the loss of x_L and its gradients by "0.W", "0.V", "1.W", ..., and X.
+    """Compute the loss of x_L and its gradients by "0.W", "0.V", ..., and X or the embedding.
 
     Backwards, with G the derivative by x_{l+1} and G_F its part that belongs to F_l:
     the gradients of Σ G_F · F_l(x_l), and by x_l the part of G that belongs to x_l besides.
@@ -96,4 +97,9 @@ def stack_value_and_grad(
         dx = own.pop("X")
         found |= {f"{j}.{name}": array for name, array in own.items()}
         G = dx + G[..., :d] if residual else dx  # all of it where rows are added
-    return float((factors * values).sum()), found | {"X": G}
+    value = float((factors * values).sum())
+    if stack.embedding is None:
+        return value, found | {"X": G}
+    by_words = np.zeros(np.shape(stack.embedding))
+    np.add.at(by_words, np.asarray(X), G)
+    return value, found | {"embedding": by_words}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -81,6 +82,11 @@ def settings_of_parameters(optimizer: Optimizer | Solver, model: AnyModel) -> No
 
 def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: AnyModel) -> Dataset:
     """Return the training data; lists of numbers adapt to the dtype of the model."""
+    if isinstance(model, Stack) and model.embedding is not None:
+        if isinstance(X, Dataset):
+            words: Any = depth.words_apart(model, X._given)
+            return replace(as_dataset(X, y), X=words)
+        return as_dataset(depth.words_apart(model, X), y)
     if isinstance(X, Dataset):
         return as_dataset(X, y)
     dtype = model.dtype if isinstance(model, Stack) else model._sizes[2]

@@ -96,7 +96,9 @@ def trained(
 
 def _check_fit(run: Run[Stack], data: Dataset) -> None:
     """Raise what the loss of the first sample raises, before there is a run to lose."""
-    run.model.loss(replace(data.subset(slice(0, 1)), weight=None), loss=run.loss)
+    first = data.subset(slice(0, 1))
+    given: Any = first._given
+    run.model.loss(replace(first, X=given, weight=None), loss=run.loss)
 
 
 def _refuse_runs(run: Run[Stack], rule: Optimizer) -> None:
@@ -229,7 +231,7 @@ class _Loop(Iterates[Stack]):
         weight = np.ones(data.n) if data.weight is None else np.asarray(data.weight, np.float64)
         if weight.ndim == 1 and not of_rows:
             return weight
-        tokens = data.X.shape[1] if self.run.model.layers[-1].query is None else 1
+        tokens = data.tokens if self.run.model.layers[-1].query is None else 1
         rows = np.broadcast_to(weight if weight.ndim == 2 else weight[:, None], (data.n, tokens))
         if data.lengths is not None and self.run.model.layers[-1].query is None:
             rows = rows * (np.arange(tokens) < np.asarray(data.lengths)[:, None])
@@ -263,12 +265,14 @@ class _Loop(Iterates[Stack]):
         theta = {name: self.model.parameters[name].copy() for name in names}
         state = {name: tuple(slot.copy() for slot in self.state[name]) for name in names}
         by_name = [
-            np.ascontiguousarray(getattr(gradients.layers[j], own))
+            np.ascontiguousarray(getattr(gradients if j < 0 else gradients.layers[j], own))
             for j, own in map(of_layer, names)
         ]
         _core.step(
             self.settings, names=[PARAMETERS.index(of_layer(name)[1]) for name in names],
-            parameters=list(theta.values()), gradients=by_name, state=list(state.values()),
+            parameters=list(map(_with_heads, theta.values())),
+            gradients=list(map(_with_heads, by_name)),
+            state=[tuple(map(_with_heads, slots)) for slots in state.values()],
             constraints=[self.ties[name].core if name in self.ties else None for name in names],
             step=self.step, loss=loss,
         )  # fmt: skip
@@ -284,8 +288,14 @@ def _limits(run: Run[Stack]) -> Mapping[str, float]:
 def _is_finite(gradients: Gradients | None) -> bool:
     if gradients is None:
         return True
-    arrays = (a for layer in gradients.layers for a in vars(layer).values() if a is not None)
+    parts = (gradients, *gradients.layers)
+    arrays = (a for part in parts for a in vars(part).values() if isinstance(a, np.ndarray))
     return all(np.isfinite(array).all() for array in arrays)
+
+
+def _with_heads(array: Array) -> Array:
+    """Return a parameter with the axis of heads: an embedding has one."""
+    return array if array.ndim == 3 else array[None]
 
 
 def _real(entry: Entry, value: Any) -> npt.NDArray[Any]:

@@ -224,7 +224,9 @@ def _minus(model: Stack, start: Stack) -> Gradients:
     for layer, before in zip(model.layers, start.layers, strict=True):
         pairs = layer.parameters.items()
         parts.append(Gradients(**{name: a - before.parameters[name] for name, a in pairs}))
-    return Gradients(layers=tuple(parts))
+    if model.embedding is None or start.embedding is None:
+        return Gradients(layers=tuple(parts))
+    return Gradients(layers=tuple(parts), embedding=model.embedding - start.embedding)
 
 
 def _of_set(model: Stack, data: Dataset, loss: Loss, num_threads: int | None) -> dict[str, Any]:

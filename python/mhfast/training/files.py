@@ -272,7 +272,7 @@ def _subspace(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) 
 def _model(role: str, about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
     if about["model"] == "stack":
         layers = [_model(f"{role}.{j}", of, arrays) for j, of in enumerate(about["layers"])]
-        return Stack(layers, about["residual"])
+        return Stack(layers, about["residual"], embedding=arrays.get(f"{role}.embedding"))
     given: dict[str, Any] = {
         name: arrays[f"{role}.{name}"] for name in PARAMETERS if f"{role}.{name}" in arrays
     }

@@ -11,7 +11,8 @@
 | distance         | norm of all parameters minus those at step 0                                  |
 | cosine           | cosine between the parameters and each of `directions`                        |
 | W, Q, K, U, V,   | a snapshot of the parameter, of those that the model has                      |
-| A, B, prompt     |                                                                               |
+| A, B, prompt,    |                                                                               |
+| embedding        |                                                                               |
 | W_average, ...   | the mean of a trained parameter over steps: `mhfast.training.averages`        |
 | attention        | the weights (n,H,q,T)                                                         |
 | attention_max    | (H,), the largest weight of a row, mean over the rows that see a key, each    |
