@@ -58,6 +58,9 @@ class Problem:
         self.samples = np.stack(orders, axis=1)
 
 
+POPULATIONS = ("mixture", "sphere", "planted")  # whose new samples are timed
+
+
 def own(p: Problem, data: mh.Dataset, *, times: int = 1, **options: Any) -> Way:
     """Train with mhfast, `times` the steps."""
     model = mh.Classifier(p.W, p.U) if p.runs > 1 else mh.Classifier(p.W[0], p.U[0])
@@ -84,6 +87,7 @@ def steps_alone(p: Problem, data: mh.Dataset) -> dict[str, Callable[[int], Way]]
     populations = {
         "mixture": mh.data.tokenized_mixture(B, T, D, noise=1.0, **settings),
         "sphere": mh.data.sphere_tokens(B, T, D, external_query=False, **settings),
+        "planted": mh.data.planted_attention(B, T, D, 2, **settings),
     }
     return {
         "batch": lambda times: own(p, data, times=times, batch=B),
@@ -228,7 +232,7 @@ def measured(dtype: str, runs: int, threads: int, libraries: list[str]) -> dict[
         **{library: time for library, (time, _) in peers.items()},
         "ratio": min(time for time, _ in peers.values()) / micro["mhfast"],
         "beside": step["batch"] - step["full"] if step else None,
-        "new": {name: step[name] / step["batch"] for name in ("mixture", "sphere") if step},
+        "new": {name: step[name] / step["batch"] for name in POPULATIONS if step},
         "ways": micro,
     }
 
@@ -243,7 +247,7 @@ def main(arguments: list[str]) -> int:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     rows = []
     names = "".join(f"{name:>9}" for name in ("mhfast", *options.peers))
-    print(f"dtype    runs{names}  best/mhfast   beside  mixture  sphere")
+    print(f"dtype    runs{names}  best/mhfast   beside {''.join(f'{p:>8}' for p in POPULATIONS)}")
     for dtype in ("float32", "float64"):
         for runs in STEPS:
             row = measured(dtype, runs, options.threads, options.peers)

@@ -210,6 +210,19 @@ std::shared_ptr<Population<real>> read_population(const py::tuple& in, const Sha
   if (kind == "sphere_tokens") return sphere_tokens<real>();
   if (kind == "icl_regression" && s.d > 1)
     return icl_regression<real>(read_rows(in[1], "root", s.d - 1, s.d - 1), in[2].cast<double>());
+  if (kind == "planted_attention") {
+    const int heads = in[3].cast<int>();
+    return planted_attention<real>(read_rows(in[1], "W", heads * s.d, s.d),
+                                   read_rows(in[2], "U", heads * s.T, s.d), heads);
+  }
+  if (kind == "markov_chain") {
+    MarkovChain chain{read_rows(in[1], "embedding", 1, s.d), {}, 0, in[3].cast<int>()};
+    chain.words = int(chain.embedding.size() / s.d);
+    std::ptrdiff_t rows = 1;
+    for (int i = 0; i < chain.order; ++i) rows *= chain.words;
+    chain.sums = read_rows(in[2], "sums", rows, chain.words - 1);
+    return markov_chain<real>(std::move(chain));
+  }
   if (kind != "tokenized_mixture") throw py::value_error("stream: expected a known population");
   Mixture mixture;
   mixture.table = read_rows(in[1], "table", 3, s.d);
@@ -232,8 +245,10 @@ Populations<real> read_populations(const py::object& in, const Data<real>& data,
   for (const py::handle& one : pair[1])
     out.of_run.push_back(read_population<real>(one.cast<py::tuple>(), data.shape));
   const std::size_t count = out.of_run.size();
+  const auto fits = [&](const auto& one) { return one->targets(data.shape) == data.targets; };
   if ((count != 1 && count != std::size_t(runs)) || out.token >= data.shape.T ||
-      data.targets != 1 || data.lengths || (out.token >= 0 && (data.self || data.shape.q != 1)))
+      !std::all_of(out.of_run.begin(), out.of_run.end(), fits) || data.lengths ||
+      (out.token >= 0 && (data.self || data.shape.q != 1)))
     throw py::value_error("stream: expected populations like the samples");
   return out;
 }

@@ -112,14 +112,21 @@ void BatchData<real>::draw_samples(const Member& member) {
   for (std::size_t r = 0; r < seeds_.size(); ++r) {
     const auto& of_run = populations_->of_run;
     const Population<real>& population = *of_run[of_run.size() > 1 ? run_ + r : 0];
-    for (std::ptrdiff_t i = first(member.index, member); i < first(member.index + 1, member); ++i) {
+    const std::ptrdiff_t begin = first(member.index, member), end = first(member.index + 1, member);
+    for (std::ptrdiff_t i = begin; i < end; ++i) {
       real* x = &x_[(r * s.n + i) * Td];
       real* z = has_z ? &z_[(r * s.n + i) * qd] : nullptr;
-      population.draw(SampleNumbers(seeds_[r], block_, i), s, scratch, x, z, &y_[r * s.n + i]);
+      real* y = &y_[(r * s.n + i) * data_.targets];
+      population.draw(SampleNumbers(seeds_[r], block_, i), s, scratch, x, z, y);
       if (populations_->token >= 0 && z) std::copy_n(x + populations_->token * s.d, s.d, z);
-      if (exponents_.x != 0) scale_by_power<real>(x, Td, exponents_.x, x);
-      if (exponents_.z != 0 && z) scale_by_power<real>(z, qd, exponents_.z, z);
     }
+    if (begin == end) continue;
+    population.label(end - begin, s, &x_[(r * s.n + begin) * Td], &y_[(r * s.n + begin)]);
+    const auto scale = [&](real* rows, std::ptrdiff_t size, int exponent) {
+      if (exponent != 0) scale_by_power<real>(rows, (end - begin) * size, exponent, rows);
+    };
+    scale(&x_[(r * s.n + begin) * Td], Td, exponents_.x);
+    if (has_z) scale(&z_[(r * s.n + begin) * qd], qd, exponents_.z);
   }
 }
 

@@ -1,10 +1,12 @@
 #include "population.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <utility>
 
 #include "../dispatch/dispatch.hpp"
+#include "../passes/evaluate.hpp"
 
 namespace mhfast {
 namespace {
@@ -120,6 +122,79 @@ class Regression final : public Population<real> {
   const double noise_;
 };
 
+template <class real>
+class Planted final : public Population<real> {
+ public:
+  Planted(std::vector<double> W, std::vector<double> U, int heads)
+      : W_(std::move(W)), U_(std::move(U)), heads_(heads) {}
+
+  std::ptrdiff_t scratch(const Shape& s) const override {
+    return SampleNumbers::rounded(std::ptrdiff_t(s.T) * s.d);
+  }
+  void draw(const SampleNumbers& numbers, const Shape& s, double* scratch, real* x, real*,
+            real*) const override {
+    const std::ptrdiff_t size = std::ptrdiff_t(s.T) * s.d;
+    numbers.normals(0, size, scratch);
+    std::copy_n(scratch, size, x);
+  }
+  void label(std::ptrdiff_t n, const Shape& s, const real* x, real* y) const override {
+    const std::vector<double> tokens(x, x + n * s.T * s.d);
+    std::vector<double> f(n);
+    Data<double> data{};
+    data.shape = {n, s.T, s.T, s.d, heads_};
+    data.self = true;
+    data.x = data.z = tokens.data();
+    data.runs = 1;
+    Model<const double*> model{};
+    model.at[kW] = W_.data();
+    model.at[kU] = U_.data();
+    outputs(data, model, 1.0, 1, f.data());
+    for (std::ptrdiff_t i = 0; i < n; ++i) y[i] = f[i] > 0 ? real(1) : real(-1);
+  }
+
+ private:
+  const std::vector<double> W_, U_;
+  const int heads_;
+};
+
+template <class real>
+class Markov final : public Population<real> {
+ public:
+  explicit Markov(MarkovChain chain) : chain_(std::move(chain)) {}
+
+  std::ptrdiff_t scratch(const Shape& s) const override { return s.T + 1; }
+  std::ptrdiff_t targets(const Shape& s) const override { return s.T; }
+  void draw(const SampleNumbers& numbers, const Shape& s, double* scratch, real* x, real*,
+            real* y) const override {
+    const int V = chain_.words, d = s.d;
+    double* const words = scratch;
+    Philox::Block block{};
+    for (int t = 0; t <= s.T; ++t) {
+      if (t % 4 == 0) block = numbers.words(0, std::uint64_t(t / 4));
+      words[t] = t < chain_.order ? double(below(std::uint64_t(V), block[t % 4]))
+                                  : next(words + t, block[t % 4]);
+    }
+    for (int t = 0; t < s.T; ++t) {
+      const double* row = &chain_.embedding[std::ptrdiff_t(words[t]) * d];
+      for (int k = 0; k < d; ++k) *x++ = real(row[k]);
+      *y++ = real(words[t + 1]);
+    }
+  }
+
+ private:
+  /// The word after those that end at `end`.
+  double next(const double* end, std::uint64_t bits) const {
+    std::ptrdiff_t place = 0;
+    for (const double* word = end - chain_.order; word < end; ++word)
+      place = place * chain_.words + std::ptrdiff_t(*word);
+    const double* const sums = chain_.sums.data() + place * (chain_.words - 1);
+    const double uniform = double(bits >> 11) * 0x1p-53;
+    return double(std::upper_bound(sums, sums + chain_.words - 1, uniform) - sums);
+  }
+
+  const MarkovChain chain_;
+};
+
 }  // namespace
 
 void SampleNumbers::normals(int part, std::ptrdiff_t count, double* out) const {
@@ -151,9 +226,23 @@ std::shared_ptr<Population<real>> icl_regression(std::vector<double> root, doubl
   return std::make_shared<Regression<real>>(std::move(root), noise);
 }
 
-#define MHFAST_INSTANTIATE(real)                                               \
-  template std::shared_ptr<Population<real>> sphere_tokens<real>();            \
-  template std::shared_ptr<Population<real>> tokenized_mixture<real>(Mixture); \
+template <class real>
+std::shared_ptr<Population<real>> planted_attention(std::vector<double> W, std::vector<double> U,
+                                                    int heads) {
+  return std::make_shared<Planted<real>>(std::move(W), std::move(U), heads);
+}
+
+template <class real>
+std::shared_ptr<Population<real>> markov_chain(MarkovChain chain) {
+  return std::make_shared<Markov<real>>(std::move(chain));
+}
+
+#define MHFAST_INSTANTIATE(real)                                                                \
+  template std::shared_ptr<Population<real>> sphere_tokens<real>();                             \
+  template std::shared_ptr<Population<real>> markov_chain<real>(MarkovChain);                   \
+  template std::shared_ptr<Population<real>> planted_attention<real>(std::vector<double>,       \
+                                                                     std::vector<double>, int); \
+  template std::shared_ptr<Population<real>> tokenized_mixture<real>(Mixture);                  \
   template std::shared_ptr<Population<real>> icl_regression<real>(std::vector<double>, double);
 MHFAST_INSTANTIATE(float)
 MHFAST_INSTANTIATE(double)

@@ -14,6 +14,13 @@
 //                        i + j, j an integer below T - i from w_i; position p holds slot entry p.
 //                      The first slots hold the class token, without noise.
 //   icl_regression     0 task   1 features before the root of the covariance   2 noise
+//   planted_attention  0 tokens; the label is the sign of what a classifier returns for the tokens
+//   as
+//                      they are rounded, computed by the engine, -1 where that is 0
+//   markov_chain       0 words: the first are integers from w_t; after these word t is the number
+//   of
+//                      sums of the probabilities, given the words before it, that are at most
+//                      2^-53 floor(w_t / 2^11). The target of a position is the next word.
 #pragma once
 
 #include <memory>
@@ -59,9 +66,13 @@ class Population {
   virtual ~Population() = default;
   /// Numbers of scratch that a draw takes.
   virtual std::ptrdiff_t scratch(const Shape& s) const = 0;
-  /// Writes x (T, d), y, and z (q, d) where it is not null.
+  /// Targets of a sample.
+  virtual std::ptrdiff_t targets(const Shape&) const { return 1; }
+  /// Writes x (T, d), y (targets), and z (q, d) where it is not null.
   virtual void draw(const SampleNumbers& numbers, const Shape& s, double* scratch, real* x, real* z,
                     real* y) const = 0;
+  /// Writes y (n) of samples x (n, T, d) together, where one by one would take longer.
+  virtual void label(std::ptrdiff_t, const Shape&, const real*, real*) const {}
 };
 
 template <class real>
@@ -80,5 +91,19 @@ std::shared_ptr<Population<real>> tokenized_mixture(Mixture mixture);
 /// root (d - 1, d - 1): lower triangular, times its transpose the covariance of the features.
 template <class real>
 std::shared_ptr<Population<real>> icl_regression(std::vector<double> root, double noise);
+
+/// W (H, d, d) and U (H, T, d) of the classifier.
+template <class real>
+std::shared_ptr<Population<real>> planted_attention(std::vector<double> W, std::vector<double> U,
+                                                    int heads);
+
+/// embedding (words, d); sums of probabilities (words^order, words - 1), the rows in the order of
+/// the words before, the last of them fastest.
+struct MarkovChain {
+  std::vector<double> embedding, sums;
+  int words, order;
+};
+template <class real>
+std::shared_ptr<Population<real>> markov_chain(MarkovChain chain);
 
 }  // namespace mhfast

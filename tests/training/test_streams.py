@@ -124,7 +124,7 @@ def test_runs_side_by_side_are_runs_alone(rule):
 
 def test_populations():
     """A Dataset stands for its population; with a run axis for that of each run."""
-    data = mh.data.planted_attention(12, 4, 7, 2, seed=0)
+    data = mh.data.signal_noise(12, 4, 7, seed=0)  # one that the core does not draw from
     model = mh.Classifier.gaussian(3, 4, 7, std=0.5, seed=0)
     options = {"steps": 3, "optimizer": mh.GradientDescent(0.1), "batch": 5, "record": ()}
     run = mh.train(model, data, stream=data, **options)
@@ -186,10 +186,35 @@ def regression(noise):
     return model, data, drawn, {"loss": "squared"}
 
 
+def planted():
+    data = mh.data.planted_attention(9, 5, 6, 2, score_std=3.0, seed=0)
+
+    def drawn(n, seed, block):
+        return mh.Dataset(
+            *mh.reference.planted_samples(n, data.truth["model"], seed=seed, block=block)
+        )
+
+    return mh.Classifier.gaussian(3, 5, 6, std=0.5, seed=0), data, drawn, {}
+
+
+def markov(order, embedding=None):
+    data = mh.data.markov_chain(9, 6, 4, order=order, embedding=embedding, seed=0)
+    E = np.eye(4) if embedding is None else embedding
+    model = mh.Layer.gaussian(3, E.shape[1], 4, std=0.5, seed=0, causal=True)
+
+    def drawn(n, seed, block):
+        ids, following = mh.reference.markov_samples(
+            n, 6, data.truth["transition"], seed=seed, block=block
+        )
+        return mh.Dataset(E[ids], following)
+
+    return model, data, drawn, {"loss": "cross_entropy"}
+
+
 IN_CORE = [
     sphere(None), sphere("all"), sphere(2), mixture(0.5, "gaussian", "random"),
     mixture(0.7, "bounded", "fixed"), mixture(0.0, "none", "random"), regression(0.0),
-    regression(0.3),
+    regression(0.3), planted(), markov(1), markov(2, np.random.default_rng(1).normal(size=(4, 5))),
 ]  # fmt: skip
 
 

@@ -90,5 +90,14 @@ def _draw(n: int, *, seed: int, role: int, teacher: Classifier) -> Dataset:
     X = stream(seed, role).standard_normal((n, *teacher.U.shape[1:])).astype(dtype)
     y = np.where(outputs(teacher, X.astype(np.float64)) > 0.0, 1.0, -1.0).astype(dtype)
     return Dataset(
-        X, y, truth={"model": teacher}, generator=Population(_draw, {"teacher": teacher}, {})
+        X,
+        y,
+        truth={"model": teacher},
+        generator=Population(_draw, {"teacher": teacher}, {}, _in_core),
     )
+
+
+def _in_core(*, teacher: Classifier) -> tuple[object, ...]:
+    W, U = (teacher.parameters[name].astype(np.float64) for name in ("W", "U"))
+    rows = (array.reshape(-1, array.shape[-1]) for array in (W, U))
+    return ("planted_attention", *rows, teacher.heads)

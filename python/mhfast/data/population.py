@@ -23,17 +23,18 @@ class Population:
     settings : mapping
         The settings that `sample` may change.
     in_core : callable (**fixed, **settings) -> tuple, optional
-        The name and the settings of the population in the core, which can draw from it too.
+        The name and the settings of the population in the core, which can draw from it too; None
+        where it cannot.
     """
 
     draw: Callable[..., Dataset]
     fixed: Mapping[str, Any]
     settings: Mapping[str, Any]
-    in_core: Callable[..., tuple[Any, ...]] | None = None
+    in_core: Callable[..., tuple[Any, ...] | None] | None = None
 
     def core(self, dtype: Any) -> tuple[Any, ...] | None:
         """Return what the core takes to draw numbers of this dtype; None where it cannot."""
-        if self.in_core is None or self.settings["dtype"] != dtype:
+        if self.in_core is None or self.settings.get("dtype", dtype) != dtype:
             return None
         return self.in_core(**self.fixed, **self.settings)
 

@@ -116,8 +116,17 @@ def _markov_chain(
     fixed = {"transition": transition, "order": order, "embedding": embedding}
     return _dataset(
         ids[:, :-1], ids[:, 1:], embedding, dtype, truth={"transition": of_sample},
-        generator=Population(_markov_chain, fixed, {"tokens": T, "dtype": dtype}),
+        generator=Population(_markov_chain, fixed, {"tokens": T, "dtype": dtype}, _in_core),
     )  # fmt: skip
+
+
+def _in_core(
+    *, transition: Doubles | None, order: int, embedding: Doubles, **_others: object
+) -> tuple[object, ...] | None:
+    if transition is None:  # of each sample
+        return None
+    sums = np.cumsum(transition, axis=-1)[..., :-1].reshape(len(embedding) ** order, -1)
+    return ("markov_chain", embedding, sums, order)
 
 
 @over_seeds

@@ -22,7 +22,14 @@ from .losses import LOSSES, loss_terms
 from .model import Model
 from .normalized import Scaled, scaled_gradients
 from .optimizers import STEPS
-from .populations import mixture_samples, normals, regression_samples, sphere_samples
+from .populations import (
+    markov_samples,
+    mixture_samples,
+    normals,
+    planted_samples,
+    regression_samples,
+    sphere_samples,
+)
 from .training import train
 
 __all__ = [
@@ -36,9 +43,11 @@ __all__ = [
     "hvp",
     "labels",
     "loss_terms",
+    "markov_samples",
     "mixture_samples",
     "normals",
     "outputs",
+    "planted_samples",
     "project",
     "regression_samples",
     "sample_seed",

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .attention import outputs
+
 Array = NDArray[np.float64]
 
 _LOG = tuple(1.0 / k for k in range(21, 0, -2))
@@ -154,6 +156,55 @@ def regression_samples(
         X[i, -1, -1] = 0.0
         y[i] = response[-1]
     return X, y
+
+
+def planted_samples(n: int, teacher: Any, *, seed: int, block: int) -> tuple[Array, Array]:
+    """Draw X (n,T,d) and y (n,) of `mhfast.data.planted_attention`.
+
+    Tokens are normals of part 0, rounded to the dtype of the teacher. The label is the sign of its
+    output, -1 where that is 0; in float64, whose last bits may differ.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> teacher = mh.Classifier.gaussian(heads=2, tokens=4, dim=5, std=0.5, seed=0)
+    >>> X, y = mh.reference.planted_samples(3, teacher, seed=0, block=1)
+    >>> X.shape, y.shape
+    ((3, 4, 5), (3,))
+    """
+    shape = np.shape(teacher.U)[1:]
+    rows = [_Sample(seed, block, i).normals(0, math.prod(shape)).reshape(shape) for i in range(n)]
+    X = np.stack(rows).astype(np.asarray(teacher.U).dtype).astype(np.float64)
+    return X, np.where(outputs(teacher, X) > 0.0, 1.0, -1.0)
+
+
+def markov_samples(
+    n: int, tokens: int, transition: ArrayLike, *, seed: int, block: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw words (n,T) and the next ones (n,T) of `mhfast.data.markov_chain`.
+
+    `transition` (V,...,V) has an axis for each word before, and one for the next. With w_t the
+    words of part 0, the first of the sample are the integers below V of w_t, and each further one
+    is the number of sums of the probabilities, given the words before it, that are at most
+    u = floor(w_t / 2^11) / 2^53; the sum of all is left out.
+
+    Examples
+    --------
+    >>> import mhfast as mh
+    >>> ids, following = mh.reference.markov_samples(3, 6, [[0, 1], [1, 0]], seed=0, block=1)
+    >>> bool((ids + following == 1).all())
+    True
+    """
+    table = np.asarray(transition, np.float64)
+    V, order = table.shape[-1], table.ndim - 1
+    sums = np.cumsum(table, axis=-1)[..., :-1]
+    ids = np.empty((n, tokens + 1), np.int64)
+    for i in range(n):
+        for t, word in enumerate(_Sample(seed, block, i).words(0, tokens + 1)):
+            u = (word >> 11) * 2.0**-53
+            before = tuple(ids[i, t - order : t])
+            ids[i, t] = word * V >> 64 if t < order else np.sum(sums[before] <= u)
+    return ids[:, :-1], ids[:, 1:]
 
 
 class _Sample:
