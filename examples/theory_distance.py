@@ -24,8 +24,8 @@ arguments = parser.parse_args()
 epsilon = np.geomspace(0.6, 1e-3, 40)
 at = np.argmin(np.abs(epsilon - 0.01))
 print(
-    "   H       γ      BΦ   sqrt(H) short by   needs H >=   g0(.01)   travelled to .01"
-    "   largest travelled / g0"
+    "   H       γ      BΦ   sqrt(H) short by   H short by   needs H >=   g0(.01)"
+    "   travelled to .01   largest travelled / g0"
 )
 curves, travelled = [], []
 for heads in arguments.heads:
@@ -45,7 +45,8 @@ for heads in arguments.heads:
     way = f"{reached[at]:.2f}" if np.isfinite(reached[at]) else "not reached"
     print(
         f"{heads:4d} {curve.start.margin:7.4f} {curve.start.output:7.4f} "
-        f"{1 / curve.heads_factor[at]:18.3g} {curve.heads_needed[at]:12.2g} "
+        f"{1 / curve.heads_factor[at]:18.3g} {curve.heads_factor[at] ** -2:12.2g} "
+        f"{curve.heads_needed[at]:12.2g} "
         f"{curve.distance[at]:9.2f}   {way:>16s} "
         f"{np.nanmax(reached / curve.distance):24.4f}"
     )

@@ -496,8 +496,8 @@ def test_verdicts_in_words() -> None:
     ("value", "limit", "at_least", "factor", "text"),
     [
         (6.0, 2.0, True, 3.0, "met, with a factor of 3"),
-        (2.0, 6.0, True, 1 / 3, "not met, short by a factor of 3; needs H >= 36"),
-        (2.0, 2.5, True, 0.8, "not met, short by a factor of 1.25; needs H >= 7"),
+        (2.0, 6.0, True, 1 / 3, "short by a factor of 3; needs H >= 36, 9 times as many"),
+        (2.0, 2.5, True, 0.8, "factor of 1.25; needs H >= 7, 1.56 times as many"),
         (2.0, 6.0, False, 3.0, "met, with a factor of 3"),
         (6.0, 2.0, False, 1 / 3, "not met, short by a factor of 3"),
         (1.0, math.inf, False, math.inf, "met, with a factor of more than 1.8e+308"),
@@ -505,7 +505,7 @@ def test_verdicts_in_words() -> None:
         (0.0, 0.0, False, math.inf, "met"),
         (math.nan, 1.0, True, math.nan, "cannot be judged"),
         (1.0, math.nan, False, math.nan, "cannot be judged"),
-        (1.0, math.inf, True, 0.0, "needs H >= 1.8e+308"),
+        (1.0, math.inf, True, 0.0, "needs H >= 1.8e+308, more than 1.8e+308 times as many"),
     ],
 )
 def test_a_condition_and_its_factor(
@@ -531,6 +531,7 @@ def test_heads_are_told_in_heads() -> None:
     assert needed == math.ceil(condition.limit**2)
     assert needed > 1.9 / condition.factor  # sqrt(H) is missed by much less than H
     assert f"needs H >= {needed:.0f}" in str(bound) or f"needs H >= {needed:.2g}" in str(bound)
+    assert f", {condition.limit**2:.3g} times as many" in str(bound)  # as one head
     assert math.isnan(bound.conditions[1].needed_heads)
 
 

@@ -451,7 +451,8 @@ def test_the_condition_of_realizability_is_the_formula(H: int, epsilon: float) -
         assert 1 <= curve.heads_factor[0] == pytest.approx(1, rel=0.05) or met[0]
     else:
         assert curve.heads_factor[0] == pytest.approx(math.sqrt(H) / root.min(), rel=0.01)
-        assert f"needs H >= {curve.heads_needed[0]:.0f}" in str(curve)
+        assert f"needs H >= {curve.heads_needed[0]:.0f}, " in str(curve)
+        assert f", {curve.heads_factor[0] ** -2:.3g} times as many" in str(curve)
 
 
 def test_realizability_of_runs_as_a_table() -> None:

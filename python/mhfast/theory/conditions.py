@@ -81,7 +81,7 @@ class Condition:
         missed = f"{inputs}, not met, short by a factor of "
         missed += _shown(1.0 / factor if factor > 0.0 else math.inf)
         if self.of_heads:
-            missed += f"; needs H >= {heads_shown(self.needed_heads)}"
+            missed += f"; {heads_missed(self.needed_heads, factor)}"
         return missed
 
 
@@ -97,6 +97,15 @@ def least_heads(root: float) -> float:
 def heads_shown(heads: float) -> str:
     """Return a number of heads in words short enough for a line."""
     return f"{heads:.0f}" if heads < 1e6 else f"{min(heads, sys.float_info.max):.2g}"
+
+
+def heads_missed(needed: float, factor: float) -> str:
+    """Return the number of heads that a condition on sqrt(H) needs, and how many times H it is.
+
+    `factor` is that of sqrt(H), below 1.
+    """
+    more = math.inf if factor < 1e-154 else factor**-2.0
+    return f"needs H >= {heads_shown(needed)}, {_shown(more)} times as many"
 
 
 def _shown(factor: float) -> str:

@@ -29,7 +29,7 @@ from ..gradients import Gradients, value_and_grad
 from ..models import Classifier
 from ..training.run import Run
 from .bounds import curvature_bounds
-from .conditions import heads_shown, least_heads
+from .conditions import heads_missed, least_heads
 from .inputs import settled
 from .margin import GoodInitialization, TangentMargin, good_initialization, head_norms
 from .runs import over_runs
@@ -87,7 +87,7 @@ class Realizability:
         lines = ["      loss   distance   measured  sqrt(H)/needed  condition on H"]
         columns = (self.epsilon, self.distance, self.loss, self.heads_factor, self.heads_needed)
         for row in zip(*map(np.ravel, columns), strict=True):
-            met = "met" if row[3] >= 1.0 else f"needs H >= {heads_shown(row[4])}"
+            met = "met" if row[3] >= 1.0 else heads_missed(row[4], row[3])
             lines.append("{:10.3g} {:10.4g} {:10.3g} {:15.3g}".format(*row[:4]) + f"  {met}")
         return "\n".join(lines)
 
