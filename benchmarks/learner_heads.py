@@ -1,4 +1,4 @@
-"""How often `learn_layer` finds the number of heads, and what its confidence is worth.
+"""How often `learn_layer` finds the number of heads, learnt or not, and what its spectrum proposes.
 
     python -m benchmarks.learner_heads
     python -m benchmarks.learner_heads --draws 50 --first 9000 --json heads.json
@@ -39,7 +39,6 @@ class Draw:
     noise: float
     found: int
     learnt: bool
-    confidence: float | None
     proposed: int
     sureness: float
     tried: tuple[int, ...]
@@ -60,7 +59,7 @@ def draw(seed: int) -> Draw:
         proposed, sureness = propose_heads(result["second sculpting"].parts[2].eigenvalues)
     return Draw(
         seed, heads, dim, tokens, n, noise, result.heads or 0, result.learnt,
-        getattr(result, "confidence", None), proposed, sureness, result.tried, seconds,
+        proposed, sureness, result.tried, seconds,
     )  # fmt: skip
 
 
