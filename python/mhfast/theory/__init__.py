@@ -11,6 +11,7 @@ from .alignment import alignment
 from .bounds import CurvatureBounds, curvature_bounds
 from .certificate import Certificate, Inequality, certify
 from .conditions import Condition, Guarantee
+from .gaussian_start import GaussianStart, gaussian_needed_heads, gaussian_start
 from .guarantees import Comparison, compare, generalization_bound, stability_bound, training_bound
 from .hessian import HessianExtremes, hessian_extremes
 from .hull import nearest_point
@@ -41,6 +42,7 @@ __all__ = [
     "Comparison",
     "Condition",
     "CurvatureBounds",
+    "GaussianStart",
     "GoodInitialization",
     "Guarantee",
     "HessianExtremes",
@@ -66,6 +68,8 @@ __all__ = [
     "certify",
     "compare",
     "curvature_bounds",
+    "gaussian_needed_heads",
+    "gaussian_start",
     "generalization_bound",
     "good_initialization",
     "hessian_extremes",

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -177,7 +178,7 @@ def needed_heads(
     start, data, _ = settled(start, data, dense=True)
     found = good_initialization(start, data)
     check_separable(found.tangent)
-    return _solve(
+    return solved(
         margin=found.margin,
         output=found.output,
         start_loss=float(value_and_grad(start, data)[0]),
@@ -242,7 +243,7 @@ def mixture_needed_heads(
     )
     readout = relevant_fraction * norm * math.sqrt(tokens / 8)
     empty = CurvatureBounds(norm, norm, tokens, 1, 1.0, readout, 0.0)
-    return _solve(
+    return solved(
         margin=margins.total,
         output=0.0,
         start_loss=math.log(2),
@@ -254,7 +255,7 @@ def mixture_needed_heads(
     )
 
 
-def _solve(
+def solved(
     *,
     margin: float,
     output: float,
@@ -265,8 +266,67 @@ def _solve(
     epsilon: float | None,
     n: int,
 ) -> NeededHeads:
-    """Return the result for a start; `readouts` is the root mean square of ‖U_h‖."""
-    steps = checks.count(steps, "steps")
+    """Return the result for a start; `readouts` is the root mean square of ‖U_h‖.
+
+    Raises
+    ------
+    ValueError
+        A number is out of range, or the number of heads exceeds float64.
+    """
+    found = required(margin, output, start_loss, bounds, checks.count(steps, "steps"), epsilon, n)
+    if not found.heads < math.inf:
+        raise ValueError(
+            "data: expected a margin for which the number of heads is finite in float64, got "
+            f"margin {margin:.4g} at loss {found.comparison.loss:.4g}"
+        )
+    near, distance = found.comparison.bounds, found.comparison.distance
+    whole = int(found.heads)
+    reach = math.sqrt(near.rows) * near.token_norm
+    comparison = replace(
+        found.comparison,
+        bounds=replace(near, heads=whole),
+        output=reach * (math.sqrt(whole) * readouts + 3 * distance),
+    )
+    lr = min(c.limit for c in comparison.conditions(1.0, steps)[1:])
+    return NeededHeads(
+        heads=found.heads,
+        realizability_heads=found.of_realizability,
+        training_heads=found.of_training,
+        steps=steps,
+        epsilon=comparison.loss,
+        margin=margin,
+        output=output,
+        readout=bounds.readout,
+        allowance=found.allowance,
+        lr=lr,
+        comparison=comparison,
+    )
+
+
+class Required(NamedTuple):
+    """The numbers of heads that both theorems require of a start, infinite beyond float64."""
+
+    of_realizability: float
+    of_training: float
+    allowance: float
+    comparison: Comparison
+
+    @property
+    def heads(self) -> float:
+        """The larger of both."""
+        return max(self.of_realizability, self.of_training)
+
+
+def required(
+    margin: float,
+    output: float,
+    start_loss: float,
+    bounds: CurvatureBounds,
+    steps: int,
+    epsilon: float | None,
+    n: int,
+) -> Required:
+    """Return the numbers of heads that are required of a start of these properties."""
     loss = _loss(epsilon, steps)
     allowance = max(output, LEAST_ALLOWANCE)
     distance = math.sqrt(2) * (2 * allowance + math.log(1 / loss)) / margin
@@ -274,33 +334,7 @@ def _solve(
     comparison = Comparison(distance, start_loss, loss, 3 * distance, near, n, "proved", 0.0)
     condition = comparison.conditions(1.0, steps)[0]
     realizable = near.b3 * distance / (2 * allowance) * distance
-    heads = max(least_heads(condition.limit), least_heads(realizable))
-    if not heads < math.inf:
-        raise ValueError(
-            "data: expected a margin for which the number of heads is finite in float64, got "
-            f"margin {margin:.4g} at loss {loss:.4g}"
-        )
-    whole = int(heads)
-    reach = math.sqrt(near.rows) * near.token_norm
-    comparison = replace(
-        comparison,
-        bounds=replace(near, heads=whole),
-        output=reach * (math.sqrt(whole) * readouts + 3 * distance),
-    )
-    lr = min(c.limit for c in comparison.conditions(1.0, steps)[1:])
-    return NeededHeads(
-        heads=heads,
-        realizability_heads=least_heads(realizable),
-        training_heads=least_heads(condition.limit),
-        steps=steps,
-        epsilon=loss,
-        margin=margin,
-        output=output,
-        readout=bounds.readout,
-        allowance=allowance,
-        lr=lr,
-        comparison=comparison,
-    )
+    return Required(least_heads(realizable), least_heads(condition.limit), allowance, comparison)
 
 
 def _within(bounds: CurvatureBounds, radius: float) -> CurvatureBounds:
