@@ -2,6 +2,7 @@
 
     python -m benchmarks.learner
     python -m benchmarks.learner --sizes 2,8,3 3,8,3 --seeds 5 --json learner.json
+    python -m benchmarks.learner --sizes 4,12,3 --first 4 --seeds 16
 
 For every size: the examples, in how many seeds the hull of the key-query matrices had a cosine of
 at least .95 before any refinement (for one head: a parameter error below .05), in how many the
@@ -122,6 +123,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="*", help="H,d,T; all of them by default")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--json", help="write every outcome to this file")
     options = parser.parse_args(arguments)
     chosen = [
@@ -139,7 +141,8 @@ def main(arguments: list[str] | None = None) -> None:
     print("|---|---|---|---|---|---|---|---|---|---|")
     told = []
     for size in chosen:
-        outcomes = [learn(size, seed) for seed in range(options.seeds)]
+        seeds = range(options.first, options.first + options.seeds)
+        outcomes = [learn(size, seed) for seed in seeds]
         told.append({"size": asdict(size), "outcomes": [asdict(o) for o in outcomes]})
         print(row(size, outcomes), flush=True)
     if options.json:

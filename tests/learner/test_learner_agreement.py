@@ -98,8 +98,25 @@ def test_errors_of_both_kinds(noise):
     assert true.verdict == "accepted", true
     for wrong in (W + 0.1 * errors(W), 0 * W, errors(W), 1.2 * W):
         assert agreement(facts, wrong).verdict == "rejected"
-    # Facts hold for all heads: they cannot say which value matrix belongs to which.
+    # Facts hold for all heads: they cannot say which value matrix belongs to which, but outputs do.
     assert agreement(facts, W[::-1]).ratio == pytest.approx(true.ratio, rel=1e-6)
+    swapped = mh.Layer(W[::-1], source.truth["layer"].V)(source.X) - source.y
+    assert np.sqrt(np.mean(swapped**2)) > 2.0 * noise + 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "tells"), [((50_000, 2, 12, 3), True), ((100_000, 3, 8, 3), False)]
+)
+def test_wrong_heads_of_three_are_rejected(size, tells):
+    """A limit on the stretch of facts once let all of these pass."""
+    source = data(*size)
+    W = source.truth["layer"].W
+    result = mh.learn_layer(source, heads=3, refinement=False)
+    _, facts, _ = result["second sculpting"].parts
+    assert agreement(facts, W).verdict == ("accepted" if tells else "cannot tell")
+    for wrong in (0 * W, errors(W), W + 0.3 * errors(W)):
+        assert agreement(facts, wrong).verdict == "rejected"
 
 
 @pytest.mark.parametrize("share", [0.1, 0.01])

@@ -99,12 +99,13 @@ def test_of_equal_tokens_only_the_sum_of_values_exists(tokens, heads):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_number_of_heads_is_found_with_few_examples(seed):
-    """The spectrum proposes 1 to 3, for a step of 1.6 to 7."""
-    source = mh.data.boolean_layer(600, 2, D, 3, seed=seed)
+@pytest.mark.parametrize("heads", [3, 4])
+def test_the_number_of_heads_is_found_with_few_examples(heads, seed):
+    """The spectrum proposes 1 to 3, for a step of 1.6 to 8."""
+    source = mh.data.boolean_layer(600, 2, D, heads, seed=seed)
     result = mh.learn_layer(source)
     assert result.learnt, result.verdict
-    assert (result.heads, result.tried) == (3, (1, 2, 3))
+    assert (result.heads, result.tried) == (heads, tuple(range(1, heads + 1)))
 
 
 def test_a_head_too_few_is_told():

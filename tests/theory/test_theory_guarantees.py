@@ -159,6 +159,28 @@ def test_the_spread_stays_finite_where_nothing_is_promised() -> None:
     assert bound.bound == pytest.approx(expected, rel=1e-12)
 
 
+def test_generalization_from_hundreds_of_samples_on() -> None:
+    """The first example of the documentation: nothing is said for 12 samples, something for 600."""
+    bounds = []
+    for n in (12, 600):
+        data = mh.data.tokenized_mixture(n, 10, 7, relevant_fraction=0.5, norm=0.01, seed=0)
+        start = mh.Classifier.random_step(data, heads=36, seed=0)
+        end = mh.train(start, data, steps=100, optimizer=mh.GradientDescent(2500.0)).model
+        bounds.append(
+            theory.generalization_bound(start, data, comparator=end, lr=2500.0, steps=100)
+        )
+    few, many = bounds
+    assert few.vacuous
+    assert few.bound == pytest.approx(33.9, abs=0.05)
+    assert many.applies
+    assert not many.vacuous
+    assert many.bound == pytest.approx(0.679, abs=0.0005)  # below log 2
+    # What is certified is a linear classifier: without attention outputs are the same.
+    without = mh.Classifier(0.0 * end.W, end.U)
+    assert np.abs(end(data) - without(data)).max() < 1e-5
+    assert np.abs(end(data)).max() > 1.0
+
+
 @pytest.mark.parametrize("steps", [1, 20])
 def test_stability_is_below_its_bound(steps: int) -> None:
     start, data, lr, run = covered(3, n=9, steps=steps)

@@ -144,6 +144,22 @@ def test_it_says_something_where_the_worst_case_does_not() -> None:
     assert worst.bound > 10
 
 
+@pytest.mark.parametrize(
+    ("n", "name", "limit"),
+    [(9, "bound", math.log(2)), (23, "bound", 0.1), (32, "gap", math.log(2)), (198, "gap", 0.1)],
+)
+def test_the_smallest_numbers_of_samples_of_the_documentation(
+    n: int, name: str, limit: float
+) -> None:
+    """Measured gaps are at most .002, so that .1 is less than what is measured and .1."""
+    found = []
+    for samples in (n - 1, n):
+        data = long_tokens(n=samples)
+        start = mh.Classifier.random_step(data, 20, seed=0, balanced=True)
+        found.append(getattr(along_tangent(start, data, 200), name))
+    assert found[1] < limit <= found[0]
+
+
 def test_conditions_that_are_not_met_and_wrong_use() -> None:
     start, data = instance(2)
     found = theory.trajectory_stability(start, data, comparator=start, lr=1e6, steps=2)
