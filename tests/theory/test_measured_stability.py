@@ -111,6 +111,34 @@ def test_two_heads_on_long_tokens() -> None:
         assert found.test_loss < found.train_loss + found.gap
 
 
+@pytest.mark.parametrize("draws", [12, pytest.param(200, marks=pytest.mark.slow)])
+def test_test_losses_over_draws_are_below_their_bounds(draws: int) -> None:
+    """E[L_test - L] and E[ω L_test], of this theorem and of that with a condition on H."""
+    others = mh.data.tokenized_mixture(
+        12, 4, 5, relevant_fraction=0.5, contexts=1, norm=40.0, noise=10.0, seed=0
+    )
+    # One start and one step size, which do not depend on the draws.
+    start = mh.Classifier.random_step(others, 20, seed=0, balanced=True)
+    lr = 0.2 * theory.best_bound(others, 30, start=start).lr
+    rows = []
+    for seed in range(draws):
+        data = others.sample(12, seed=seed)
+        best = theory.best_bound(data, 30, start=start, lr=lr)
+        direction = theory.ntk_margin(start, data).direction
+        comparator = start + (best.distance / math.sqrt(2)) * direction
+        given: Any = {"lr": lr, "steps": 30}
+        found = theory.local_stability(start, data, **given)
+        older = theory.trajectory_stability(start, data, comparator=comparator, **given)
+        assert older.applies
+        end = mh.train(start, data, steps=30, optimizer=mh.GradientDescent(lr)).model
+        new = float(end.loss(data.sample(500, seed=draws + seed)))
+        known = found.kept * new, found.train_loss + found.bound
+        rows.append((new - found.train_loss, found.gap, older.gap, *known))
+    gap, ours, theirs, kept, of_training = np.mean(rows, axis=0)
+    assert 0.0 < gap <= min(ours, theirs)
+    assert 0.0 < kept <= of_training < math.log(2)
+
+
 def test_without_bound_nothing_is_said() -> None:
     start, data = instance(2)
     found = theory.local_stability(start, data, lr=10.0, steps=30)

@@ -228,7 +228,7 @@ def certify(
         is judged where both "W" and "U" were recorded, at the start and at the end; the
         training guarantee if "loss" was recorded at every step, the distance if "distance" was,
         and the generalization gap where "loss" and "test_loss" were.  Its bound is on an
-        expectation, so a single run may exceed it.
+        expectation for a start that does not depend on the samples, so a single run may exceed it.
     X : array (n, T, d) of the model's dtype, or Dataset
         The training data.
     y : array (n,) of -1 and 1, None with a Dataset
@@ -365,7 +365,7 @@ def _guaranteed(
         k, gap = k[inside], (run.history["test_loss"][at_test] - loss[at])[inside]
         found = [comparison.generalization(lr, int(step)) for step in k]
         gaps = _inequality("test - training loss ≤ 2 S", k, gap, found, slack)
-        note = "; ".join(filter(None, [gaps.note, "the mean over training sets"]))
+        note = "; ".join(filter(None, [gaps.note, "the mean over training sets, of one start"]))
         yield replace(gaps, applies=np.zeros_like(gaps.applies), note=note)
 
 

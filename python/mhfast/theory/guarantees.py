@@ -11,7 +11,8 @@ Then (proved in docs/theory.md, with constants of our own)
     training        (1/k) Σ_{j=1..k} L(θ_j) ≤ (5/3) L(θ*) + D0²/(lr k),  all θ_j within 3 D0 of θ0;
     stability       (1/n) Σ_i ℓ_i(θ_k^(-i)) - L(θ_k) ≤ S,
                     S = (e b1²/n) ((5/3) lr k L(θ*) + D0² + lr L(θ0));
-    generalization  E[L_test(θ_k) - L(θ_k)] ≤ 2 E[S] if the conditions hold for every sample.
+    generalization  E[L_test(θ_k) - L(θ_k)] ≤ 2 E[S] if the conditions hold for every sample,
+                    for θ0, lr and k that do not depend on the sample.
 
 θ^(-i) is trained in the same way on (1/n) Σ_{j≠i} ℓ_j, and e = exp((22/3) x / (1 - 2x)) ≤ 2.8,
 x = b3 D0²/sqrt(H) ≤ 7/64, bounds how much the steps increase the distance of two training runs.
@@ -418,7 +419,8 @@ def generalization_bound(
     Guarantee
         The expectation is over training sets, but the bound is computed from this one; the
         statement is about the mean bound over training sets that all meet the conditions, and
-        assumes that no token of theirs or of test samples has a norm above Rx here.
+        assumes that no token of theirs or of test samples has a norm above Rx here, and that θ0, lr
+        and k were not chosen by means of them: a start may be `Classifier.random_step` of others.
 
     Raises
     ------

@@ -12,8 +12,9 @@ Then ‖θ_j - θ_j^(-i)‖ ≤ Δ_ij for all j.  With a_i(Δ) the bound of |Φ_
     E[L_test(θ_k) - L(θ_k)] ≤ E[S + (1/n) Σ_i b1 Δ_ik],
     E[ω L_test(θ_k)] ≤ E[L(θ_k) + S],    ω = (1/n) Σ_i exp(-b1 Δ_ik),
 
-b1 the bound of ‖∇Φ‖ within Δ_ik of θ_k for all samples of the population.  There are no conditions:
-where the recursion grows without bound, S is infinite.  The proof is in docs/theory.md.
+b1 the bound of ‖∇Φ‖ within Δ_ik of θ_k for all samples of the population; expectations are over
+samples on which θ0, lr and k do not depend.  There are no conditions: where the recursion grows
+without bound, S is infinite.  The proof is in docs/theory.md.
 
 That stability bounds generalization here is the approach of Deora, Ghaderi, Taheri,
 Thrampoulidis, "On the Optimization and Generalization of Multi-head Attention" (TMLR 2024).
@@ -48,7 +49,8 @@ class LocalStability:
     bound : float
         S; infinite if the recursion grows without bound.
     gap : float
-        S + (1/n) Σ_i b1 Δ_ik, whose expectation bounds that of test loss minus training loss.
+        S + (1/n) Σ_i b1 Δ_ik, whose expectation bounds that of test loss minus training loss, for a
+        start, a step size and a number of steps that were not chosen by means of the samples.
     kept : float
         ω.
     trivial : float

@@ -104,7 +104,10 @@ class NeededHeads:
 
     @property
     def generalization(self) -> Guarantee:
-        """The bound of the expected generalization gap for n samples at step size `lr`."""
+        """The bound of the expected generalization gap for n samples at step size `lr`.
+
+        It means a start that does not depend on the samples.
+        """
         return self.comparison.generalization(self.lr, self.steps)
 
     def __str__(self) -> str:

@@ -9,7 +9,8 @@ bounded: with S_L = lr Σ_{j<k} L(θ_j) and g_ij = ‖∇ℓ_i(θ_j)‖ along th
     Δ_i    = growth (lr/n) Σ_{j<k} g_ij            ‖θ_k - θ_k^(-i)‖ ≤ Δ_i
     S      = (1/n) Σ_i (g_ik Δ_i + ρ Δ_i²/2)       (1/n) Σ_i ℓ_i(θ_k^(-i)) - L(θ_k) ≤ S.
 
-The proof is in docs/theory.md.  S is for these samples; where the conditions hold for all,
+The proof is in docs/theory.md.  S is for these samples; where the conditions hold for all, and θ0,
+lr and k do not depend on them,
 
     E[L_test(θ_k) - L(θ_k)] ≤ E[S + (b1/n) Σ_i Δ_i].
 
@@ -92,7 +93,10 @@ class TrajectoryStability:
 
     @property
     def gap(self) -> float:
-        """S + b1 Δ, whose expectation bounds that of test loss minus training loss."""
+        """S + b1 Δ, whose expectation bounds that of test loss minus training loss.
+
+        For a start, a step size and a number of steps that were not chosen by means of the samples.
+        """
         return self.bound + self.training.b1 * float(np.mean(self.displacements))
 
     def __str__(self) -> str:
