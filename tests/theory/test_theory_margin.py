@@ -428,6 +428,24 @@ def test_realizability_holds_where_its_condition_is_met() -> None:
     assert (np.diff(curve.distance) > 0).all()
 
 
+def test_realizability_is_never_violated_in_two_hundred_instances() -> None:
+    met = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        norm, H = 10 ** rng.uniform(-2.0, -1.0), int(10 ** rng.uniform(0.5, 3.0))
+        data = mh.data.tokenized_mixture(
+            6, 4, 7, relevant_fraction=0.5, norm=norm, noise=0.1 * norm, seed=seed
+        )
+        if seed % 2:
+            model = mh.Classifier.random_step(data, H, seed=seed)
+        else:
+            model = mh.Classifier.gaussian(H, 4, 7, std=0.3, seed=seed)
+        curve = theory.realizability(model, data, epsilon=10 ** rng.uniform(-2.0, -0.2, 3))
+        assert (curve.loss <= curve.epsilon)[curve.met].all()
+        met += int(curve.met.sum())
+    assert met > 200
+
+
 @pytest.mark.parametrize(("H", "epsilon"), [(1, 0.1), (37, 0.2), (300, 0.5), (2000, 0.05)])
 def test_the_condition_of_realizability_is_the_formula(H: int, epsilon: float) -> None:
     """sqrt(H) ≥ s² ‖θ*‖² b3 / (2B), ‖θ*‖² = 2, b3 that of the far end; B by a finer search."""
