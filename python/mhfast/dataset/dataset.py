@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from .. import _core
 from .._arguments import checks, sample_checks
 from .._arguments.runs import NO_RUNS, RunAxis
 from .._arguments.values import Array, describe, read_only, same_fields
@@ -290,26 +291,56 @@ class Dataset:
         >>> few.n, float(few.weight.sum())
         (16, 1000.0)
         """
-        samples = np.concatenate(list(self._bytes_of_samples()), axis=1)
-        rows = samples.view(np.dtype((np.void, samples.shape[1]))).ravel()
-        _, first, group = np.unique(rows, return_index=True, return_inverse=True)
-        if len(first) == self.n:
-            return self
-        kept = np.argsort(first)
-        place = np.empty_like(kept)
-        place[kept] = np.arange(len(kept))
+        return self._merged(self.n - 1)[0]
+
+    def _merged(self, most: int, *, probe: int = 0) -> tuple[Dataset, npt.NDArray[np.int32] | None]:
+        """Merge identical samples if at most `most` are different.
+
+        Parameters
+        ----------
+        most : int
+        probe : int
+            How many samples to look at first: none are merged if these are all different.
+
+        Returns
+        -------
+        few : Dataset
+            As of `merged`; the data set itself if none are merged.
+        places : integers (n,) or None
+            Which of those in `few` each sample is.
+        """
+        found = _core.distinct_rows(list(self._arrays_of_samples()), most=most, probe=probe)
+        if found is None:
+            return self, None
+        places, first = found
         weight = np.ones(self.n) if self.weight is None else self.weight
         of_samples = np.moveaxis(weight, 1, 0) if self._run_axes.get("weight") else weight
-        total = np.zeros((len(kept), *of_samples.shape[1:]))
-        np.add.at(total, place[group.ravel()], of_samples)
+        total = np.zeros((len(first), *of_samples.shape[1:]))
+        np.add.at(total, places, of_samples)
         if self._run_axes.get("weight"):
             total = np.moveaxis(total, 0, 1)
-        part = self.subset(first[kept])
+        part = self.subset(first)
         changes: dict[str, Any] = {"X": part._given, "weight": total.astype(self.dtype)}
-        return dataclasses.replace(part, **changes)
+        return dataclasses.replace(part, **changes), places
 
-    def _bytes_of_samples(self) -> Iterator[npt.NDArray[np.uint8]]:
-        """Yield the bytes (n, .) of each array but weight, of all its runs together."""
+    def _in_words(self, most: int, *, probe: int) -> Dataset:
+        """Return the data set with X as `Tokens`, if it has at most `most` different tokens.
+
+        Otherwise, or if X has a run axis or `probe` tokens are all different, this is the data set
+        itself.
+        """
+        if self.words is not None or self._run_axes["X"]:
+            return self
+        tokens = self.X.reshape(-1, self.dim)
+        found = _core.distinct_rows([tokens], most=most, probe=probe)
+        if found is None:
+            return self
+        ids, first = found
+        changes: dict[str, Any] = {"X": Tokens(ids.reshape(self.n, -1), tokens[first])}
+        return dataclasses.replace(self, **changes)
+
+    def _arrays_of_samples(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield each array but weight, its samples first, of all its runs together."""
         for name, has_runs in self._run_axes.items():
             if name == "weight":
                 continue
@@ -322,8 +353,7 @@ class Dataset:
             else:
                 value = getattr(self, name)
                 array = value.index if isinstance(value, Groups) else value
-            rows = np.moveaxis(array, 1, 0) if has_runs else array
-            yield np.ascontiguousarray(rows).reshape(self.n, -1).view(np.uint8)
+            yield np.ascontiguousarray(np.moveaxis(array, 1, 0) if has_runs else array)
 
     def run(self, r: int) -> Dataset:
         """Return the data set of one run; `truth` and generator become those of the run.

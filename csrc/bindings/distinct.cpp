@@ -1,0 +1,48 @@
+#include "../problem/distinct.hpp"
+
+#include <pybind11/stl.h>
+
+#include <limits>
+
+#include "arrays.hpp"
+#include "register.hpp"
+
+namespace mhfast {
+namespace {
+
+/// (numbers, first), or None. Arrays may be of any type; their first axes have the same length.
+py::object distinct_rows(const std::vector<py::array>& arrays, py::ssize_t most,
+                         py::ssize_t probe) {
+  if (arrays.empty() || arrays.front().ndim() == 0)
+    throw py::value_error("arrays: expected at least one, with an axis");
+  const py::ssize_t count = arrays.front().shape(0);
+  if (count > std::numeric_limits<std::int32_t>::max()) return py::none();
+  std::vector<ByteRows> parts;
+  for (const py::array& array : arrays) {
+    if (array.ndim() == 0 || array.shape(0) != count || !(array.flags() & py::array::c_style))
+      throw py::value_error("arrays: expected C-contiguous ones of " + std::to_string(count) +
+                            " rows, got " + shape_text(ArrayShape(array)));
+    parts.push_back(
+        {static_cast<const unsigned char*>(array.data()), count ? array.nbytes() / count : 0});
+  }
+  py::array_t<std::int32_t> numbers(count);
+  std::int32_t* to = numbers.mutable_data();
+  std::vector<std::int64_t> first;
+  bool found = false;
+  {
+    const py::gil_scoped_release released;
+    found = number_rows(parts, count, most, probe, to, first);
+  }
+  if (!found) return py::none();
+  return py::make_tuple(numbers,
+                        py::array_t<std::int64_t>(py::ssize_t(first.size()), first.data()));
+}
+
+}  // namespace
+
+void register_distinct_rows(py::module_& m) {
+  m.def("distinct_rows", distinct_rows, py::arg("arrays"), py::kw_only(), py::arg("most"),
+        py::arg("probe"));
+}
+
+}  // namespace mhfast
