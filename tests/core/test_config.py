@@ -186,8 +186,9 @@ def test_explain_takes_data_or_a_shape():
     plan = mh.explain(model, (n, T, d))
     assert plan
     assert all(isinstance(name, str) for name in plan)
-    assert mh.explain(model, np.zeros((n, T, d))) == plan
-    assert mh.explain(model, mh.Dataset(np.zeros((n, T, d)), np.ones(n))) == plan
+    X = np.arange(n * T * d, dtype=float).reshape(n, T, d)
+    assert mh.explain(model, X) == plan
+    assert mh.explain(model, mh.Dataset(X, np.ones(n))) == plan
     assert mh.explain(mh.Classifier.zeros(H, T, d, query=0), (n, 2 * T, d))
     assert mh.explain(mh.Layer.zeros(H, d, 3), (n, 2 * T, d))
 

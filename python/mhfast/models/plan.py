@@ -9,6 +9,7 @@ from .. import _core
 from .._arguments import checks
 from ..dataset.dataset import Dataset
 from ..dataset.words import Tokens
+from .distinct import compact
 from .low_rank import LowRank
 from .model import Model
 from .problem import READOUTS, looks_up
@@ -35,6 +36,9 @@ def explain(
     dict of plain values, for reading; its entries may change between versions. "keys" and
     "training_keys" are the keys that each row attends to in a loss and gradient and in the steps of
     training: T, or d where linear attention is computed by the triangular factor of the tokens.
+    "training_words" are the words that training on all samples looks up, 0 for none, and
+    "training_samples" the samples that it goes over: of a Dataset the different ones where that
+    saves time.
 
     Raises
     ------
@@ -75,7 +79,7 @@ def explain(
         raise ValueError(f"X: expected shape (n, T, d) = (n, {T}, {d}), got {shape}")
     n, tokens, d = (checks.count(length, "X") for length in shape)
     q = model._query_rows(tokens) if query is None else query.shape[-2]
-    return _core.explain(
+    report = _core.explain(
         n=n, T=tokens, q=q, d=d, H=model.heads, p=d if model._out_dim < 0 else model._out_dim,
         identity_w=model.W is None, identity_v=not set(READOUTS) & set(model.parameters),
         words=given.words if isinstance(given, Tokens) and words else 0,
@@ -84,3 +88,21 @@ def explain(
         causal=model.causal and (query is not None or not isinstance(model.query, int)),
         runs=side_by_side.length, dtype_name=(model._sizes[2] or np.dtype(np.float64)).name,
     )  # fmt: skip
+    seen = _in_training(model, X)
+    found = None if seen is None else seen.words
+    is_used = found is not None and looks_up(model, found, query)
+    report["training_words"] = found.words if found is not None and is_used else 0
+    report["training_samples"] = n if seen is None else seen.n
+    return report
+
+
+def _in_training(
+    model: Model, X: npt.ArrayLike | Tokens | Dataset | tuple[int, ...]
+) -> Dataset | None:
+    """Return the data set as training goes over it; None where X has no numbers."""
+    if isinstance(X, Dataset):
+        return compact(model, X).data
+    given = X if isinstance(X, Tokens | tuple) else np.asarray(X)
+    if isinstance(given, tuple) or given.dtype not in (np.float32, np.float64):
+        return None
+    return compact(model, Dataset(given, np.zeros(given.shape[-3])), merges=False).data

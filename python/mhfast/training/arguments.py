@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +24,14 @@ from ..gradients import Gradients
 from ..models import AnyModel, Model, Stack, depth
 from ..models import problem as _core_arguments
 from ..models.depth import of_layer
+from ..models.distinct import Compact, compact
 from ..models.problem import CoreParameters, CoreProblem
 from ..optimizers import OPTIMIZERS, ByParameter, Optimizer, Solver, StepRule
 from .history import NamedRows
 from .quantities import MissingFunction, Record
 from .run import Run, Stop
 from .run_axis import settled_steps
+from .subspace import Subspace
 
 Pair: TypeAlias = tuple[npt.ArrayLike, npt.ArrayLike]
 Tests: TypeAlias = Dataset | Pair | Mapping[str, Dataset | Pair]
@@ -164,6 +166,57 @@ def problems(
         test_problems.append(checked)
         runs = checked.runs
     return problem._replace(runs=runs), test_problems
+
+
+class Samples(NamedTuple):
+    """Training data and test sets as training goes over them, see `mhfast.models.distinct`.
+
+    Attributes
+    ----------
+    train : Compact
+        The training data.
+    tests : dict of Dataset by name
+    problem, test_problems : the same as the core reads them
+    """
+
+    train: Compact
+    tests: dict[str, Dataset]
+    problem: CoreProblem
+    test_problems: list[CoreProblem]
+
+
+def compacted(
+    run: Run,
+    data: Dataset,
+    tests: Mapping[str, Dataset],
+    given: tuple[CoreProblem, list[CoreProblem]],
+    *,
+    inside: Subspace | None = None,
+    together: bool = True,
+) -> Samples:
+    """Return data as training goes over them.
+
+    Parameters
+    ----------
+    run : Run
+    data, tests : the data that were given
+    given : what `problems` returns of them, which has checked them
+    inside : Subspace, optional
+        The span of the tokens, if training goes on there.
+    together : bool
+        Whether steps are taken on all samples of the training data, so that these may be replaced.
+    """
+    merges = losses.name_of(run.loss) != "own"  # whose function sees the samples
+
+    going = run.model if inside is None else inside.model
+    train = compact(going, data, merges=merges) if together else Compact(data)
+    sets = {name: compact(going, test, merges=merges).data for name, test in tests.items()}
+    problem, test_problems = given
+    if train.data is data and all(sets[name] is test for name, test in tests.items()):
+        return Samples(train, sets, problem, test_problems)
+    again, test_problems = problems(run, train.data, sets)
+    problem = problem if train.data is data else again._replace(runs=problem.runs)
+    return Samples(train, sets, problem, test_problems)
 
 
 def core_record(rows: NamedRows, data: Dataset) -> _core.Record:

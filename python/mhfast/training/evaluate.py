@@ -14,12 +14,13 @@ from .._arguments.losses import Loss
 from ..dataset.dataset import Dataset
 from ..gradients import Gradients, norm, value_and_grad
 from ..models import AnyModel, Stack
+from ..models.distinct import Compact
 from ..models.problem import loss as checked_loss
 from ..optimizers import GradientDescent, core_settings
 from . import arguments, quantities
 from .arguments import Directions, Tests
 from .constraints import Constraints, checked, core, partitions, projected
-from .history import prepare
+from .history import of_merged, prepare
 from .partition import Partition
 from .quantities import OF_ANY_SET, OF_ATTENTION, Entry, Record
 from .reduction import Group, refuse_records
@@ -44,7 +45,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Compute what training can record of a model, without training.
 
-    The values are bitwise those that `train` records at step 0 of this model.
+    The values are bitwise those that `train` on all samples records at step 0 of this model; in
+    batches, or in the span of the tokens, it may add them in another order.
 
     Parameters
     ----------
@@ -100,7 +102,7 @@ def evaluate(
 def evaluate_together(
     group: Group | None,
     model: AnyModel,
-    X: npt.ArrayLike | Dataset,
+    X: npt.ArrayLike | Dataset | Compact,
     y: npt.ArrayLike | None = None,
     *,
     record: Record,
@@ -112,10 +114,13 @@ def evaluate_together(
     constraints: Constraints | None = None,
     num_threads: int | None = None,
 ) -> dict[str, Any]:
-    """Do `evaluate` on the samples of all processes of a group, if there is one."""
+    """Do `evaluate` on the samples of all processes of a group, if there is one.
+
+    Training gives data as it goes over them, test sets too.
+    """
     rule = GradientDescent(0.0)
     run: Run[Any] = fresh(model, rule)
-    data = arguments.dataset(X, y, model)
+    data = X.data if isinstance(X, Compact) else arguments.dataset(X, y, model)
     tests = arguments.tests(test, model)
     entries = quantities.parse(record, tuple(model.parameters), tuple(tests))
     if group is not None:
@@ -131,9 +136,14 @@ def evaluate_together(
         refuse_of_stack(entries, data, tests, directions)
         return of_stack(run, model, data, tests, entries, {}, found, num_threads)
     problem, test_problems = arguments.problems(run, data, tests)
+    if isinstance(X, Compact):
+        seen = arguments.Samples(X, tests, problem, test_problems)
+    else:
+        seen = arguments.compacted(run, data, tests, (problem, test_problems))
     run = spread(run, problem.runs.length)
     given = arguments.directions(directions, run.model, problem.runs)
     named, functions = prepare(entries, run.model, data, problem.data, tuple(given), {}, 0, 0)
+    named = of_merged(named, seen.train)
     stopped = np.full(run.runs or 1, -1, np.int64)
     loop = Loop(
         run, named, functions, None, None, None, stopped, group=group, samples=data.n,
@@ -141,8 +151,9 @@ def evaluate_together(
     )  # fmt: skip
     settings = core_settings(rule, 0, run.runs, np.zeros(len(stopped), np.int64))
     end = loop.run_core(
-        problem, run.start, settings, 0, [arguments.core_record(rows, data) for rows in named],
-        test_problems, list(given.values()), {}, None, config.threads(num_threads),
+        seen.problem, run.start, settings, 0,
+        [arguments.core_record(rows, seen.train.data) for rows in named],
+        seen.test_problems, list(given.values()), {}, None, config.threads(num_threads),
     )  # fmt: skip
     if end.error is not None:
         raise end.error
@@ -234,7 +245,10 @@ def _of_set(model: Stack, data: Dataset, loss: Loss, num_threads: int | None) ->
     end, _ = model._end(data, None, loss, None, None, num_threads)
     rows = Dataset(end.X, end.y, weight=end.weight, lengths=end.lengths)
     record: Any = OF_ANY_SET
-    found = evaluate(end.layer, rows, record=record, loss=loss, num_threads=num_threads)
+    found = evaluate_together(
+        None, end.layer, Compact(rows), record=record, loss=loss, wrt=None, test=None,
+        directions=None, num_threads=num_threads,
+    )  # fmt: skip
     return {**found, "loss": end.factor * found["loss"]}
 
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from .._arguments.lists import PARAMETERS
 from ..dataset.dataset import Dataset
 from ..models import Model
+from ..models.distinct import Compact
 from ..models.problem import CoreData
 from .quantities import Entry, Metric, check_room, count_due, due_steps, real_value, row_of, size_of
 from .subspace import Subspace
@@ -32,7 +33,8 @@ Steps: TypeAlias = dict[str, npt.NDArray[np.int64]]
 class NamedRows:
     """Rows of a record of the vocabulary, which the core writes: buffer (rows, ...).
 
-    For a norm, ``beyond``, a number or (R,), is the contribution that the core does not see.
+    For a norm, ``beyond``, a number or (R,), is the contribution that the core does not see. Of
+    merged samples ``places`` (n,) are those of the given ones in the buffer.
     """
 
     entry: Entry
@@ -40,11 +42,14 @@ class NamedRows:
     runs: int = 0  # with R runs the buffer is (R, rows, ...)
     columns: tuple[str, ...] = ()  # the keys of the columns of a cosine record
     beyond: npt.NDArray[np.float64] | None = None
+    places: npt.NDArray[np.int32] | None = None
 
     def so_far(self, first: int, reached: int, written: int) -> tuple[History, Steps]:
         """Return what is recorded from step ``first`` to ``reached``: the rows ``written``."""
         k = due_steps(first, reached, self.entry.every)[:written]
         rows = leading(self.buffer, written, self.runs)
+        if self.places is not None:
+            rows = np.take(rows, self.places, axis=2 if self.runs else 1)
         if self.beyond is not None:
             rows = np.hypot(rows, self.beyond[..., None])
         if self.columns:
@@ -165,6 +170,21 @@ def prepare(
         columns = tuple(directions) if entry.name == "cosine" else ()
         named.append(NamedRows(entry, np.empty(shape, dtype), runs, columns))
     return named, functions
+
+
+def of_merged(named: Sequence[NamedRows], train: Compact) -> list[NamedRows]:
+    """Let the core write the attention of the samples that it goes over, not of all given ones."""
+    if train.places is None:
+        return list(named)
+    axis = 2 if any(rows.runs for rows in named) else 1
+    few = []
+    for rows in named:
+        if rows.entry.name == "attention":
+            shape = list(rows.buffer.shape)
+            shape[axis] = train.data.n
+            rows = replace(rows, buffer=np.empty(shape, rows.buffer.dtype), places=train.places)
+        few.append(rows)
+    return few
 
 
 def of_subspace(

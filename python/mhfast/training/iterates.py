@@ -20,7 +20,7 @@ from ..optimizers import GradientDescent, Solver, of_parameter
 from . import arguments, quantities
 from .arguments import Directions, Tests
 from .constraints import Constraints, check_start, checked, described, partitions
-from .evaluate import evaluate
+from .evaluate import evaluate_together
 from .history import check_continues, joined
 from .objective import Objective, Vector
 from .quantities import Entry, Record, check_room, count_due, size_of
@@ -131,9 +131,12 @@ class Solved(Iterates[M]):
     ----------
     objective : Objective
         What is minimized, or flows downhill.
+    data : Dataset
+        The data that were given.
     """
 
     objective: Objective[M]
+    data: Dataset
 
     def take(self, step: int, theta: Vector, **others: float) -> None:
         """Go to θ_k, and record what is due there; ``others`` are scalars to record as well."""
@@ -158,7 +161,7 @@ class Solved(Iterates[M]):
             value, gradient = self.objective(theta)
             finite = np.isfinite(value) and np.isfinite(gradient).all()
             ended = self.ended(go(theta, gradient) if finite else "nonfinite")
-        arguments.warn_of_nonfinite(ended, self.run.step, self.objective.data)
+        arguments.warn_of_nonfinite(ended, self.run.step, self.data)
         return ended
 
 
@@ -219,7 +222,7 @@ def begin(
     check_start(run.model, ties, run.wrt)
     arguments.settings_of_parameters(solver, run.model)
     _core_arguments.differentiable(run.model, _core_arguments.bits(run.wrt))
-    problem, _ = arguments.problems(run, data, tests)
+    problem, test_problems = arguments.problems(run, data, tests)
     if problem.runs.length:
         raise ValueError(
             f"{what}: expected one model and one data set, got a run axis of length "
@@ -229,9 +232,11 @@ def begin(
     now = Segment(run.step, solver, run.loss, run.wrt, fingerprint(data), None, held)
     run = run._replace(segments=extended(run.segments, now))
     l2 = {name: of_parameter(solver.l2, name, 0.0) for name in run.wrt}
+    seen = arguments.compacted(run, data, tests, (problem, test_problems))
     whole = partial(
-        evaluate, X=data, loss=run.loss, wrt=run.wrt, test=tests, directions=directions,
+        evaluate_together, None, X=seen.train, loss=run.loss, wrt=run.wrt, test=seen.tests,
+        directions=directions,
         start=run.start, constraints=run.constraints, num_threads=num_threads,
     )  # fmt: skip
-    objective = Objective(run.model, data, run.loss, run.wrt, l2, num_threads, ties)
-    return Solved(run, entries, whole, most, objective)
+    objective = Objective(run.model, seen.train.data, run.loss, run.wrt, l2, num_threads, ties)
+    return Solved(run, entries, whole, most, objective, data)

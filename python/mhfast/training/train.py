@@ -14,7 +14,7 @@ from .. import _core, config
 from .._arguments.checks import Wrt
 from .._arguments.losses import Loss
 from ..dataset.dataset import Dataset
-from ..models import AnyModel, Model, Stack
+from ..models import AnyModel, Stack
 from ..models import problem as _core_arguments
 from ..optimizers import Optimizer, core_settings
 from . import arguments, depth
@@ -27,7 +27,7 @@ from .batches import Seed as BatchSeed
 from .callbacks import prepared
 from .constraints import Constraints, check_start, checked, core, described, partitions, refuse
 from .evaluate import evaluate_together
-from .history import of_subspace, prepare
+from .history import of_merged, of_subspace, prepare
 from .progress import progress_bar
 from .quantities import Record
 from .reduction import Function, Reduction, joined, refuse_batches, refuse_records
@@ -273,8 +273,17 @@ def train(
         since = np.full(len(frozen), run.since, np.int64)
         settings = core_settings(rule, last, run.runs, since, run.wrt)
         sides = arguments.directions(directions, run.model, problem.runs)
+        # New samples lie outside of the span of those that are there.
+        # So may those of another process.
+        # What is averaged is the whole model.
+        alone = drawn is None and group is None and run.averages is None
+        inside = enter(run, problem) if last > first and alone else None
+        seen = arguments.compacted(
+            run, data, tests, (problem, test_problems), inside=inside,
+            together=batches is None and drawn is None and group is None,
+        )  # fmt: skip
         whole = partial(
-            evaluate_together, group, X=data, loss=run.loss, wrt=run.wrt, test=tests,
+            evaluate_together, group, X=seen.train, loss=run.loss, wrt=run.wrt, test=seen.tests,
             directions=directions, constraints=run.constraints, num_threads=num_threads,
         )  # fmt: skip
         calls = prepared(
@@ -289,12 +298,8 @@ def train(
         named, functions = prepare(
             entries, run.model, data, problem.data, tuple(sides), run.history, first, last
         )
-        # New samples lie outside of the span of those that are there.
-        # So may those of another process.
-        # What is averaged is the whole model.
-        alone = drawn is None and group is None and run.averages is None
-        inside = enter(run, problem) if last > first and alone else None
-        start: Model = run.start
+        named = of_merged(named, seen.train)
+        start, problem, test_problems = run.start, seen.problem, seen.test_problems
         if inside is not None:
             sees_tests = bool(tests) and inside.holds(start)
             test_problems = [inside.problem(test) for test in test_problems] if sees_tests else []
@@ -310,7 +315,7 @@ def train(
             try:
                 end = loop.run_core(
                     problem, start, settings, last,
-                    [arguments.core_record(rows, data) for rows in named],
+                    [arguments.core_record(rows, seen.train.data) for rows in named],
                     test_problems, list(sides.values()), arguments.thresholds(run.stop), tick,
                     config.threads(num_threads), drawn,
                 )  # fmt: skip
