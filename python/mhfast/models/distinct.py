@@ -11,11 +11,14 @@ samples, spread over all, are all different.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments.losses import Loss
+from .._arguments.own_losses import is_own
 from ..dataset.dataset import Dataset
 from ..dataset.words import Tokens
 from .model import Model
@@ -40,8 +43,7 @@ WORDS_OF_DIMENSION = 4
 TABLES_PAY = 0.125
 
 
-@dataclass(frozen=True)
-class Compact:
+class Compact(NamedTuple):
     """A data set as training goes over it.
 
     Attributes
@@ -56,7 +58,7 @@ class Compact:
     places: npt.NDArray[np.int32] | None = None
 
 
-def compact(model: Model, data: Dataset, *, merges: bool = True) -> Compact:
+def compact(model: Model, data: Dataset, loss: Loss | None = None) -> Compact:
     """Return the data set as training goes over it.
 
     Parameters
@@ -65,24 +67,22 @@ def compact(model: Model, data: Dataset, *, merges: bool = True) -> Compact:
         That goes over it, of a smaller dimension where training takes place in the tokens' span.
     data : Dataset
         It must fit the model, but for that.
-    merges : bool
-        Whether identical samples may be merged.
+    loss : str, a loss with a parameter, or a function, optional
+        Of a function of the caller's, which sees the samples, none are merged.
     """
+    n, T, d = data._given.shape[-3:]
+    q = model._query_rows(T) if data.query is None else data.query.shape[-2]
+    if model.heads * n * q * (d * (d + 2 * T) + T * SOFTMAX_WORK) < LEAST_WORK:
+        return Compact(data)
     of_samples = isinstance(model.query, np.ndarray)  # the model has query rows for each
     if of_samples or data._run_axes["X"] or data._run_axes.get("query"):
-        return Compact(data)
-    q = model._query_rows(data.tokens) if data.query is None else data.query.shape[-2]
-    products = model.heads * q * data.dim * (data.dim + 2 * data.tokens)
-    work = data.n * (products + model.heads * q * data.tokens * SOFTMAX_WORK)
-    if work < LEAST_WORK:
         return Compact(data)
     few, most = data, most_words(model, data)
     if most > 0:
         few = data._in_words(most, probe=PROBED_TOKENS)
     places = None
-    if merges:
-        probe = PROBED_SAMPLES * int(np.sqrt(data.n))
-        few, places = few._merged(int(MOST_SAMPLES * data.n), probe=probe)
+    if not is_own(loss):
+        few, places = few._merged(int(MOST_SAMPLES * n), probe=PROBED_SAMPLES * math.isqrt(n))
     if few.words is not None and data.words is None and not pays(model, few, few.words):
         few = data if places is None else dataclasses.replace(few, X=few.X)
     return Compact(few, places)

@@ -206,16 +206,15 @@ def compacted(
     together : bool
         Whether steps are taken on all samples of the training data, so that these may be replaced.
     """
-    merges = losses.name_of(run.loss) != "own"  # whose function sees the samples
-
-    going = run.model if inside is None else inside.model
-    train = compact(going, data, merges=merges) if together else Compact(data)
-    sets = {name: compact(going, test, merges=merges).data for name, test in tests.items()}
-    problem, test_problems = given
+    model = run.model if inside is None else inside.model
+    train = compact(model, data, run.loss) if together else Compact(data)
+    if not tests and train.data is data:  # at once, since calls of few microseconds come here
+        return Samples(train, {}, *given)
+    sets = {name: compact(model, test, run.loss).data for name, test in tests.items()}
     if train.data is data and all(sets[name] is test for name, test in tests.items()):
-        return Samples(train, sets, problem, test_problems)
-    again, test_problems = problems(run, train.data, sets)
-    problem = problem if train.data is data else again._replace(runs=problem.runs)
+        return Samples(train, sets, *given)
+    problem, test_problems = problems(run, train.data, sets)
+    problem = given[0] if train.data is data else problem._replace(runs=given[0].runs)
     return Samples(train, sets, problem, test_problems)
 
 
