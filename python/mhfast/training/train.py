@@ -193,6 +193,10 @@ def train(
 
     Notes
     -----
+    Few distinct tokens of an array are looked up as those of `Tokens`, and identical samples are
+    merged into one with their weights, where steps are on all samples and that saves time; the
+    result is the same up to rounding, and `mhfast.explain` reports it.
+
     If tokens have at least twice as many dimensions as there are distinct tokens, and the model is
     large, optimizers that use gradients only linearly and through norms train inside the span of
     the tokens, at a fraction of the cost. The result is the same up to rounding; ``run.subspace``
