@@ -381,3 +381,24 @@ def test_explain(few, as_array):
     assert report["training_samples"] == (N if as_array else n)
     report = mh.explain(model, data.X.shape)
     assert (report["training_words"], report["training_samples"]) == (0, N)
+
+
+def test_tokens_that_are_given_are_merged_too(plainly):
+    model, data = drawn(few="both", weight=None)
+    rows, ids = np.unique(data.X.reshape(-1, D), axis=0, return_inverse=True)
+    words = mh.Dataset(mh.Tokens(ids.reshape(N, T), rows), data.y, weight=data.weight)
+    assert found(model, words) == (V, data.merged().n)
+    run = train(model, words)
+    assert_alike(run, plainly(lambda: train(model, words)))
+    assert run.segments == train(model, data).segments
+
+
+def test_test_sets_beside_batches(plainly):
+    """These are gone over whole, whatever the steps are taken on."""
+    model, data = drawn(few="both")
+    settings = {"batch": 20, "test": data[:50], "record": ("test_loss", "test_accuracy")}
+    run, other = (call(lambda: train(model, data, **settings)) for call in (lambda f: f(), plainly))
+    assert_alike(run, other)
+    assert run.model == other.model
+    expected = mh.evaluate(model, data, test=data[:50], record="test_loss")["test_loss"]
+    assert run.history["test_loss"][0] == expected
