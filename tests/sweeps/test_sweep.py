@@ -19,6 +19,7 @@ import pytest
 import sweep_functions as functions
 
 import mhfast as mh
+from mhfast.sweeps.grid import seed_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:sweep. .* calls failed:RuntimeWarning")
 
@@ -99,6 +100,30 @@ def test_seeds_depend_on_the_values_of_a_point_alone():
     np.testing.assert_array_equal(draws, together.columns["draw"][[1, 0]])
     assert draws[0] != draws[1]
     assert draws[0] != mh.sweep(functions.seeded, {"a": [1]}, seed=4).columns["draw"][0]
+
+
+def test_drawn_seeds_are_a_column_of_whole_numbers():
+    for batch in ((), "a"):
+        result = mh.sweep(functions.seeded, {"a": [7, 2]}, batch=batch, seed=3)
+        seeds = result.columns["seed"]
+        assert seeds.dtype == np.int64
+        np.testing.assert_array_equal(seeds, [seed_of(point, 3) for point in result.points])
+        draws = [np.random.default_rng(seed).standard_normal() for seed in seeds]
+        np.testing.assert_array_equal(result.columns["draw"], draws)
+    assert "seed" not in mh.sweep(functions.area, GRID).columns
+    (failure,) = mh.sweep(lambda a, seed: {"seed": a + seed}, {"a": [1]}, seed=3).failures
+    assert "expected results with other names than 'seed'" in failure.error
+    own = mh.sweep(lambda seed: {"seed": seed}, {"seed": [5]})
+    np.testing.assert_array_equal(own.columns["seed"], [5])
+
+
+@pytest.mark.parametrize("batch", [(), "a"])
+def test_another_root_of_the_seeds_finds_nothing_in_the_directory(tmp_path, batch):
+    for root, files in ((3, 1), (4, 2), (3, 2)):
+        keywords: dict[str, Any] = {"batch": batch, "seed": root}
+        kept = mh.sweep(functions.seeded, {"a": [1, 2]}, directory=tmp_path / "s", **keywords)
+        same(kept, mh.sweep(functions.seeded, {"a": [1, 2]}, **keywords))
+        assert len(list(tmp_path.glob("s/*.npz"))) == files * (1 if batch else 2)
 
 
 def test_a_failure_is_told_and_the_others_go_on():
