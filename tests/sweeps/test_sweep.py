@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,7 +155,10 @@ if "fork" in __import__("multiprocessing").get_all_start_methods():
 EXECUTORS["loky"] = loky
 
 
-@pytest.mark.parametrize("name", EXECUTORS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.peers if name == "loky" else ()) for name in EXECUTORS],
+)
 def test_the_table_does_not_depend_on_the_executor(name, monkeypatch):
     here = str(Path(__file__).parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
@@ -175,6 +180,36 @@ def test_dask_is_an_executor():
     with cluster, distributed.Client(cluster) as client:
         executor = client.get_executor()
         same(mh.sweep(functions.area, GRID, executor=executor), mh.sweep(functions.area, GRID))
+
+
+PROGRAM = Path(__file__).with_name("sweep_executors.py")
+
+
+def run_program(command: list[Any], directory: Path) -> None:
+    path = os.pathsep.join([str(PROGRAM.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    token = directory / "token"  # ray would write one in the home directory
+    token.write_text(secrets.token_hex(32))
+    environment["RAY_AUTH_TOKEN_PATH"] = str(token)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "same"
+
+
+@pytest.mark.slow
+def test_mpi_is_an_executor(tmp_path):
+    pytest.importorskip("mpi4py", reason="apt-get install libopenmpi-dev; pip install mpi4py")
+    if shutil.which("mpiexec") is None:
+        pytest.skip("apt-get install openmpi-bin")
+    command = ["mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", "3", sys.executable]
+    run_program([*command, "-m", "mpi4py.futures", PROGRAM, "mpi"], tmp_path)
+
+
+@pytest.mark.slow
+def test_ray_is_an_executor(tmp_path):
+    if find_spec("ray") is None:
+        pytest.skip("pip install ray")
+    run_program([sys.executable, PROGRAM, "ray"], tmp_path)
 
 
 def test_a_worker_that_dies_is_a_failure(monkeypatch):
@@ -298,6 +333,7 @@ def test_the_table_as_a_dataframe():
     np.testing.assert_array_equal(one.loss, functions.training(2, 0.5).history["loss"])
 
 
+@pytest.mark.peers
 def test_the_table_as_an_xarray_dataset():
     pytest.importorskip("xarray", reason="pip install xarray")
     result = mh.sweep(functions.training, {"heads": [1, 2], "lr": [0.1, 0.5]}).to_xarray()
