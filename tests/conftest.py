@@ -8,19 +8,25 @@ from mhfast import _core
 
 # What is not among the packages of ".[test]". A test that needs one of these is marked `peers`, or
 # `slow`, so that it is among those that CI runs where they are installed.
-PEERS = {"torch": '"torch==2.13.0"', "jax": "jax", "flatbuffers": "flatbuffers"}
+OTHERS = (
+    "jax", "flatbuffers", "distributed", "equinox", "flax", "lightning", "loky", "mlflow", "mpi4py",
+    "numba", "optax", "optuna", "ray", "skorch", "tensorboard", "tensorboardX", "wandb", "xarray",
+)  # fmt: skip
+PEERS = {"torch": '"torch==2.13.0"', **{name: name for name in OTHERS}}
 
 
 def _missing(report):
     """The package whose absence led to a skip, or None."""
     if not report.skipped or not isinstance(report.longrepr, tuple):
         return None
-    found = re.search(r"could not import '(\w+)", report.longrepr[2])
-    return found and found[1]
+    found = re.search(r"could not import '(\w+)|pip install (?:dask )?(\w+)", report.longrepr[2])
+    return found and (found[1] or found[2])
 
 
 def _tell_what_to_install(report, package):
-    path, line, _ = report.longrepr
+    path, line, reason = report.longrepr
+    if "pip install" in reason:
+        return
     what = PEERS.get(package, '".[test]"')
     report.longrepr = (path, line, f"Skipped: needs {package}: pip install {what}")
 

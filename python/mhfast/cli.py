@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -26,9 +27,9 @@ examples:
 
 mhfast COMMAND --help describes a command. Without the script: python -m mhfast COMMAND.
 
-exit status: 0 on success; 1 if a package is missing, if results disagree (bench) or a claim
-does not hold (reproduce); 2 if the arguments are wrong; 130 after Ctrl-C. Results go to standard
-output, everything else to standard error."""
+exit status: 0 on success; 1 if a package is missing, if results disagree (bench), a claim does not
+hold (reproduce) or nobody reads the output to its end; 2 if the arguments are wrong; 130 after
+Ctrl-C. Results go to standard output, everything else to standard error."""
 
 
 COMMANDS = "demo, reproduce, bench, info or completion"
@@ -46,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit status: 0; 1 when a package is missing, or a claim of a result that is reproduced
-        does not hold; 2 without a command; 130 after Ctrl-C.
+        The exit status: 0; 1 when a package is missing, a claim of a result that is reproduced does
+        not hold, or the output is closed before its end; 2 without a command; 130 after Ctrl-C.
 
     Raises
     ------
@@ -66,24 +67,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest and arguments.command not in ("bench", "reproduce"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        if arguments.command is None:
-            parser.print_help(sys.stderr)
-            print(f"\nmhfast: expected a command: {COMMANDS}", file=sys.stderr)
-            return 2
-        if arguments.command == "demo":
-            return _demo(arguments.output, arguments.json, parser)
-        if arguments.command == "bench":
-            return _bench(rest)
-        if arguments.command == "reproduce":
-            return _reproduce(rest)
-        if arguments.command == "completion":
-            return _completion(arguments.shell, parser)
-        return _info(arguments.json)
+        status = _status(arguments, rest, parser)
+        sys.stdout.flush()
+        return status
     except ImportError as error:
         print(f"mhfast {arguments.command}: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # as by `mhfast reproduce | head -1`; nothing is left to be flushed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _status(arguments: argparse.Namespace, rest: list[str], parser: argparse.ArgumentParser) -> int:
+    """Run the command that was given, or say that there is none."""
+    if arguments.command is None:
+        parser.print_help(sys.stderr)
+        print(f"\nmhfast: expected a command: {COMMANDS}", file=sys.stderr)
+        return 2
+    if arguments.command == "demo":
+        return _demo(arguments.output, arguments.json, parser)
+    if arguments.command == "bench":
+        return _bench(rest)
+    if arguments.command == "reproduce":
+        return _reproduce(rest)
+    if arguments.command == "completion":
+        return _completion(arguments.shell, parser)
+    return _info(arguments.json)
 
 
 def _parser() -> argparse.ArgumentParser:

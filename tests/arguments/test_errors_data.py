@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -245,3 +249,44 @@ def test_the_error_says_what_is_wrong(call, kind, message):
     with pytest.raises(kind) as caught:
         call()
     assert str(caught.value) == message
+
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (
+        mh.Dataset, mh.Run, mh.learner.Body, mh.learner.Examples, mh.learner.Facts,
+        mh.learner.SumEstimate,
+    )
+}  # fmt: skip
+
+
+def asked_for():
+    """The public functions and their arguments that have to be of one of the kinds."""
+    for module in (mh, mh.data, mh.theory, mh.learner):
+        for function in map(vars(module).get, module.__all__):
+            if inspect.isfunction(function):
+                for name, parameter in inspect.signature(function).parameters.items():
+                    if parameter.annotation in KINDS:
+                        yield function, name
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), list(asked_for()), ids=lambda each: getattr(each, "__name__", each)
+)
+def test_an_object_of_another_kind_is_named(function, name):
+    arguments = {}
+    for other, parameter in inspect.signature(function).parameters.items():
+        if parameter.annotation in KINDS:
+            arguments[other] = mock.Mock(spec=KINDS[parameter.annotation])
+        elif parameter.default is parameter.empty:
+            arguments[other] = None
+    with pytest.raises(TypeError) as caught:
+        function(**arguments | {name: np.zeros((2, 3, 5))})
+    kind = inspect.signature(function).parameters[name].annotation
+    assert re.fullmatch(rf"{name}: expected an? {kind}, got ndarray", str(caught.value))
+
+
+def test_all_kinds_are_asked_for():
+    found = {(f.__name__, name) for f, name in asked_for()}
+    assert {("token_svm", "data"), ("certify", "examples"), ("search_net", "body")} <= found
+    assert len(found) > 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -222,6 +223,16 @@ def test_ctrl_c_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(demo, "run_demo", interrupted)
     assert cli.main(["demo"]) == 130
+
+
+def test_output_that_nobody_reads_ends_quietly() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "mhfast", "info", "--json"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(write)
+    assert done.returncode == 1
+    assert done.stderr == b""
 
 
 def test_the_package_is_a_command_with_a_version() -> None:

@@ -136,6 +136,7 @@ of_the_library = pytest.mark.filterwarnings("ignore")  # libraries warn of thems
 
 
 @of_the_library
+@pytest.mark.peers
 def test_a_file_of_tensorboard_is_read_by_tensorboard(tmp_path):
     pytest.importorskip("tensorboardX", reason="needs tensorboardX: pip install tensorboardX")
     read = pytest.importorskip(

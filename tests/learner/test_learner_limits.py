@@ -6,6 +6,8 @@ import pytest
 import mhfast as mh
 from mhfast.learner import align, restarts, visible_part
 
+pytestmark = pytest.mark.verdict
+
 D = 5
 
 

@@ -7,6 +7,8 @@ from learner_instances import data, distance
 import mhfast as mh
 from mhfast.learner import as_examples
 
+pytestmark = pytest.mark.verdict
+
 SMALL = (4000, 2, 8, 2)
 
 

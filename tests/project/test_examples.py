@@ -125,19 +125,33 @@ def test_gradients_keep_their_digits_along_a_training(tmp_path):
     assert all(theirs > 1e-5 and ours < 1e-13 for theirs, ours in errors)
 
 
+def packages(block: str) -> list[str]:
+    return re.findall(r"^(?:from|import) (\w+)", block, re.M)
+
+
 def has_its_packages(block: str) -> bool:
-    names = re.findall(r"^(?:from|import) (\w+)", block, re.M)
-    return all(importlib.util.find_spec(name) for name in names)
+    return all(importlib.util.find_spec(name) for name in packages(block))
+
+
+PEERS = {"distributed", "jax", "numba", "optuna", "ray", "torch"}
+"""Packages in blocks of the pages that the extra `test` does not install."""
+
+
+def marks(page: Path) -> list[pytest.MarkDecorator]:
+    """Learning in vain takes long; blocks of peers are to be run where these are."""
+    used = {name for block in blocks(page, "python") for name in packages(block)}
+    slow, peers = page.name == "learner.md", bool(used & PEERS)
+    return slow * [pytest.mark.slow] + peers * [pytest.mark.peers]
+
+
+def test_every_package_of_a_page_is_installed_by_one_of_the_test_environments():
+    used = {name for page in PAGES for block in blocks(page, "python") for name in packages(block)}
+    standard = set(sys.stdlib_module_names) | {"mhfast", "numpy", "scipy", "sklearn", "matplotlib"}
+    assert used - standard == PEERS
 
 
 @pytest.mark.parametrize(
-    "page",
-    # Learning in vain takes long.
-    [
-        pytest.param(page, marks=pytest.mark.slow if page.name == "learner.md" else ())
-        for page in PAGES
-    ],
-    ids=lambda page: page.name,
+    "page", [pytest.param(page, marks=marks(page)) for page in PAGES], ids=lambda page: page.name
 )
 def test_the_code_of_a_page_runs(page, tmp_path):
     """A block about another library is left out where that is not installed."""

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import conftest
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -84,3 +85,10 @@ def test_a_platform_that_cannot_be_built_for_is_named(tmp_path, settings, messag
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert re.search(message, " ".join(done.stderr.split()))
+
+
+@needs_workflows
+def test_ci_installs_what_tests_are_marked_for():
+    lines = text(".ci/clients.txt").splitlines()
+    installed = {re.match(r"\w+", line)[0] for line in lines if not line.startswith("#")}
+    assert installed == set(conftest.PEERS)

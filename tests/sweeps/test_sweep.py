@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import pytest
 import sweep_functions as functions
 
 import mhfast as mh
+from mhfast.sweeps.grid import seed_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:sweep. .* calls failed:RuntimeWarning")
 
@@ -101,6 +104,30 @@ def test_seeds_depend_on_the_values_of_a_point_alone():
     assert draws[0] != mh.sweep(functions.seeded, {"a": [1]}, seed=4).columns["draw"][0]
 
 
+def test_drawn_seeds_are_a_column_of_whole_numbers():
+    for batch in ((), "a"):
+        result = mh.sweep(functions.seeded, {"a": [7, 2]}, batch=batch, seed=3)
+        seeds = result.columns["seed"]
+        assert seeds.dtype == np.int64
+        np.testing.assert_array_equal(seeds, [seed_of(point, 3) for point in result.points])
+        draws = [np.random.default_rng(seed).standard_normal() for seed in seeds]
+        np.testing.assert_array_equal(result.columns["draw"], draws)
+    assert "seed" not in mh.sweep(functions.area, GRID).columns
+    (failure,) = mh.sweep(lambda a, seed: {"seed": a + seed}, {"a": [1]}, seed=3).failures
+    assert "expected results with other names than 'seed'" in failure.error
+    own = mh.sweep(lambda seed: {"seed": seed}, {"seed": [5]})
+    np.testing.assert_array_equal(own.columns["seed"], [5])
+
+
+@pytest.mark.parametrize("batch", [(), "a"])
+def test_another_root_of_the_seeds_finds_nothing_in_the_directory(tmp_path, batch):
+    for root, files in ((3, 1), (4, 2), (3, 2)):
+        keywords: dict[str, Any] = {"batch": batch, "seed": root}
+        kept = mh.sweep(functions.seeded, {"a": [1, 2]}, directory=tmp_path / "s", **keywords)
+        same(kept, mh.sweep(functions.seeded, {"a": [1, 2]}, **keywords))
+        assert len(list(tmp_path.glob("s/*.npz"))) == files * (1 if batch else 2)
+
+
 def test_a_failure_is_told_and_the_others_go_on():
     with pytest.warns(RuntimeWarning, match=r"1 of 3 calls failed, .* ZeroDivisionError: a is two"):
         result = mh.sweep(functions.picky, {"a": [1, 2, 3]})
@@ -128,7 +155,10 @@ if "fork" in __import__("multiprocessing").get_all_start_methods():
 EXECUTORS["loky"] = loky
 
 
-@pytest.mark.parametrize("name", EXECUTORS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.peers if name == "loky" else ()) for name in EXECUTORS],
+)
 def test_the_table_does_not_depend_on_the_executor(name, monkeypatch):
     here = str(Path(__file__).parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
@@ -150,6 +180,36 @@ def test_dask_is_an_executor():
     with cluster, distributed.Client(cluster) as client:
         executor = client.get_executor()
         same(mh.sweep(functions.area, GRID, executor=executor), mh.sweep(functions.area, GRID))
+
+
+PROGRAM = Path(__file__).with_name("sweep_executors.py")
+
+
+def run_program(command: list[Any], directory: Path) -> None:
+    path = os.pathsep.join([str(PROGRAM.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    token = directory / "token"  # ray would write one in the home directory
+    token.write_text(secrets.token_hex(32))
+    environment["RAY_AUTH_TOKEN_PATH"] = str(token)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "same"
+
+
+@pytest.mark.slow
+def test_mpi_is_an_executor(tmp_path):
+    pytest.importorskip("mpi4py", reason="apt-get install libopenmpi-dev; pip install mpi4py")
+    if shutil.which("mpiexec") is None:
+        pytest.skip("apt-get install openmpi-bin")
+    command = ["mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", "3", sys.executable]
+    run_program([*command, "-m", "mpi4py.futures", PROGRAM, "mpi"], tmp_path)
+
+
+@pytest.mark.slow
+def test_ray_is_an_executor(tmp_path):
+    if find_spec("ray") is None:
+        pytest.skip("pip install ray")
+    run_program([sys.executable, PROGRAM, "ray"], tmp_path)
 
 
 def test_a_worker_that_dies_is_a_failure(monkeypatch):
@@ -273,6 +333,7 @@ def test_the_table_as_a_dataframe():
     np.testing.assert_array_equal(one.loss, functions.training(2, 0.5).history["loss"])
 
 
+@pytest.mark.peers
 def test_the_table_as_an_xarray_dataset():
     pytest.importorskip("xarray", reason="pip install xarray")
     result = mh.sweep(functions.training, {"heads": [1, 2], "lr": [0.1, 0.5]}).to_xarray()

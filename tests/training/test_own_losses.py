@@ -301,6 +301,7 @@ def test_functions_of_ctypes_and_scipy(dtype):
         mh.value_and_grad(model, data, loss=ctypes.CFUNCTYPE(None, ctypes.c_int)(print))
 
 
+@pytest.mark.peers
 def test_functions_of_numba():
     numba = pytest.importorskip("numba", reason="pip install numba")
     pointer = numba.types.CPointer(numba.float64)

@@ -203,6 +203,13 @@ def _reshaped(
     return f"; {name}.reshape(n, T, d) has the tokens of rows of length T d"
 
 
+def instance(value: object, kind: type, name: str) -> None:
+    """Raise TypeError unless `value` is an object of `kind`, a class of mhfast."""
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIO" else "a"
+        raise TypeError(f"{name}: expected {article} {kind.__name__}, got {type(value).__name__}")
+
+
 def token_index(query: int, tokens: int) -> None:
     """Raise ValueError unless an integer query selects a token; -1 is the last one."""
     if not -tokens <= query < tokens:

@@ -113,6 +113,7 @@ def agreement(facts: Facts, W: npt.ArrayLike) -> Agreement:
     >>> mh.learner.agreement(facts, 1.2 * truth.W).verdict
     'rejected'
     """
+    checks.instance(facts, Facts, "facts")
     d = facts.X.shape[2]
     heads = np.asarray(checks.real(W, "W"), dtype=np.float64)
     checks.shape(heads, "W", "H d d", (None, d, d))

@@ -160,6 +160,7 @@ def enclose(facts: Facts, heads: int) -> Enclosure:
     >>> body.along, body.radii.shape
     (1, (36,))
     """
+    checks.instance(facts, Facts, "facts")
     heads = checks.count(heads, "heads")
     d = facts.X.shape[2]
     if not len(facts):

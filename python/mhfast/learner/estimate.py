@@ -242,6 +242,8 @@ def estimate(
     >>> bool(error < 10 * max(found.covariance.W_error.max(), found.covariance.V_error.max()))
     True
     """
+    checks.instance(examples, Examples, "examples")
+    checks.instance(layer, Layer, "layer")
     if examples.noise <= 0.0:
         raise ValueError("examples: expected a noise above 0, as_examples(X, Y, noise), got 0")
     layer_numbers(layer)

@@ -188,6 +188,8 @@ def certify(
     >>> len(facts.value), facts.certified_rows <= 400  # a row can certify several
     (400, True)
     """
+    checks.instance(examples, Examples, "examples")
+    checks.instance(estimate, SumEstimate, "estimate")
     T, d = examples.tokens, examples.dim
     if count is None:
         count = min(16 * d * d, max(d * d, examples.rows * (T - 1) // 10))

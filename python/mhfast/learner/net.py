@@ -160,6 +160,9 @@ def search_net(
     >>> error < 0.5, best.values.residual < 0.3  # refinement does the rest
     (True, True)
     """
+    checks.instance(examples, Examples, "examples")
+    checks.instance(body, Body, "body")
+    checks.instance(facts, Facts, "facts")
     samples = checks.count(samples, "samples")
     heads = body.heads
     few = examples.first(samples)

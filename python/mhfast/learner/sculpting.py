@@ -125,6 +125,7 @@ def sculpt(facts: Facts, heads: int, *, num_threads: int | None = None) -> Body:
     >>> mh.learner.hull_cosine(body.directions, truth.W) > 0.8
     True
     """
+    checks.instance(facts, Facts, "facts")
     heads = checks.count(heads, "heads")
     d = facts.X.shape[2]
     if heads > d * d:

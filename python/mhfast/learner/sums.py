@@ -117,6 +117,7 @@ def crude_sum(
     >>> bool(np.linalg.norm(crude.V_sum - exact) < 0.5 * np.linalg.norm(exact))
     True
     """
+    checks.instance(examples, Examples, "examples")
     d = examples.dim
     moment = np.zeros((d, d + examples.out_dim))
     for _, X, Y in examples.portions():
@@ -172,6 +173,7 @@ def one_hot_sum(
     >>> better.certificate < mh.learner.crude_sum(examples).certificate
     True
     """
+    checks.instance(examples, Examples, "examples")
     X, Y = examples.first(POPULATION).part(slice(None))
     scores = X @ point @ X.transpose(0, 2, 1)
     winner = scores.argmax(axis=2)
@@ -236,6 +238,8 @@ def refine_sum(
     >>> bool(errors[0] < errors[1]), refined.certificate < crude.certificate
     (True, True)
     """
+    checks.instance(examples, Examples, "examples")
+    checks.instance(start, SumEstimate, "start")
     for share in shares:
         if not 0.0 < checks.finite(share, "shares") <= 1.0:
             raise ValueError(f"shares: expected numbers above 0 and at most 1, got {share}")
@@ -291,6 +295,8 @@ def with_support(
     >>> judged.support, judged.certificate < crude.certificate
     (3, True)
     """
+    checks.instance(examples, Examples, "examples")
+    checks.instance(estimate, SumEstimate, "estimate")
     return _judged(examples, estimate.V_sum, support, num_threads)
 
 

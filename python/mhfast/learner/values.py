@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .._arguments import checks
 from .._arguments.values import frozen
 from ..models import Layer
 from .examples import Examples, Float64
@@ -127,6 +128,7 @@ def solve_values(
     """
     from scipy.linalg import lstsq  # slow to import
 
+    checks.instance(examples, Examples, "examples")
     heads, d, _ = W.shape
     p = examples.out_dim
     if samples is None:

@@ -56,8 +56,7 @@ def random_step(
     The randomised initialization of Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization
     and Generalization of Multi-head Attention", TMLR 2024.
     """
-    if not isinstance(data, Dataset):
-        raise TypeError(f"data: expected a Dataset, got {type(data).__name__}")
+    checks.instance(data, Dataset, "data")
     heads = checks.count(heads, "heads")
     if balanced and heads % 2:
         raise ValueError(f"heads: expected an even number for balanced signs, got {heads}")

@@ -34,11 +34,14 @@ class Call:
         The points that the call computes, by their place in the sweep.
     batched : bool
         Whether the result has a run axis with one run for each of the points.
+    seeds : tuple of int
+        The seeds of the points where the sweep draws them, otherwise empty.
     """
 
     arguments: Point
     points: tuple[int, ...]
     batched: bool
+    seeds: tuple[int, ...] = ()
 
 
 def points_of(grid: Grid) -> list[Point]:
@@ -131,10 +134,11 @@ def calls_of(points: Sequence[Point], batch: Sequence[str], seed: int | None) ->
         arguments = dict(first)
         for name in batch:
             arguments[name] = np.array([points[j][name] for j in members])
+        seeds: tuple[int, ...] = ()
         if seed is not None:
-            seeds = [seed_of(points[j], seed) for j in members]
+            seeds = tuple(seed_of(points[j], seed) for j in members)
             arguments["seed"] = np.array(seeds) if batch else seeds[0]
-        calls.append(Call(arguments, tuple(members), bool(batch)))
+        calls.append(Call(arguments, tuple(members), bool(batch), seeds))
     return calls
 
 
@@ -149,14 +153,15 @@ def seed_of(point: Point, root: int) -> int:
 
 
 def key_of(call: Call, points: Sequence[Point]) -> str:
-    """Return the name of a call on disk: a digest of the values of its points.
+    """Return the name of a call on disk: a digest of the values of its points, and their seeds.
 
     Raises
     ------
     TypeError
         If a value cannot be identified by its content.
     """
-    text = "\n".join(_text(points[j], strict=True) for j in call.points)
+    lines = [_text(points[j], strict=True) for j in call.points]
+    text = "\n".join([*lines, *map(str, call.seeds)])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -6,8 +6,9 @@
 | lock              | held by the process that works in the directory                     |
 | <digest>.npz      | a finished call: its columns, and as JSON its points or its failure |
 
-The digest is that of the values of the points, so that a larger grid finds what a smaller one has
-computed. A process that is killed leaves no part of a file under such a name.
+The digest is that of the values of the points and of the seeds that the sweep draws for them, so
+that a larger grid finds what a smaller one has computed, and another root finds nothing. A process
+that is killed leaves no part of a file under such a name.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def sweep(
         lost or computed again. One process works in a directory at a time.
     seed : int, optional
         The root of the seeds: the function gets an integer ``seed``, with ``batch`` an array of R,
-        that depends on the root and the values of the point alone.
+        that depends on the root and the values of the point alone. It is a column of the table.
     progress : bool
         Show a progress bar on stderr.
 

@@ -56,8 +56,9 @@ class Sweep:
     points : tuple of dicts
         The points of the grid, in order.
     columns : dict of arrays (rows,)
-        The table: ``point`` (an index into ``points``), ``run``, ``step`` and one column for each
-        recorded number, NaN where it was not recorded. Rows are in the order of the points, then
+        The table: ``point`` (an index into ``points``), ``run``, ``step``, with ``seed=`` the
+        ``seed`` that the function got, and one column for each recorded number, NaN where it was
+        not recorded. Rows are in the order of the points, then
         of the runs, then of the steps.
     failures : tuple of Failure
         The calls that raised an exception. Their points have no rows.
@@ -177,8 +178,10 @@ def columns_of(result: Any, call: Call) -> Columns:
         "run": np.repeat(np.arange(runs), len(steps)),
         "step": np.tile(steps, runs),
     }
+    if call.seeds:
+        table["seed"] = np.repeat(call.seeds, len(table["point"]) // len(call.seeds))
     for name, (k, column) in parts.items():
-        if name in PLACE:
+        if name in PLACE or (name == "seed" and call.seeds):
             raise ValueError(f"function: expected results with other names than {name!r}")
         rows = np.full((runs, len(steps)), np.nan)
         rows[:, np.searchsorted(steps, k)] = column

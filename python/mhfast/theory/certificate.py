@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import checks
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import norm, value_and_grad
@@ -274,6 +275,7 @@ def certify(
     average loss ≤ (5/3) L(θ*) + D0²/(lr k) False False
     distance ≤ 3 D0 False False
     """
+    checks.instance(run, Run, "run")
     if run.runs is not None:
         raise ValueError(f"run: expected one training, as run[0] is, got {run.runs} of them")
     start, end = classifier(run.start, dense=True), classifier(run.model, dense=True)

@@ -164,6 +164,7 @@ def joint_svm(
     >>> bool((data.y * attended).min() > 1 - 1e-6)  # the readout separates the labels
     True
     """
+    checks.instance(data, Dataset, "data")
     checked = checked_norm(norm, vector=wrt == "prompt")
     if data.runs is not None:
         problems = [

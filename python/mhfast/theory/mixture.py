@@ -204,6 +204,7 @@ def separating_direction(data: Dataset, signs: npt.ArrayLike) -> Gradients:
 
 
 def _truth(data: Dataset) -> Mapping[str, Any]:
+    checks.instance(data, Dataset, "data")
     names = {"mu_plus", "mu_minus", "contexts", "relevant_fraction"}
     if data.truth is None or not names <= data.truth.keys():
         raise ValueError("data: expected a Dataset of tokenized_mixture, got one without its truth")

@@ -172,6 +172,7 @@ def needed_heads(
     >>> needed.heads > 1e6  # with short tokens, far more than anyone trains
     True
     """
+    checks.instance(data, Dataset, "data")
     if data.runs is not None:
         raise ValueError(f"data: expected one data set, as data.run(0) is, got {data.runs} runs")
     if data.weight is not None:

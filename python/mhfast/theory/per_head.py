@@ -273,6 +273,7 @@ def best_bound(
     >>> bool(more.bound < fewer.bound)  # of the average loss
     True
     """
+    checks.instance(data, Dataset, "data")
     steps = checks.count(steps, "steps")
     if lr is not None and not checks.finite(lr, "lr") > 0.0:
         raise ValueError(f"lr: expected a number above 0, got {lr}")
@@ -314,6 +315,7 @@ def least_heads_below(data: Dataset, steps: int, *, below: float = math.log(2)) 
     >>> least.heads, least.applies
     (2, True)
     """
+    checks.instance(data, Dataset, "data")
     steps = checks.count(steps, "steps")
     if not checks.finite(below, "below") > 0.0:
         raise ValueError(f"below: expected a number above 0, got {below}")

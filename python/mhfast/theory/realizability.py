@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import checks
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..gradients import Gradients, value_and_grad
@@ -212,6 +213,7 @@ def travelled(
     >>> bool(far[0] < far[1]), bool(np.isnan(far[2]))  # training did not reach 1e-9
     (True, True)
     """
+    checks.instance(run, Run, "run")
     targets = _targets(epsilon)
     names = ("W", "U") if per_head else ("distance",)
     steps = run.steps

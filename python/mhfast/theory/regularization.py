@@ -193,6 +193,7 @@ def regularization_path(
     >>> path.alignment[:, 0].round(2)  # the minimizers turn towards the separation
     array([0.96, 1.  , 1.  ])
     """
+    checks.instance(data, Dataset, "data")
     sizes = _radii(radii)
     if wrt not in ("W", "prompt"):
         raise ValueError(f"wrt: expected 'W' or 'prompt', got {wrt!r}")

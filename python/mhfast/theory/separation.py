@@ -8,6 +8,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import checks
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..gradients import Gradients
@@ -146,6 +147,7 @@ def token_svm(
     >>> model.attention(data)[:, 0, 0].argmax(axis=-1)  # the tokens that were named
     array([0, 1, 2, 0])
     """
+    checks.instance(data, Dataset, "data")
     checked = checked_norm(norm, vector=wrt == "prompt")
     if data.runs is not None:
         problems = [

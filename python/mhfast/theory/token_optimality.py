@@ -119,6 +119,7 @@ def token_scores(
     >>> mh.theory.token_scores(data, [3.0, 2.0, 1.0, 0.0, 0.0, 0.0], query=-1)
     array([[[-3., -2., -1.]]])
     """
+    checks.instance(data, Dataset, "data")
     if data.runs is not None:
         raise ValueError(f"data: expected one run, as data.run(0) is, got {data.runs} runs")
     if wrt not in ("W", "prompt"):
@@ -250,6 +251,7 @@ def token_optimality(
     >>> [bool(mh.theory.token_optimality(data, [t], u).is_local) for t in range(3)]
     [True, False, False]
     """
+    checks.instance(data, Dataset, "data")
     checked = checked_norm(norm, vector=wrt == "prompt")
     if data.runs is not None:
         u = np.asarray(readout)
