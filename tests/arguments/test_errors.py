@@ -19,6 +19,7 @@ model = mh.Classifier(W, U)
 last = mh.Classifier.zeros(H, T, d, query=-1)
 external = mh.Classifier.zeros(H, T, d, query=Z)
 layer = mh.Layer.zeros(H, d, p)
+one_row = mh.Layer.zeros(H, d, p, query=-1)
 prompted = mh.Layer.zeros(H, d, p, prompt_rows=q)
 data = mh.Dataset(X, y)
 
@@ -495,6 +496,27 @@ VALUE_AND_GRAD = [
         lambda: value_and_grad(weight=[[1.0, 2.0], [-1.0, 2.0]]),
         ValueError,
         "weight: expected finite numbers >= 0, got -1.0 at index 1, 0",
+    ),
+    (
+        lambda: value_and_grad(model=one_row, y=np.ones((n, p)), loss="cross_entropy"),
+        ValueError,
+        "y: expected shape (n, q) = (2, 1), got (2, 6); y.argmax(axis=-1)[:, None] "
+        "has the class numbers of one-hot targets",
+    ),
+    (
+        lambda: value_and_grad(model=one_row, y=np.ones(n, int), loss="cross_entropy"),
+        ValueError,
+        "y: expected shape (n, q) = (2, 1), got (2,); y[:, None] has this shape",
+    ),
+    (
+        lambda: value_and_grad(model=one_row, y=np.ones((n, p)), loss="squared"),
+        ValueError,
+        "y: expected shape (n, q, p) = (2, 1, 6), got (2, 6); y[:, None] has this shape",
+    ),
+    (
+        lambda: value_and_grad(model=one_row, y=np.full((n, 1), p), loss="cross_entropy"),
+        ValueError,
+        "y: expected classes from 0 to 5, got 6 at index 0",
     ),
     (
         lambda: value_and_grad(model=layer, y=np.ones((n, T, p), int), loss="cross_entropy"),

@@ -146,18 +146,21 @@ def _check_axes(
     array: npt.NDArray[Any], name: str, loss: str, letters: str, expected: tuple[int, ...]
 ) -> None:
     """Raise ValueError unless targets have the `expected` shape, perhaps behind a run axis."""
-    got = array.shape
+    got, repair = array.shape, ""
+    one_row = len(expected) > 1 and expected[1] == 1
     # An extra axis at the end could be mistaken for a run axis, which comes first.
     if len(got) == len(expected) + 1 and got[:-1] == expected and got[1:] != expected:
         if loss in OF_CLASSES:
             repair = f"{name}.argmax(axis=-1) has the class numbers of one-hot targets"
         elif got[-1] == 1:
             repair = f"{name}[..., 0] has this shape"
-        else:
-            repair = ""
-        if repair:
-            shape = f"({letters.replace(' ', ', ')}{',' if len(expected) == 1 else ''})"
-            raise ValueError(f"{name}: expected shape {shape} = {expected}, got {got}; {repair}")
+    elif one_row and got == (expected[0], *expected[2:]):
+        repair = f"{name}[:, None] has this shape"
+    elif one_row and loss in OF_CLASSES and len(got) == 2 and got[0] == expected[0] and got[1] > 1:
+        repair = f"{name}.argmax(axis=-1)[:, None] has the class numbers of one-hot targets"
+    if repair:
+        shape = f"({letters.replace(' ', ', ')}{',' if len(expected) == 1 else ''})"
+        raise ValueError(f"{name}: expected shape {shape} = {expected}, got {got}; {repair}")
     checks.shape(array, name, letters, expected, runs=True)
 
 

@@ -164,6 +164,7 @@ def gaussian_needed_heads(
     >>> needed.training.applies, needed.heads < 1e6
     (True, True)
     """
+    checks.instance(data, Dataset, "data")
     if data.weight is not None:
         raise ValueError("weight: expected None, since the bound has no weights, got an array")
     steps = checks.count(steps, "steps")
@@ -226,6 +227,7 @@ class _Start:
         cls, given: Dataset, std: float, delta: float, query: int | None, scale: float
     ) -> _Start:
         """Measure the data."""
+        checks.instance(given, Dataset, "data")
         if given.runs is not None:
             raise ValueError(
                 f"data: expected one data set, as data.run(0) is, got {given.runs} runs"
