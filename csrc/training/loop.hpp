@@ -120,6 +120,7 @@ class Loop {
   void rescale_heads(const Member& member);
   void rescale_prompt();
   void restore_gradients(const Member& member);
+  void compose_product(int head);
   void load(const Member& member);
   void prepare_step();
   void advance_step(const Member& member, const FlushToZero& flush);
