@@ -64,8 +64,10 @@ void AttendedPass<real>::load_readout(const Member& member) {
   if (heads_ > 1) {
     const std::ptrdiff_t begin = first * p_, whole = (last * p_ - begin) / L;
     if (whole > 0)
-      state_.kernels.product(
-          {{1, int(whole), heads_}, {ones_.data(), 1}, {given_ + begin, all, L}, {summed_ + begin, 0, L}});
+      state_.kernels.product({{1, int(whole), heads_},
+                              {ones_.data(), 1},
+                              {given_ + begin, all, L},
+                              {summed_ + begin, 0, L}});
     for (std::ptrdiff_t i = begin + whole * L; i < last * p_; ++i) {
       real sum = 0;
       for (int h = 0; h < heads_; ++h) sum += given_[h * all + i];
@@ -131,8 +133,7 @@ template <class real>
 void AttendedPass<real>::run_rows(Pass pass, int chunk, const Rows& rows,
                                   const Workspace& of) const {
   const bool blocks = state_.own.takes_blocks();
-  const OwnLossNumbers own =
-      state_.own.exists() ? of.own.from(rows.place * p_) : OwnLossNumbers{};
+  const OwnLossNumbers own = state_.own.exists() ? of.own.from(rows.place * p_) : OwnLossNumbers{};
   if (!blocks || pass == Pass::kOwnOutputs) run_outputs(rows, of);
   if (pass == Pass::kOwnOutputs) return load_own(rows, of, own);
   if (state_.own.exists() && !blocks) {

@@ -32,7 +32,7 @@ class AttendedPass final : public ChunkPass<real> {
   };
   /// One thread's scratch for a slab.
   struct Workspace {
-    real *sums, *f, *g;  // see AttendedArguments; (rows, p)
+    real *sums, *f, *g;                           // see AttendedArguments; (rows, p)
     double *value, *derivative, *log_derivative;  // (rows) of a classifier; (rows, p); (rows)
     real* factors;                                // (rows)
     OwnLossNumbers own;                           // of a block

@@ -64,7 +64,8 @@ void AttendedTokens<real>::compute(std::ptrdiff_t run, const Model<const real*>&
     scores.at[kPrompt] = model.at[kPrompt];
   }
   real* const to = x_ + run * data_.run.x;
-  std::fill_n(to, rows_.count * rows_.size, real(0));
+  for (std::ptrdiff_t row = 0; row < rows_.count && rows_.features < rows_.size; ++row)
+    std::fill(to + row * rows_.size + rows_.features, to + (row + 1) * rows_.size, real(0));
   // Of several samples or, where one has more weights than are held, of some of its rows.
   const std::ptrdiff_t of_row = std::ptrdiff_t(s.H) * s.T, of_sample = of_row * s.q;
   const std::ptrdiff_t samples = std::max<std::ptrdiff_t>(1, kAttendedWeights / of_sample);
@@ -73,9 +74,9 @@ void AttendedTokens<real>::compute(std::ptrdiff_t run, const Model<const real*>&
   for (std::ptrdiff_t i = 0; i < s.n; i += samples)
     for (int t = 0; t < s.q; t += rows)
       parts.push_back({i, std::min(samples, s.n - i), t, std::min(rows, s.q - t)});
-  for_runs(std::ptrdiff_t(parts.size()), threads, flops_of(samples * rows), [&](std::ptrdiff_t i, int inner) {
-    compute_part(data, parts[i], scores, scale, inner, to);
-  });
+  for_runs(
+      std::ptrdiff_t(parts.size()), threads, flops_of(samples * rows),
+      [&](std::ptrdiff_t i, int inner) { compute_part(data, parts[i], scores, scale, inner, to); });
 }
 
 template <class real>
@@ -94,7 +95,8 @@ void AttendedTokens<real>::compute_part(const Data<real>& of_run, const Part& pa
   const std::ptrdiff_t size = std::ptrdiff_t(part.rows) * T;
   std::vector<real> weights(part.samples * H * size), words(data.has_words() ? T * d : 0);
   attention(data, model, scale, 0, part.samples, threads, weights.data());
-  const bool layer = data.shape.is_layer();
+  const int L = kernels.lanes, whole = d / L * L;  // features in whole vectors, which are faster
+  const std::ptrdiff_t row = data.shape.is_layer() ? rows_.size : d;
   const real* of_head = weights.data();
   for (std::ptrdiff_t i = 0; i < part.samples; ++i) {
     const real* x = data.key(i, 0, 0);
@@ -102,12 +104,18 @@ void AttendedTokens<real>::compute_part(const Data<real>& of_run, const Part& pa
       for (int k = 0; k < T; ++k) std::copy_n(data.key(i, 0, k), d, words.data() + k * d);
       x = words.data();
     }
-    real* const sample = to + (part.first_sample + i) * rows_.sample_size() +
-                         part.first_row * (layer ? rows_.size : std::ptrdiff_t(d));
-    for (int h = 0; h < H; ++h, of_head += size)
-      kernels.batched_gemm({part.rows, d, T, 1, of_head, T, 1, x, d, 1,
-                            sample + h * rows_.features_of_head, layer ? rows_.size : d, 1, real(1),
-                            false});
+    real* const sample = to + (part.first_sample + i) * rows_.sample_size() + part.first_row * row;
+    for (int h = 0; h < H; ++h, of_head += size) {
+      real* const out = sample + h * rows_.features_of_head;
+      if (whole > 0)
+        kernels.product({{1, whole / L, T, 1, part.rows},
+                         {of_head, 1, 0, T},
+                         {x, d, L, 0, 0},
+                         {out, 0, L, row}});
+      if (whole < d)
+        kernels.batched_gemm({part.rows, d - whole, T, 1, of_head, T, 1, x + whole, d, 1,
+                              out + whole, row, 1, real(1), false});
+    }
   }
 }
 

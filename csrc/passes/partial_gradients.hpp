@@ -66,9 +66,9 @@ class PartialGradients {
   const bool features_are_lanes_, has_factors_;
   const PartialGradient part_;
   real* partial_ = nullptr;
-  real* dense_ = nullptr;     // by W, where only its factors have gradients to go to: (H, d, d)
-  real* shared_ = nullptr;    // D X summed over samples, where the query is shared: (H, q, d)
-  real* shared_k_ = nullptr;  // that times K: (H, q, r)
+  real* dense_ = nullptr;       // by W, where only its factors have gradients to go to: (H, d, d)
+  real* shared_ = nullptr;      // D X summed over samples, where the query is shared: (H, q, d)
+  real* shared_k_ = nullptr;    // that times K: (H, q, r)
   real* transposed_ = nullptr;  // of a layer's attended tokens, by V: (H, p, d)
   /// Of words, for each head: a sum of tables, words in rows of whole vectors, products of the two.
   struct {

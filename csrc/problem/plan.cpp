@@ -102,11 +102,10 @@ struct Cost {
                           V * product_cycles(s.d, P, rows) + 2 * N * s.d;
     return std::ceil(double(s.q) / rows) * (a_tile + 3.0 * keys * s.d / s.H);
   }
-  /// Of a row of attended tokens: outputs, whose sums over lanes are taken one by one, their losses,
-  /// and the gradient.
+  /// Of a row of attended tokens: outputs, their losses, and the gradient.
   double attended() const {
     const double vectors = this->vectors(AttendedRows(s, L).size), p = s.row_outputs();
-    return 2 * p * vectors * kLanedProductCycles + p * (2 * L + kOutputCycles);
+    return 2 * p * vectors * kLanedProductCycles + p * kOutputCycles;
   }
   double words() const {  // for a sample
     const double N = vectors(s.q),
@@ -339,7 +338,8 @@ const Prediction& prediction(const Shape& s, const Registers& registers) {
     auto key() const {
       return std::tie(shape.n, shape.T, shape.q, shape.d, shape.H, shape.p, shape.shared_query,
                       shape.identity_w, shape.identity_v, shape.words, shape.causal, shape.rank,
-                      shape.attended, registers.bytes, registers.lanes, registers.tiles.accumulators);
+                      shape.attended, registers.bytes, registers.lanes,
+                      registers.tiles.accumulators);
     }
   };
   thread_local std::unique_ptr<Kept> last;  // on the heap, as thread-local storage is small

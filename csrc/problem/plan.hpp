@@ -22,10 +22,10 @@ struct Shape {
   int p = 0;                                    // outputs of a layer; 0: a classifier
   bool shared_query = false;                    // one query side for all samples, a prompt
   bool identity_w = false, identity_v = false;  // nothing is in the place of W; of V, where p is d
-  int words = 0;        // of the dictionary that all tokens are taken from; 0: there is none
-  bool causal = false;  // rows see no later token, and tiles of rows leave those out
-  int rank = 0;         // of Q K^T, whose factors are multiplied with one by one; 0: W is dense
-  int value_rank = 0;   // V_h is A_h B_h with so many columns of A_h; 0: V is not factored
+  int words = 0;          // of the dictionary that all tokens are taken from; 0: there is none
+  bool causal = false;    // rows see no later token, and tiles of rows leave those out
+  int rank = 0;           // of Q K^T, whose factors are multiplied with one by one; 0: W is dense
+  int value_rank = 0;     // V_h is A_h B_h with so many columns of A_h; 0: V is not factored
   bool attended = false;  // in the place of tokens there are attended ones, see attended.hpp
 
   bool is_layer() const { return p > 0; }
@@ -116,9 +116,10 @@ void force_plan(const std::string& name);
 /// Layout of a chunk's partial gradient, in numbers: for all heads the part by W (or that by Q and
 /// then that by K; or, if the query is shared, D X), then that by U or V. Of words: the sum of D
 /// over all pairs of a key word and a query word (or, if the query is shared, row), then that of A
-/// over key words and query rows, or of a layer A^T G over key words and outputs. Of attended tokens:
-/// for each output a row of features (see attended.hpp), of which a head's begin `readout_head`
-/// numbers after those of the head before, and a register that reads beyond the last row may take.
+/// over key words and query rows, or of a layer A^T G over key words and outputs. Of attended
+/// tokens: for each output a row of features (see attended.hpp), of which a head's begin
+/// `readout_head` numbers after those of the head before, and a register that reads beyond the last
+/// row may take.
 struct PartialGradient {
   std::ptrdiff_t weight_row, readout_row;  // of d (or r) numbers; of d, or of a layer's p
   std::ptrdiff_t weight_head, readout_head, readout_at, size;

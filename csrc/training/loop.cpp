@@ -790,8 +790,8 @@ void Loop<real>::record() {
       const std::int64_t stopped = task_.stopped[run_ + l];
       const bool is_frozen =
           stopped >= 0 && row > std::max<std::int64_t>(0, r.row(task_.first_step, stopped));
-      const bool is_constant = task_.keeps_attention() && row > 0 &&
-                               is_of(r.quantity) == QuantityOf::kAttentionWeights;
+      const bool is_constant =
+          task_.keeps_attention() && row > 0 && is_of(r.quantity) == QuantityOf::kAttentionWeights;
       if (is_frozen || is_constant) {
         repeat_row(r, l, row - 1, row);
         continue;

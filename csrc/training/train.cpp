@@ -216,8 +216,8 @@ bool prefers_triangles_of_all(const TrainingTask<real>& task) {
          prefers_triangle(task.data, TriangleUse::kTraining);
 }
 
-/// The attended tokens of a training whose steps are on all samples and change the readout alone, in
-/// the place of its tokens and, as far as there is memory for them, of those of its test sets.
+/// The attended tokens of a training whose steps are on all samples and change the readout alone,
+/// in the place of its tokens and, as far as there is memory for them, of those of its test sets.
 template <class real>
 class KeptAttention {
  public:
