@@ -59,12 +59,13 @@ py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, bool ident
   Shape shape{n, T, q, d, H, p, false, identity_w, identity_v, words, causal, rank};
   const auto keys = [&](TriangleUse use) { return prefers_triangle(shape, row_map, use) ? d : T; };
   if (!prefers_factors(shape)) shape.rank = 0;
+  const int of_call = keys(TriangleUse::kGradient), of_training = keys(TriangleUse::kTraining);
+  shape.T = of_training;
   const AttendedRows attended(shape, lanes);
   const double attended_bytes =
       double(std::max<std::ptrdiff_t>(runs, 1)) * double(attended.count) * attended.size * bytes;
   const bool keeps_attended = readout_of(shape).rows > 0 && attended_bytes <= kAttendedBytes &&
-                              prefers_attended(shape, registers);
-  const int of_call = keys(TriangleUse::kGradient), of_training = keys(TriangleUse::kTraining);
+                              prefers_attended(shape, registers, runs);
   shape.T = runs > 1 ? of_training : of_call;
   const bool runs_are_lanes = prefers_runs(shape, registers, runs);
   if (runs_are_lanes) shape.rank = 0;

@@ -1,5 +1,6 @@
 #include "attended_tokens.hpp"
 
+#include "../runtime/float_mode.hpp"
 #include "../runtime/tuning.hpp"
 #include "attention_weights.hpp"
 #include "evaluate.hpp"
@@ -95,6 +96,7 @@ void AttendedTokens<real>::compute_part(const Data<real>& of_run, const Part& pa
   const std::ptrdiff_t size = std::ptrdiff_t(part.rows) * T;
   std::vector<real> weights(part.samples * H * size), words(data.has_words() ? T * d : 0);
   attention(data, model, scale, 0, part.samples, threads, weights.data());
+  const FlushToZero flush;                         // of denormal weights, as in steps
   const int L = kernels.lanes, whole = d / L * L;  // features in whole vectors, which are faster
   const std::ptrdiff_t row = data.shape.is_layer() ? rows_.size : d;
   const real* of_head = weights.data();

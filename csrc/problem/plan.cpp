@@ -363,6 +363,15 @@ PlanKind choose(const double (&cycles)[kPlanKinds]) {
   return PlanKind(std::min_element(cycles, cycles + kKinds) - cycles);
 }
 
+/// Predicted cycles of a step of each of `runs` runs that are lanes.
+double cycles_of_lanes(const Prediction& predicted, const Registers& registers,
+                       std::ptrdiff_t runs) {
+  const int lanes = registers.lanes;
+  // Lanes without a run are idle.
+  const double idle = double(round_up(runs, lanes)) / double(runs);
+  return (predicted.cycles[int(PlanKind::kRuns)] + kLanesStepCycles / lanes) * idle;
+}
+
 }  // namespace
 
 const char* plan_name(PlanKind kind) {
@@ -445,23 +454,21 @@ bool prefers_runs(const Shape& s, const Registers& registers, std::ptrdiff_t run
   const int choice = forced.load(std::memory_order_relaxed);
   if (choice >= 0) return PlanKind(choice) == PlanKind::kRuns;
   const Prediction& predicted = prediction(s, registers);
-  const int lanes = registers.lanes;
-  // Lanes without a run are idle.
-  const double idle = double(round_up(runs, lanes)) / double(runs);
-  const double together = predicted.cycles[int(PlanKind::kRuns)] + kLanesStepCycles / lanes;
-  return together * idle < predicted.cycles[int(choose(predicted.cycles))] + kStepCycles;
+  return cycles_of_lanes(predicted, registers, runs) <
+         predicted.cycles[int(choose(predicted.cycles))] + kStepCycles;
 }
 
-bool prefers_attended(const Shape& s, const Registers& registers) {
+bool prefers_attended(const Shape& s, const Registers& registers, std::ptrdiff_t runs) {
   const int choice = forced.load(std::memory_order_relaxed);
   if (choice >= 0) return PlanKind(choice) == PlanKind::kAttended;
+  const Prediction& predicted = prediction(s, registers);
+  const double from_tokens = prefers_runs(s, registers, runs)
+                                 ? cycles_of_lanes(predicted, registers, runs)
+                                 : predicted.cycles[int(choose(predicted.cycles))] + kStepCycles;
   Shape attended = s;
   attended.attended = true;
-  const auto cycles = [&](const Shape& shape) {
-    const Prediction& predicted = prediction(shape, registers);
-    return *std::min_element(predicted.cycles, predicted.cycles + int(PlanKind::kRuns));
-  };
-  return cycles(attended) < cycles(s);
+  return prediction(attended, registers).cycles[int(PlanKind::kAttended)] + kStepCycles <
+         from_tokens;
 }
 
 Plan make_plan(const Shape& s, const Registers& registers, bool runs_are_lanes) {

@@ -99,9 +99,9 @@ Registers registers_of(const Kernels<real>& kernels) {
 
 Plan make_plan(const Shape& shape, const Registers& registers, bool runs_are_lanes = false);
 
-/// Whether steps of training that change the readout alone are faster from attended tokens that are
-/// computed once than from the shape's tokens.
-bool prefers_attended(const Shape& shape, const Registers& registers);
+/// Whether steps of `runs` trainings that change the readout alone are faster from attended tokens
+/// that are computed once than from the shape's tokens.
+bool prefers_attended(const Shape& shape, const Registers& registers, std::ptrdiff_t runs);
 
 /// Whether `runs` side by side, each with its own parameters, are faster as lanes than one by one.
 bool prefers_runs(const Shape& shape, const Registers& registers, std::ptrdiff_t runs);

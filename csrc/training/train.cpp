@@ -224,20 +224,24 @@ class KeptAttention {
   explicit KeptAttention(TrainingTask<real>& task) : task_(task) {
     if (!task.keeps_attention() || task.batches.size > 0 || task.processes) return;
     if (task.first_step == task.last_step) return;  // there is a loss to compute and no step
-    if (!take(task.data)) return;
-    for (Data<real>& test : task.tests) take(test);
+    if (!take(task.data, prefers_triangles_of_all(task), task.runs)) return;
+    for (Data<real>& test : task.tests)  // runs go one by one now
+      take(test, prefers_triangle(test, TriangleUse::kOutputs), 1);
   }
   KeptAttention(const KeptAttention&) = delete;
   KeptAttention& operator=(const KeptAttention&) = delete;
 
  private:
-  bool take(Data<real>& data) {
+  /// `triangle`, `runs`: what a step from the tokens would have, its keys and runs side by side.
+  bool take(Data<real>& data, bool triangle, std::ptrdiff_t runs) {
     const auto& run = data.run;
     bool apart = run.x || run.z || run.keys || run.queries || run.lengths || run.limits;
     for (const TensorName name : {kW, kQ, kK, kPrompt}) apart |= task_.model.run[name] != 0;
     const double bytes = AttendedTokens<real>::bytes(data, task_.runs, apart);
     if (bytes_ + bytes > kAttendedBytes) return false;
-    if (!prefers_attended(data.shape, registers_of(active_kernels<real>()))) return false;
+    Shape from_tokens = data.shape;
+    if (triangle) from_tokens.T = from_tokens.d;
+    if (!prefers_attended(from_tokens, registers_of(active_kernels<real>()), runs)) return false;
     bytes_ += bytes;
     sets_.push_back(std::make_unique<AttendedTokens<real>>(data, task_.runs, apart));
     AttendedTokens<real>& attended = *sets_.back();

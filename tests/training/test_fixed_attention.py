@@ -290,12 +290,12 @@ def test_what_is_not_finite_stays_where_it_is(kind, use_plan):
     bad = mh.Dataset(X, data.y, weight=data.weight, lengths=data.lengths)
     same(mh.train(model, bad, **settings(model)), plain)
     assert data.weight[0] > 0
-    X = data.X.copy()
     X[0, 0, 0] = np.nan
-    with pytest.warns(RuntimeWarning, match="X holds nan at index 0, 0, 0"):
-        run = mh.train(model, mh.Dataset(X, data.y), **settings(model))
-    assert run.reason == "nonfinite"
-    assert run.step == 0
+    for weight in (None, data.weight):
+        with pytest.warns(RuntimeWarning, match="X holds nan at index 0, 0, 0"):
+            run = mh.train(model, mh.Dataset(X, data.y, weight=weight), **settings(model))
+        assert run.reason == "nonfinite"
+        assert run.step == 0
 
 
 def test_rows_of_a_long_sample_are_computed_a_few_at_a_time(use_plan):
