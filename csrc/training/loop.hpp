@@ -34,7 +34,8 @@
 //   next load
 //
 // "head": head h is the member's whose index is h mod count, in every phase, and the prompt counts
-// as a head 0. "share": an equal part of the batch, by index. So update and load need no barrier
+// as a head 0. "share": an equal part of the batch, by index; a pass over attended tokens begins with
+// such parts of the readout, and a barrier. So update and load need no barrier
 // between them as long as a member loads what it has stepped; a prompt that is trained is loaded by
 // all, and takes one. "chunk": whoever takes it (a unit of tiles likewise, with barriers of its own
 // inside the pass). The first member's flags (what ends, is due or was interrupted) change only in
