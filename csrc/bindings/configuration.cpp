@@ -9,6 +9,8 @@
 #include <cstdlib>
 
 #include "../passes/triangular.hpp"
+#include "../problem/attended.hpp"
+#include "../runtime/tuning.hpp"
 #include "arrays.hpp"
 #include "register.hpp"
 
@@ -56,9 +58,15 @@ py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, bool ident
   const int bytes = registers.bytes, lanes = registers.lanes;
   Shape shape{n, T, q, d, H, p, false, identity_w, identity_v, words, causal, rank};
   const auto keys = [&](TriangleUse use) { return prefers_triangle(shape, row_map, use) ? d : T; };
-  const int of_call = keys(TriangleUse::kGradient), of_training = keys(TriangleUse::kTraining);
-  shape.T = runs > 1 ? of_training : of_call;
   if (!prefers_factors(shape)) shape.rank = 0;
+  const int of_call = keys(TriangleUse::kGradient), of_training = keys(TriangleUse::kTraining);
+  shape.T = of_training;
+  const AttendedRows attended(shape, lanes);
+  const double attended_bytes =
+      double(std::max<std::ptrdiff_t>(runs, 1)) * double(attended.count) * attended.size * bytes;
+  const bool keeps_attended = readout_of(shape).rows > 0 && attended_bytes <= kAttendedBytes &&
+                              prefers_attended(shape, registers, runs);
+  shape.T = runs > 1 ? of_training : of_call;
   const bool runs_are_lanes = prefers_runs(shape, registers, runs);
   if (runs_are_lanes) shape.rank = 0;
   const Plan plan = make_plan(shape, registers, runs_are_lanes);
@@ -67,6 +75,8 @@ py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, bool ident
     cycles[plan_name(PlanKind(kind))] = plan.cycles[kind];
   result["plan"] = plan_name(plan.kind);
   result["predicted_cycles"] = cycles;
+  result["readout_plan"] = plan_name(keeps_attended ? PlanKind::kAttended : plan.kind);
+  result["attended_bytes"] = keeps_attended ? attended_bytes : 0.0;
   result["keys"] = of_call;
   result["training_keys"] = of_training;
   result["lanes"] = lanes;

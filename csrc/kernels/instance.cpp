@@ -1,5 +1,6 @@
 // Compiled once per instruction set, with its flags and MHFAST_ISA (name and namespace),
 // MHFAST_VECTOR_BYTES and MHFAST_VECTOR_REGISTERS. Exports one symbol: the set's tables.
+#include "attended.hpp"
 #include "attention.hpp"
 #include "layer.hpp"
 #include "loss.hpp"

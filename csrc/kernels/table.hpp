@@ -238,6 +238,16 @@ struct ResidualArguments {
   double* margin;
 };
 
+/// Outputs of rows of attended tokens.
+template <class real>
+struct AttendedArguments {
+  int rows, p, vectors;  // of features, with zeros at the end of the last one
+  const real* x;         // (rows, vectors, L)
+  const real* readout;   // (vectors, p, L)
+  real* sums;            // scratch (rows, p, L)
+  real* f;               // (rows, p)
+};
+
 enum class TileMode { kReadout, kDerivative, kGap, kScaled };
 
 /// A tile of query rows of one sample and head against all keys; q counts all rows of the sample.

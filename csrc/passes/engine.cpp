@@ -1,6 +1,6 @@
 #include "engine.hpp"
 
-#include "../problem/readout.hpp"
+#include "../problem/attended.hpp"
 #include "../runtime/tuning.hpp"
 
 namespace mhfast {
@@ -8,6 +8,10 @@ namespace {
 
 /// Of all runs. Multiply-adds count two; an exponential about twenty.
 double flops(const Shape& s, int runs) {
+  if (s.attended) {
+    const AttendedRows rows(s, 1);
+    return 4.0 * double(rows.count) * double(rows.features) * s.row_outputs();
+  }
   const double scores = s.flops_of_w() + 8.0 * s.T * s.d + 20.0 * s.T;
   return double(s.n) * runs * s.H * s.q * (scores + readout_of(s).flops);
 }
@@ -53,14 +57,15 @@ void Engine<real>::bind(AlignedBuffer& block) {
 
 template <class real>
 void Engine<real>::lay_out(Arena& layout) {
-  state_.model.lay_out(layout);
+  if (!has_attended()) state_.model.lay_out(layout);
   state_.gradients.lay_out(layout);
   strategy_->lay_out(layout);
 }
 
 template <class real>
 void Engine<real>::load_parameters(const Parameters<real>& parameters, const Member& member) {
-  state_.model.load(parameters, state_.data.has_words() ? state_.data.x : nullptr, member);
+  if (!has_attended())
+    state_.model.load(parameters, state_.data.has_words() ? state_.data.x : nullptr, member);
   strategy_->load(parameters, member);
 }
 

@@ -30,6 +30,7 @@ class Engine {
   int width() const { return state_.width; }  // runs of this engine: one, or as many as lanes
   double expected_seconds() const { return expected_seconds_; }  // of a pass, see run_short_team
   bool multiplies_factors() const { return state_.data.shape.rank > 0; }  // in place of W
+  bool has_attended() const { return state_.data.shape.attended; }  // and so takes no W at all
   bool gathers_gaps() const { return state_.options.gaps; }
 
   /// Keeps the data packed for many passes, or takes another engine's.

@@ -221,23 +221,10 @@ template <class real>
 template <class Emit>
 void LayerRowPass<real>::measure(LaneTotals& totals, const Slab<real>& slab, const real* f,
                                  const OwnLossNumbers& own, const Emit& emit) const {
-  const Shape& s = state_.data.shape;
-  const std::ptrdiff_t targets = state_.data.targets / s.q;
-  for (int t = 0; t < slab.rows; ++t) {
-    const double w = state_.data.weight_of(0, slab.first_sample, slab.first_row + t);
-    const std::ptrdiff_t at = std::ptrdiff_t(t) * pL_;
-    if (w == 0) {  // whatever the outputs are
-      for (int o = 0; o < s.p; ++o) emit(at + o, 0.0);
-      continue;
-    }
-    const auto emit_weighted = [&](int o, double derivative) { emit(at + o, w * derivative); };
-    const RowLoss row = state_.own.exists() ? own.row(std::ptrdiff_t(t) * s.p, s.p, emit_weighted)
-                                            : row_loss(*state_.loss, f + at, slab.y + t * targets,
-                                                       1, s.p, state_.totals_wanted, emit_weighted);
-    totals.loss[0] += w * row.value;
-    totals.correct[0] += w * row.correct;
-    totals.margin[0] = std::min(totals.margin[0], row.margin);
-  }
+  const std::ptrdiff_t first = slab.first_sample * state_.data.shape.q + slab.first_row;
+  measure_rows(state_, totals, first, slab.rows, f, pL_, own, [&](int t, int o, double derivative) {
+    emit(std::ptrdiff_t(t) * pL_ + o, derivative);
+  });
 }
 
 template <class real>

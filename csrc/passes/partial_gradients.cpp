@@ -1,5 +1,6 @@
 #include "partial_gradients.hpp"
 
+#include "../problem/alike_heads.hpp"
 #include "../problem/factors.hpp"
 
 namespace mhfast {
@@ -23,6 +24,10 @@ void PartialGradients<real>::lay_out(Arena& layout) {
   const Shape& s = shape_;
   if (!options_.gradient) return;
   partial_ = layout.take<real>(chunks_ * part_.size);
+  if (s.attended) {
+    transposed_ = layout.take<real>(s.is_layer() ? s.H * of_.rows * std::size_t(of_.columns) : 0);
+    return;
+  }
   shared_ = layout.take<real>(s.shared_query ? std::size_t(s.H) * s.q * s.d * width_ : 0);
   shared_k_ = layout.take<real>(s.shared_query ? std::size_t(s.H) * s.q * s.rank : 0);
   const bool summed = s.rank > 0 && !s.shared_query && !has_factors_;
@@ -143,10 +148,41 @@ void PartialGradients<real>::reduce_factors(const LoadedModel<real>& model,
   }
 }
 
+/// The gradients by the readouts of a member's heads from those of attended tokens: features of one
+/// head, or those that all share.
+template <class real>
+void PartialGradients<real>::reduce_attended(real* to, const Member& member) const {
+  const Shape& s = shape_;
+  const int rows = of_.rows, columns = of_.columns, heads = computed_heads(s);
+  const std::ptrdiff_t size = std::ptrdiff_t(rows) * columns;
+  for (int h = member.index; h < s.H; h += member.count) {
+    real* const out = to + h * size;
+    if (h >= heads && h > member.index) {
+      std::copy_n(to + member.index * size, size, out);
+      continue;
+    }
+    const real* const partial = readout(0, std::min(h, heads - 1));
+    if (!s.is_layer()) {
+      kernels_.reduce_features({partial, part_.size, chunks_, 1, int(size), out});
+      continue;
+    }
+    real* const transposed = transposed_ + h * size;
+    for (int o = 0; o < columns; ++o) {
+      const real* const of_output = partial + o * part_.readout_row;
+      kernels_.reduce_features(
+          {of_output, part_.size, chunks_, 1, rows, transposed + std::ptrdiff_t(o) * rows});
+    }
+    for (int k = 0; k < rows; ++k)
+      for (int o = 0; o < columns; ++o)
+        out[std::ptrdiff_t(k) * columns + o] = transposed[std::ptrdiff_t(o) * rows + k];
+  }
+}
+
 template <class real>
 void PartialGradients<real>::reduce(const LoadedModel<real>& model, const real* words,
                                     const GradientOut<real>& to, const Member& member) const {
   const Shape& s = shape_;
+  if (s.attended) return reduce_attended(to.readout, member);
   const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, qd = std::ptrdiff_t(s.q) * s.d;
   for (int h = member.index; h < s.H; h += member.count) {
     if (words) reduce_words(model, words, to, h);

@@ -53,6 +53,7 @@ class PartialGradients {
   void reduce_words(const LoadedModel<real>& model, const real* words, const GradientOut<real>& to,
                     int head) const;
   void reduce_prompt(const LoadedModel<real>& model, real* to) const;
+  void reduce_attended(real* to, const Member& member) const;
   real* sum_table(const real* partial, int columns, real* scratch) const;
   void reduce_factors(const LoadedModel<real>& model, const GradientOut<real>& to, int head) const;
   void sum_chunks(const real* partial, int rows, int columns, real* out) const;
@@ -65,9 +66,10 @@ class PartialGradients {
   const bool features_are_lanes_, has_factors_;
   const PartialGradient part_;
   real* partial_ = nullptr;
-  real* dense_ = nullptr;     // by W, where only its factors have gradients to go to: (H, d, d)
-  real* shared_ = nullptr;    // D X summed over samples, where the query is shared: (H, q, d)
-  real* shared_k_ = nullptr;  // that times K: (H, q, r)
+  real* dense_ = nullptr;       // by W, where only its factors have gradients to go to: (H, d, d)
+  real* shared_ = nullptr;      // D X summed over samples, where the query is shared: (H, q, d)
+  real* shared_k_ = nullptr;    // that times K: (H, q, r)
+  real* transposed_ = nullptr;  // of a layer's attended tokens, by V: (H, p, d)
   /// Of words, for each head: a sum of tables, words in rows of whole vectors, products of the two.
   struct {
     real *sum = nullptr, *words = nullptr, *product = nullptr;

@@ -1,5 +1,6 @@
 #include "strategy.hpp"
 
+#include "attended_pass.hpp"
 #include "classifier_slabs.hpp"
 #include "layer_rows.hpp"
 #include "layer_slabs.hpp"
@@ -47,6 +48,7 @@ void ChunkPass<real>::run(Pass pass, const Member& member) {
 template <class real>
 std::unique_ptr<Strategy<real>> make_strategy(PassState<real>& state) {
   const bool layer = state.data.shape.is_layer();
+  if (state.plan.kind == PlanKind::kAttended) return std::make_unique<AttendedPass<real>>(state);
   if (state.plan.kind == PlanKind::kTiles) return std::make_unique<TilePass<real>>(state);
   if (layer && (state.plan.kind == PlanKind::kRows || state.plan.kind == PlanKind::kWords))
     return std::make_unique<LayerRowPass<real>>(state);

@@ -5,6 +5,7 @@
 //   tiles                          TilePass                       long sequences of a classifier
 //   rows of a layer                LayerRowPass                   a tile of query rows at a time
 //   words                          ClassifierSlabs, LayerRowPass  as rows
+//   attended                       AttendedPass                   rows of attended tokens
 #pragma once
 
 #include <atomic>
@@ -111,7 +112,7 @@ template <class real>
 class ChunkPass : public Strategy<real> {
  public:
   void restart() final { next_chunk_.store(0, std::memory_order_relaxed); }
-  void run(Pass pass, const Member& member) final;
+  void run(Pass pass, const Member& member) override;
 
  protected:
   explicit ChunkPass(PassState<real>& state) : state_(state) {}

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "../runtime/tuning.hpp"
+#include "attended.hpp"
 #include "readout.hpp"
 
 namespace mhfast {
@@ -100,6 +101,11 @@ struct Cost {
                           D * product_cycles(rows, F, keys) + by_queries_of_rows(rows) +
                           V * product_cycles(s.d, P, rows) + 2 * N * s.d;
     return std::ceil(double(s.q) / rows) * (a_tile + 3.0 * keys * s.d / s.H);
+  }
+  /// Of a row of attended tokens: outputs, their losses, and the gradient.
+  double attended() const {
+    const double vectors = this->vectors(AttendedRows(s, L).size), p = s.row_outputs();
+    return 2 * p * vectors * kLanedProductCycles + p * kOutputCycles;
   }
   double words() const {  // for a sample
     const double N = vectors(s.q),
@@ -291,6 +297,23 @@ void size_layer(const Shape& s, int bytes, int lanes, Plan& plan) {
   if (plan.tile < s.q) plan.slab = 1;
 }
 
+Prediction predict_attended(const Shape& s, const Cost& cost) {
+  const double rows = double(AttendedRows(s, cost.L).count);
+  Prediction result;
+  result.set(PlanKind::kAttended, cost, rows, rows * cost.attended());
+  return result;
+}
+
+void size_attended(const Shape& s, int bytes, int lanes, Plan& plan) {
+  const AttendedRows rows(s, lanes);
+  plan.units = rows.count;
+  plan.keep = true;
+  plan.tile = 1;
+  const double row = double(rows.size) * bytes, sums = double(s.row_outputs()) * lanes * bytes;
+  const double fitting = std::min(kSlabBytes / row, kTileBytes / sums);
+  plan.slab = int(std::clamp(fitting, double(lanes), double(kSlabRows)));
+}
+
 /// What a plan is made by: predicted cycles of all kinds, and sizes of the chosen one.
 struct Planner {
   Prediction (*predict)(const Shape&, const Cost&);
@@ -300,6 +323,8 @@ struct Planner {
 const Planner& planner_of(const Shape& s) {
   static constexpr Planner classifier{predict_classifier, size_classifier};
   static constexpr Planner layer{predict_layer, size_layer};
+  static constexpr Planner attended{predict_attended, size_attended};
+  if (s.attended) return attended;
   return s.is_layer() ? layer : classifier;
 }
 
@@ -313,7 +338,8 @@ const Prediction& prediction(const Shape& s, const Registers& registers) {
     auto key() const {
       return std::tie(shape.n, shape.T, shape.q, shape.d, shape.H, shape.p, shape.shared_query,
                       shape.identity_w, shape.identity_v, shape.words, shape.causal, shape.rank,
-                      registers.bytes, registers.lanes, registers.tiles.accumulators);
+                      shape.attended, registers.bytes, registers.lanes,
+                      registers.tiles.accumulators);
     }
   };
   thread_local std::unique_ptr<Kept> last;  // on the heap, as thread-local storage is small
@@ -337,6 +363,15 @@ PlanKind choose(const double (&cycles)[kPlanKinds]) {
   return PlanKind(std::min_element(cycles, cycles + kKinds) - cycles);
 }
 
+/// Predicted cycles of a step of each of `runs` runs that are lanes.
+double cycles_of_lanes(const Prediction& predicted, const Registers& registers,
+                       std::ptrdiff_t runs) {
+  const int lanes = registers.lanes;
+  // Lanes without a run are idle.
+  const double idle = double(round_up(runs, lanes)) / double(runs);
+  return (predicted.cycles[int(PlanKind::kRuns)] + kLanesStepCycles / lanes) * idle;
+}
+
 }  // namespace
 
 const char* plan_name(PlanKind kind) {
@@ -351,6 +386,8 @@ const char* plan_name(PlanKind kind) {
       return "tiles";
     case PlanKind::kWords:
       return "words";
+    case PlanKind::kAttended:
+      return "attended";
     case PlanKind::kRuns:
       break;
   }
@@ -362,7 +399,8 @@ void force_plan(const std::string& name) {
     if (name == plan_name(PlanKind(kind))) return forced.store(kind);
   if (name != "auto")
     throw std::invalid_argument(
-        "plan: expected samples, hybrid, rows, tiles, words, runs or auto, got '" + name + "'");
+        "plan: expected samples, hybrid, rows, tiles, words, attended, runs or auto, got '" + name +
+        "'");
   forced.store(-1);
 }
 
@@ -383,6 +421,13 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
   };
   const Readout readout = readout_of(s);
   PartialGradient part{};
+  if (kind == PlanKind::kAttended) {
+    const AttendedRows rows(s, lanes);
+    part.readout_row = rows.size;
+    part.readout_head = rows.features_of_head;
+    part.size = rows.size * s.row_outputs() + lanes;
+    return part;
+  }
   if (kind == PlanKind::kWords) {
     part.weight_row = row(s.shared_query ? s.q : s.words);
     part.readout_row = row(s.is_layer() ? s.p : s.q);
@@ -405,15 +450,25 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
 }
 
 bool prefers_runs(const Shape& s, const Registers& registers, std::ptrdiff_t runs) {
-  if (runs < 2 || s.words > 0) return false;
+  if (runs < 2 || s.words > 0 || s.attended) return false;
   const int choice = forced.load(std::memory_order_relaxed);
   if (choice >= 0) return PlanKind(choice) == PlanKind::kRuns;
   const Prediction& predicted = prediction(s, registers);
-  const int lanes = registers.lanes;
-  // Lanes without a run are idle.
-  const double idle = double(round_up(runs, lanes)) / double(runs);
-  const double together = predicted.cycles[int(PlanKind::kRuns)] + kLanesStepCycles / lanes;
-  return together * idle < predicted.cycles[int(choose(predicted.cycles))] + kStepCycles;
+  return cycles_of_lanes(predicted, registers, runs) <
+         predicted.cycles[int(choose(predicted.cycles))] + kStepCycles;
+}
+
+bool prefers_attended(const Shape& s, const Registers& registers, std::ptrdiff_t runs) {
+  const int choice = forced.load(std::memory_order_relaxed);
+  if (choice >= 0) return PlanKind(choice) == PlanKind::kAttended;
+  const Prediction& predicted = prediction(s, registers);
+  const double from_tokens = prefers_runs(s, registers, runs)
+                                 ? cycles_of_lanes(predicted, registers, runs)
+                                 : predicted.cycles[int(choose(predicted.cycles))] + kStepCycles;
+  Shape attended = s;
+  attended.attended = true;
+  return prediction(attended, registers).cycles[int(PlanKind::kAttended)] + kStepCycles <
+         from_tokens;
 }
 
 Plan make_plan(const Shape& s, const Registers& registers, bool runs_are_lanes) {

@@ -22,10 +22,11 @@ struct Shape {
   int p = 0;                                    // outputs of a layer; 0: a classifier
   bool shared_query = false;                    // one query side for all samples, a prompt
   bool identity_w = false, identity_v = false;  // nothing is in the place of W; of V, where p is d
-  int words = 0;        // of the dictionary that all tokens are taken from; 0: there is none
-  bool causal = false;  // rows see no later token, and tiles of rows leave those out
-  int rank = 0;         // of Q K^T, whose factors are multiplied with one by one; 0: W is dense
-  int value_rank = 0;   // V_h is A_h B_h with so many columns of A_h; 0: V is not factored
+  int words = 0;          // of the dictionary that all tokens are taken from; 0: there is none
+  bool causal = false;    // rows see no later token, and tiles of rows leave those out
+  int rank = 0;           // of Q K^T, whose factors are multiplied with one by one; 0: W is dense
+  int value_rank = 0;     // V_h is A_h B_h with so many columns of A_h; 0: V is not factored
+  bool attended = false;  // in the place of tokens there are attended ones, see attended.hpp
 
   bool is_layer() const { return p > 0; }
   /// See Data: what the shape says about it.
@@ -49,9 +50,10 @@ enum class PlanKind {
   kRows,     // query rows for scores and softmax, features for gradients
   kTiles,    // as kRows, a tile of query rows at a time: long sequences
   kWords,  // as kRows, where tokens are words: products of words are computed once, then looked up
-  kRuns,   // independent runs, each with its own parameters
+  kAttended,  // features of attended tokens, which are known: what is left is the readout
+  kRuns,      // independent runs, each with its own parameters
 };
-inline constexpr int kPlanKinds = 6;
+inline constexpr int kPlanKinds = 7;
 
 /// Whether gradients have features along the lanes, in rows of whole vectors.
 inline bool features_are_lanes(PlanKind kind) {
@@ -67,7 +69,8 @@ bool has_factor_gradients(const Shape& shape, PlanKind kind, int lanes);
 
 struct Plan {
   PlanKind kind;
-  std::ptrdiff_t units;  // blocks of `lanes` samples, or samples; layers by rows: tiles of samples
+  std::ptrdiff_t units;  // blocks of `lanes` samples, or samples; layers by rows: tiles of samples;
+                         // of attended tokens: rows, see attended.hpp
   int chunks;            // of units; each owns one partial gradient
   int slab;              // units whose weights (tiles: gradients) are held at a time, all heads
   bool keep;             // weights are kept from the loss to the gradient; else recomputed
@@ -96,20 +99,27 @@ Registers registers_of(const Kernels<real>& kernels) {
 
 Plan make_plan(const Shape& shape, const Registers& registers, bool runs_are_lanes = false);
 
+/// Whether steps of `runs` trainings that change the readout alone are faster from attended tokens
+/// that are computed once than from the shape's tokens.
+bool prefers_attended(const Shape& shape, const Registers& registers, std::ptrdiff_t runs);
+
 /// Whether `runs` side by side, each with its own parameters, are faster as lanes than one by one.
 bool prefers_runs(const Shape& shape, const Registers& registers, std::ptrdiff_t runs);
 
 const char* plan_name(PlanKind kind);
 
 /// For tests and measurements: every later plan is of this kind ("samples", "hybrid", "rows",
-/// "tiles", "runs") if the shape supports it, or chosen by the cost model ("auto"). Throws
-/// std::invalid_argument for another name.
+/// "tiles", "runs") if the shape supports it, or chosen by the cost model ("auto"). Attended tokens
+/// are kept only if "attended" or nothing is forced. Throws std::invalid_argument for another name.
 void force_plan(const std::string& name);
 
 /// Layout of a chunk's partial gradient, in numbers: for all heads the part by W (or that by Q and
 /// then that by K; or, if the query is shared, D X), then that by U or V. Of words: the sum of D
 /// over all pairs of a key word and a query word (or, if the query is shared, row), then that of A
-/// over key words and query rows, or of a layer A^T G over key words and outputs.
+/// over key words and query rows, or of a layer A^T G over key words and outputs. Of attended
+/// tokens: for each output a row of features (see attended.hpp), of which a head's begin
+/// `readout_head` numbers after those of the head before, and a register that reads beyond the last
+/// row may take.
 struct PartialGradient {
   std::ptrdiff_t weight_row, readout_row;  // of d (or r) numbers; of d, or of a layer's p
   std::ptrdiff_t weight_head, readout_head, readout_at, size;

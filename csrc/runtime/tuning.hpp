@@ -77,6 +77,16 @@ inline constexpr int kFactorColumns = 3, kGradientColumns = 5;
 // Counted: to look up the logit of a pair of words, and to add its derivative to that of the pair.
 inline constexpr double kWordCycles = 4;
 
+// Chosen: of an output of attended tokens, its loss and derivative.
+inline constexpr double kOutputCycles = 15;
+
+// Steps that change the readout alone -------------------------------------------------------------
+
+// Chosen. Attended tokens that are kept for all steps, of all runs; beyond, they are computed again
+// at each step, as where W is trained. And weights that are held while they are computed.
+inline constexpr double kAttendedBytes = 256 * kMegabyte;
+inline constexpr std::ptrdiff_t kAttendedWeights = 1 << 16;
+
 // Batches ----------------------------------------------------------------------------------------
 
 // Chosen. Samples of a batch whose rows are asked for before they are copied, and bytes of each,

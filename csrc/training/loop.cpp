@@ -192,7 +192,9 @@ void Loop<real>::make_tensors() {
   const bool lanes = width_ > 1;
   const bool of_factors = task_.wrt[kQ] || task_.wrt[kK],
              of_values = task_.wrt[kValueA] || task_.wrt[kValueB];
-  const auto has_product = [](const auto& engine) { return !engine->multiplies_factors(); };
+  const auto has_product = [](const auto& engine) {
+    return !engine->multiplies_factors() && !engine->has_attended();
+  };
   needs_product_ = task_.rank > 0 && (has_product(whole_) || has_product(engine_) ||
                                       std::any_of(tests_.begin(), tests_.end(), has_product));
   theta_ = task_.model.of(run_);
@@ -220,6 +222,11 @@ void Loop<real>::make_tensors() {
   for (int name = 0; name < kTensors; ++name)
     if (!scaled_theta_[name]) scaled_theta_[name] = theta_[name];
   rescale_prompt();
+  if (needs_product_ && task_.keeps_attention()) {  // once for all steps
+    rescale_heads({0, 1, nullptr});
+    for (int h = 0; h < s.H; ++h) compose_product(h);
+    needs_product_ = false;
+  }
 
   descent_ = std::make_unique<Descent<real>>(task_.optimizer, width_, records_norm_);
   for (int name = 0; name < kTensors; ++name) {
@@ -315,6 +322,14 @@ void Loop<real>::rescale_prompt() {
   scale_by_power(theta_[kPrompt], e.all() * width_, exponent(kPrompt), scaled_theta_[kPrompt]);
 }
 
+/// W of one head, of factors.
+template <class real>
+void Loop<real>::compose_product(int head) {
+  const Tensors<real*>& at = scaled_theta_;
+  compose(active_kernels<real>(), task_.data.shape, task_.rank, at[kQ], at[kK], head, width_,
+          at[kW]);
+}
+
 /// A member's heads of the parameters, after a step over the same heads, and the prompt; its share
 /// of a batch.
 template <class real>
@@ -322,8 +337,7 @@ void Loop<real>::load(const Member& member) {
   const Shape& s = task_.data.shape;
   const Tensors<real*>& at = scaled_theta_;
   rescale_heads(member);
-  for (int h = member.index; needs_product_ && h < s.H; h += member.count)
-    compose(active_kernels<real>(), s, task_.rank, at[kQ], at[kK], h, width_, at[kW]);
+  for (int h = member.index; needs_product_ && h < s.H; h += member.count) compose_product(h);
   for (int h = member.index; s.value_rank > 0 && h < s.H; h += member.count)
     compose_values<real>(active_kernels<real>(), s, at[kValueA], at[kValueB], h, width_, at[kV]);
   for (Engine<real>* shard : shards_) shard->load_parameters(parameters(), member);
@@ -774,7 +788,11 @@ void Loop<real>::record() {
     }
     for (int l = 0; l < count_; ++l) {
       const std::int64_t stopped = task_.stopped[run_ + l];
-      if (stopped >= 0 && row > std::max<std::int64_t>(0, r.row(task_.first_step, stopped))) {
+      const bool is_frozen =
+          stopped >= 0 && row > std::max<std::int64_t>(0, r.row(task_.first_step, stopped));
+      const bool is_constant =
+          task_.keeps_attention() && row > 0 && is_of(r.quantity) == QuantityOf::kAttentionWeights;
+      if (is_frozen || is_constant) {
         repeat_row(r, l, row - 1, row);
         continue;
       }

@@ -34,13 +34,13 @@
 //   next load
 //
 // "head": head h is the member's whose index is h mod count, in every phase, and the prompt counts
-// as a head 0. "share": an equal part of the batch, by index. So update and load need no barrier
-// between them as long as a member loads what it has stepped; a prompt that is trained is loaded by
-// all, and takes one. "chunk": whoever takes it (a unit of tiles likewise, with barriers of its own
-// inside the pass). The first member's flags (what ends, is due or was interrupted) change only in
-// phases that are its own, and `interrupted_` in a pass, after which all read it behind the
-// barrier. That the caller's own loss failed is one atomic flag of an engine, which is never taken
-// back.
+// as a head 0. "share": an equal part of the batch, by index; a pass over attended tokens begins
+// with such parts of the readout, and a barrier. So update and load need no barrier between them as
+// long as a member loads what it has stepped; a prompt that is trained is loaded by all, and takes
+// one. "chunk": whoever takes it (a unit of tiles likewise, with barriers of its own inside the
+// pass). The first member's flags (what ends, is due or was interrupted) change only in phases that
+// are its own, and `interrupted_` in a pass, after which all read it behind the barrier. That the
+// caller's own loss failed is one atomic flag of an engine, which is never taken back.
 #pragma once
 
 #include <chrono>
@@ -120,6 +120,7 @@ class Loop {
   void rescale_heads(const Member& member);
   void rescale_prompt();
   void restore_gradients(const Member& member);
+  void compose_product(int head);
   void load(const Member& member);
   void prepare_step();
   void advance_step(const Member& member, const FlushToZero& flush);

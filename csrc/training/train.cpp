@@ -5,6 +5,8 @@
 #include <chrono>
 #include <memory>
 
+#include "../passes/attended_tokens.hpp"
+#include "../passes/evaluate.hpp"
 #include "../passes/triangular.hpp"
 #include "../problem/clean.hpp"
 #include "../runtime/tuning.hpp"
@@ -214,6 +216,54 @@ bool prefers_triangles_of_all(const TrainingTask<real>& task) {
          prefers_triangle(task.data, TriangleUse::kTraining);
 }
 
+/// The attended tokens of a training whose steps are on all samples and change the readout alone,
+/// in the place of its tokens and, as far as there is memory for them, of those of its test sets.
+template <class real>
+class KeptAttention {
+ public:
+  explicit KeptAttention(TrainingTask<real>& task) : task_(task) {
+    if (!task.keeps_attention() || task.batches.size > 0 || task.processes) return;
+    if (task.first_step == task.last_step) return;  // there is a loss to compute and no step
+    if (!take(task.data, prefers_triangles_of_all(task), task.runs)) return;
+    for (Data<real>& test : task.tests)  // runs go one by one now
+      take(test, prefers_triangle(test, TriangleUse::kOutputs), 1);
+  }
+  KeptAttention(const KeptAttention&) = delete;
+  KeptAttention& operator=(const KeptAttention&) = delete;
+
+ private:
+  /// `triangle`, `runs`: what a step from the tokens would have, its keys and runs side by side.
+  bool take(Data<real>& data, bool triangle, std::ptrdiff_t runs) {
+    const auto& run = data.run;
+    bool apart = run.x || run.z || run.keys || run.queries || run.lengths || run.limits;
+    for (const TensorName name : {kW, kQ, kK, kPrompt}) apart |= task_.model.run[name] != 0;
+    const double bytes = AttendedTokens<real>::bytes(data, task_.runs, apart);
+    if (bytes_ + bytes > kAttendedBytes) return false;
+    Shape from_tokens = data.shape;
+    if (triangle) from_tokens.T = from_tokens.d;
+    if (!prefers_attended(from_tokens, registers_of(active_kernels<real>()), runs)) return false;
+    bytes_ += bytes;
+    sets_.push_back(std::make_unique<AttendedTokens<real>>(data, task_.runs, apart));
+    AttendedTokens<real>& attended = *sets_.back();
+    for_runs(apart ? task_.runs : 1, task_.threads, attended.flops(),
+             [&](std::ptrdiff_t r, int threads) {
+               Tensors<const real*> tensors{};
+               const Tensors<real*> of_run = task_.model.of(r);
+               for (const TensorName name : {kW, kQ, kK, kPrompt}) tensors[name] = of_run[name];
+               const bool tied = task_.rank > 0 && !tensors[kK];
+               const RescaledTensors<real> scaled(tensors, data.shape, task_.rank, tied,
+                                                  task_.exponents);
+               attended.compute(r, {*scaled, task_.rank}, task_.scale, threads);
+             });
+    data = **sets_.back();
+    return true;
+  }
+
+  const TrainingTask<real>& task_;
+  double bytes_ = 0;
+  std::vector<std::unique_ptr<AttendedTokens<real>>> sets_;
+};
+
 }  // namespace
 
 template <class real>
@@ -248,14 +298,16 @@ TrainingEnd train(TrainingTask<real>& task) {
   for (Data<real>& test : task.tests) {
     clear(test);
     prepare(test);
-    if (prefers_triangle(test, TriangleUse::kOutputs)) take_triangles(test);
   }
+  const KeptAttention<real> attention(task);
+  for (Data<real>& test : task.tests)
+    if (!test.shape.attended && prefers_triangle(test, TriangleUse::kOutputs)) take_triangles(test);
   if (task.batches.fresh > 0) {
     prepare(task.fresh);
     task.triangular_batches =
         prefers_triangle(task.fresh, TriangleUse::kGradient, double(task.batches.fresh));
   }
-  if (prefers_triangles_of_all(task))
+  if (!task.data.shape.attended && prefers_triangles_of_all(task))
     take_triangles(task.data);
   else if (task.batches.size > 0 && task.batches.fresh == 0)
     task.triangular_batches = prefers_triangle(task.data, TriangleUse::kGradient);

@@ -176,6 +176,9 @@ struct TrainingTask {
   static constexpr std::ptrdiff_t kMarginInSlot = 0, kLargestXInSlot = 0, kLargestZInSlot = 1,
                                   kScalesInSlot = 1;
 
+  /// Whether training leaves attention as it is.
+  bool keeps_attention() const { return !wrt[kW] && !wrt[kQ] && !wrt[kK] && !wrt[kPrompt]; }
+
   /// Steps between the first ones of epochs; new samples have no epochs, but records of all samples
   /// then cost as much relative to their steps.
   std::int64_t epoch() const {

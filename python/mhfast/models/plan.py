@@ -39,6 +39,9 @@ def explain(
     "training_words" are the words that training on all samples looks up, 0 for none, and
     "training_samples" the samples that it goes over: of a Dataset the different ones where that
     saves time.
+    "readout_plan" is the plan of full-batch steps of training that change U or V alone: "attended"
+    where the attended tokens are computed once, before the first step, and kept in
+    "attended_bytes", which count as many runs as there are side by side.
 
     Raises
     ------
@@ -53,6 +56,8 @@ def explain(
     >>> model = mh.Classifier.zeros(heads=3, tokens=5, dim=9)
     >>> mh.explain(model, (20, 5, 9))["plan"] in ("samples", "hybrid", "rows", "tiles")
     True
+    >>> mh.explain(model, (20, 5, 9))["readout_plan"]
+    'attended'
     >>> linear = mh.Layer.gaussian(3, 4, 1, std=0.1, seed=0, query=-1, attention="linear")
     >>> mh.explain(linear, (20, 50, 4))["training_keys"]
     4
