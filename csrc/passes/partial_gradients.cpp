@@ -1,6 +1,7 @@
 #include "partial_gradients.hpp"
 
 #include "../problem/factors.hpp"
+#include "../runtime/tuning.hpp"
 
 namespace mhfast {
 
@@ -14,8 +15,12 @@ PartialGradients<real>::PartialGradients(const Kernels<real>& kernels, const Sha
       chunks_(plan.chunks),
       width_(width),
       features_are_lanes_(plan.features_are_lanes()),
+      readout_by_features_(features_are_lanes_ &&
+                           !(shape.is_layer() && plan.kind == PlanKind::kHybrid)),
       has_factors_(has_factor_gradients(shape, plan.kind, kernels.lanes)),
+      has_rows_(options.wrt_W && has_row_gradients(shape, plan.kind)),
       part_(partial_gradient(shape, plan.kind, kernels.lanes)),
+      rows_row_(row_gradient_size(shape, kernels.lanes)),
       embedding_(kernels, shape) {}
 
 template <class real>
@@ -23,6 +28,10 @@ void PartialGradients<real>::lay_out(Arena& layout) {
   const Shape& s = shape_;
   if (!options_.gradient) return;
   partial_ = layout.take<real>(chunks_ * part_.size);
+  rows_ = layout.take<real>(has_rows_ ? std::size_t(s.H) * s.n * s.q * rows_row_ : 0);
+  last_ = layout.take<real>(has_rows_ && s.d % kernels_.lanes > 0
+                                ? std::size_t(s.H) * s.d * kernels_.lanes
+                                : 0);
   shared_ = layout.take<real>(s.shared_query ? std::size_t(s.H) * s.q * s.d * width_ : 0);
   shared_k_ = layout.take<real>(s.shared_query ? std::size_t(s.H) * s.q * s.rank : 0);
   const bool summed = s.rank > 0 && !s.shared_query && !has_factors_;
@@ -93,13 +102,13 @@ void PartialGradients<real>::reduce_words(const LoadedModel<real>& model, const 
 }
 
 template <class real>
-void PartialGradients<real>::sum_chunks(const real* partial, int rows, int columns,
+void PartialGradients<real>::sum_chunks(const real* partial, int rows, int columns, bool features,
                                         real* out) const {
   if (width_ > 1) {  // runs: each block of them is one chunk
     std::copy_n(partial, std::ptrdiff_t(rows) * columns * width_, out);
     return;
   }
-  (features_are_lanes_ ? kernels_.reduce_features : kernels_.reduce_samples)(
+  (features ? kernels_.reduce_features : kernels_.reduce_samples)(
       {partial, part_.size, chunks_, rows, columns, out});
 }
 
@@ -126,7 +135,7 @@ void PartialGradients<real>::reduce_factors(const LoadedModel<real>& model,
   } else if (has_factors_) {
     const auto sum = [&](const real* partial, real* out) {
       if (!out) return;
-      sum_chunks(partial, d, r, out);
+      sum_chunks(partial, d, r, features_are_lanes_, out);
       if (model.scale() != real(1))
         for (std::ptrdiff_t i = 0; i < size; ++i) out[i] *= model.scale();
     };
@@ -135,7 +144,7 @@ void PartialGradients<real>::reduce_factors(const LoadedModel<real>& model,
   } else if (to.Q || to.K) {
     const std::ptrdiff_t dd = std::ptrdiff_t(d) * d;
     real* const gW = dense_ + head * dd;
-    sum_chunks(weight(0, head), d, d, gW);
+    sum_chunks(weight(0, head), d, d, features_are_lanes_, gW);
     if (model.scale() != real(1))
       for (std::ptrdiff_t i = 0; i < dd; ++i) gW[i] *= model.scale();
     differentiate_factors(kernels_, s, r, model.factor_q(0), tied ? nullptr : model.factor_k(0),
@@ -143,16 +152,44 @@ void PartialGradients<real>::reduce_factors(const LoadedModel<real>& model,
   }
 }
 
+/// A member's part of the gradient by W from D X of all rows: Z^T (D X), some rows at a time.
+template <class real>
+void PartialGradients<real>::multiply_rows(const LoadedModel<real>& model, const real* z, real* gW,
+                                           const Member& member) const {
+  const Shape& s = shape_;
+  const int L = kernels_.lanes, d = s.d, whole = d / L, rest = d % L, count = int(s.n * s.q);
+  const int pieces = (d + kGradientRows - 1) / kGradientRows;
+  for (int piece = member.index; piece < s.H * pieces; piece += member.count) {
+    const int head = piece / pieces, first = piece % pieces * kGradientRows;
+    const int M = std::min(kGradientRows, d - first);
+    const real* const e = rows(head, 0);
+    real* const out = gW + (std::ptrdiff_t(head) * d + first) * d;
+    if (whole > 0)
+      kernels_.product({{M, whole, count}, {z + first, d}, {e, rows_row_, L}, {out, d, L}});
+    if (rest > 0) {
+      real* const last = last_ + (std::ptrdiff_t(head) * d + first) * L;
+      kernels_.product(
+          {{M, 1, count}, {z + first, d}, {e + whole * L, rows_row_, L}, {last, L, L}});
+      for (int i = 0; i < M; ++i)
+        std::copy_n(last + std::ptrdiff_t(i) * L, rest, out + std::ptrdiff_t(i) * d + whole * L);
+    }
+    if (model.scale() != real(1))
+      for (std::ptrdiff_t i = 0; i < std::ptrdiff_t(M) * d; ++i) out[i] *= model.scale();
+  }
+}
+
 template <class real>
 void PartialGradients<real>::reduce(const LoadedModel<real>& model, const real* words,
-                                    const GradientOut<real>& to, const Member& member) const {
+                                    const real* z, const GradientOut<real>& to,
+                                    const Member& member) const {
   const Shape& s = shape_;
+  if (has_rows_ && to.W) multiply_rows(model, z, to.W, member);
   const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, qd = std::ptrdiff_t(s.q) * s.d;
   for (int h = member.index; h < s.H; h += member.count) {
     if (words) reduce_words(model, words, to, h);
     if (s.shared_query && options_.wrt_W) {
       real* e = shared_ + h * qd * width_;
-      if (!words) sum_chunks(weight(0, h), s.q, s.d, e);
+      if (!words) sum_chunks(weight(0, h), s.q, s.d, features_are_lanes_, e);
       if (s.rank > 0)
         reduce_factors(model, to, h);
       else if (to.W)
@@ -160,14 +197,14 @@ void PartialGradients<real>::reduce(const LoadedModel<real>& model, const real* 
                                to.W + h * dd * width_, s.d, 1, model.scale(), false});
     } else if (s.rank > 0) {
       reduce_factors(model, to, h);
-    } else if (to.W && !words) {
+    } else if (to.W && !words && !has_rows_) {
       real* out = to.W + h * dd * width_;
-      sum_chunks(weight(0, h), s.d, s.d, out);
+      sum_chunks(weight(0, h), s.d, s.d, features_are_lanes_, out);
       if (model.scale() != real(1))
         for (std::ptrdiff_t i = 0; i < dd * width_; ++i) out[i] *= model.scale();
     }
     if (to.readout && !words)
-      sum_chunks(readout(0, h), of_.rows, of_.columns,
+      sum_chunks(readout(0, h), of_.rows, of_.columns, readout_by_features_,
                  to.readout + std::ptrdiff_t(h) * of_.rows * of_.columns * width_);
     if (!to.words_by_scores) continue;
     real* const sum = table_.sum + h * table_.sum_size;

@@ -49,6 +49,12 @@ inline constexpr double kFewChunks = 8, kManyChunks = 64, kChunkCycles = 10000;
 inline constexpr double kReductionShare = 0.015;
 inline constexpr double kPartialBytes = 32 * kMegabyte;
 
+// Chosen. Rows of all samples for each feature up to which D X of every row is kept, in place of a
+// gradient by W for each of kFewChunks chunks, each of which is written and read.
+inline constexpr double kRowGradients = kFewChunks / 2;
+// Chosen. Rows of such a gradient that a thread computes at a time: D X is read anew for each.
+inline constexpr int kGradientRows = 128;
+
 // The cost model ------------------------------------------------------------------------------
 
 // Fitted. Cycles of starting a chunk, and bytes per cycle of copying and adding partial gradients.
@@ -68,6 +74,9 @@ inline constexpr double kTileCycles = 20, kStoreCycles = 0.5;
 // beyond the first and the second level of the cache.
 inline constexpr double kSoftmaxCycles32 = 14, kSoftmaxCycles64 = 19;
 inline constexpr double kFirstLevelCycles = 4, kSecondLevelCycles = 12;
+// Fitted. Cycles of a register of keys with features as lanes, where scores of a layer have samples
+// as theirs: a copy for all heads, and products of few rows for each.
+inline constexpr double kKeyCycles = 4;
 // Counted: to transpose a register of numbers, square by square.
 inline constexpr double kTransposeCycles = 3;
 // Chosen. Numbers of a row of W for each of the rank from which on factors are multiplied with one
