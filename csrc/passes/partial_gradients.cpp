@@ -29,9 +29,8 @@ void PartialGradients<real>::lay_out(Arena& layout) {
   if (!options_.gradient) return;
   partial_ = layout.take<real>(chunks_ * part_.size);
   rows_ = layout.take<real>(has_rows_ ? std::size_t(s.H) * s.n * s.q * rows_row_ : 0);
-  last_ = layout.take<real>(has_rows_ && s.d % kernels_.lanes > 0
-                                ? std::size_t(s.H) * s.d * kernels_.lanes
-                                : 0);
+  last_ = layout.take<real>(
+      has_rows_ && s.d % kernels_.lanes > 0 ? std::size_t(s.H) * s.d * kernels_.lanes : 0);
   shared_ = layout.take<real>(s.shared_query ? std::size_t(s.H) * s.q * s.d * width_ : 0);
   shared_k_ = layout.take<real>(s.shared_query ? std::size_t(s.H) * s.q * s.rank : 0);
   const bool summed = s.rank > 0 && !s.shared_query && !has_factors_;
@@ -108,8 +107,8 @@ void PartialGradients<real>::sum_chunks(const real* partial, int rows, int colum
     std::copy_n(partial, std::ptrdiff_t(rows) * columns * width_, out);
     return;
   }
-  (features ? kernels_.reduce_features : kernels_.reduce_samples)(
-      {partial, part_.size, chunks_, rows, columns, out});
+  (features ? kernels_.reduce_features
+            : kernels_.reduce_samples)({partial, part_.size, chunks_, rows, columns, out});
 }
 
 /// The gradients of one head by its factors, from those of the chunks or, of a shared query z, from

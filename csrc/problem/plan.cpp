@@ -115,9 +115,10 @@ struct Cost {
     const int rows = tile_rows(s, bytes, L);
     const double N = vectors(rows), F = vectors(s.d);
     const double keys = seen_keys(rows);
-    const double a_tile =
-        queries(N) + product_cycles(keys, 2 * N, s.d) + softmax_cycles(N, keys, bytes, L) +
-        product_cycles((1 + W) * N * L, F, keys) + by_queries_of_rows(rows, PlanKind::kTiles) + s.d * (N + F);
+    const double a_tile = queries(N) + product_cycles(keys, 2 * N, s.d) +
+                          softmax_cycles(N, keys, bytes, L) +
+                          product_cycles((1 + W) * N * L, F, keys) +
+                          by_queries_of_rows(rows, PlanKind::kTiles) + s.d * (N + F);
     const double packing = 2.0 * s.T * s.d;
     const double gradient = double(partial_gradient(s, PlanKind::kTiles, L).size) / (s.H * L);
     return packing + std::ceil(double(s.q) / rows) * a_tile + 2 * gradient;
@@ -420,10 +421,10 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
     part.readout_row = row(readout.columns);
     if (s.is_layer() && kind == PlanKind::kHybrid)
       part.readout_row = std::ptrdiff_t(readout.columns) * lanes;
-    part.weight_head = (s.shared_query                                    ? s.q
+    part.weight_head = (s.shared_query                               ? s.q
                         : s.identity_w || has_row_gradients(s, kind) ? 0
-                        : factors                                         ? 2 * s.d
-                                                                          : s.d) *
+                        : factors                                    ? 2 * s.d
+                                                                     : s.d) *
                        part.weight_row;
     part.readout_head = readout.rows * part.readout_row;
   }

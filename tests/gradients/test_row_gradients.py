@@ -8,7 +8,12 @@ from mhfast import reference
 
 n, T, H, p = 5, 3, 2, 4
 DIMS = (37, 64)  # a last register that is not whole, in every instruction set; and whole ones
-PLANS = [(mh.Classifier, "hybrid"), (mh.Classifier, "rows"), (mh.Layer, "hybrid"), (mh.Layer, "rows")]
+PLANS = [
+    (mh.Classifier, "hybrid"),
+    (mh.Classifier, "rows"),
+    (mh.Layer, "hybrid"),
+    (mh.Layer, "rows"),
+]
 # Relative to the largest entry: the promise for results against the float64 reference.
 TOLERANCE = {np.float64: 1e-12, np.float32: 3e-6}
 
@@ -43,8 +48,9 @@ def test_gradients_are_those_of_the_reference(kind, plan, query, d, dtype, use_p
     use_plan(plan)
     model, data = draw(kind, d, dtype, query=query)
     value, gradients = mh.value_and_grad(model, data)
-    expected, of_reference = reference.value_and_grad(model, data.X, data.y, query=data.query,
-                                                      lengths=data.lengths, weight=data.weight)
+    expected, of_reference = reference.value_and_grad(
+        model, data.X, data.y, query=data.query, lengths=data.lengths, weight=data.weight
+    )
     assert value == pytest.approx(expected, rel=TOLERANCE[dtype])
     for name in model.parameters:
         found, true = getattr(gradients, name), of_reference[name]

@@ -14,7 +14,10 @@ n, T, q, H, p, R = 7, 6, 4, 2, 3, 9
 # The rank and the dimension of tokens: rows are one vector or less, several, with a rest; of the
 # second scores alone have the factors where features are the lanes, of the last the gradients too.
 SIZES = [(1, 5), (3, 13), (2, 97), (17, 131)]
-PLANS = {mh.Classifier: ("samples", "hybrid", "rows", "tiles"), mh.Layer: ("samples", "hybrid", "rows")}
+PLANS = {
+    mh.Classifier: ("samples", "hybrid", "rows", "tiles"),
+    mh.Layer: ("samples", "hybrid", "rows"),
+}
 EVERY_PLAN = [(kind, plan) for kind, plans in PLANS.items() for plan in plans]
 SIDES = ["self", "token", "external", "prompt"]
 
