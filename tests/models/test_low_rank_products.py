@@ -161,10 +161,11 @@ def test_factors_whose_product_overflows(kind, size):
     readout = "U" if kind is mh.Classifier else "V"
     far = far.replace(**{readout: np.ldexp(getattr(model, readout), power)})
     np.testing.assert_array_equal(far(X), model(data))
-    _, g = mh.value_and_grad(model, data)
-    _, far_g = mh.value_and_grad(far, X, data.y)
+    _, g = mh.value_and_grad(model, data, wrt=(*model.parameters, "X"))
+    _, far_g = mh.value_and_grad(far, X, data.y, wrt=(*model.parameters, "X"))
     for name in model.parameters:
         np.testing.assert_array_equal(getattr(far_g, name), np.ldexp(getattr(g, name), -power))
+    np.testing.assert_array_equal(far_g.X, np.ldexp(g.X, power))
 
 
 def test_factors_of_a_layer_without_v_whose_product_overflows():

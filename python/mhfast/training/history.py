@@ -18,7 +18,7 @@ from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models.distinct import Compact
 from ..models.problem import CoreData, CoreParameters
-from .quantities import Entry, Metric, check_room, count_due, due_steps, real_value, row_of, size_of
+from .quantities import Entry, check_room, count_due, due_steps, real_value, row_of, size_of
 from .subspace import Subspace
 
 OF_WHOLE = (*PARAMETERS, "cosine")
