@@ -1,7 +1,7 @@
 #include "partial_gradients.hpp"
 
 #include "../problem/factors.hpp"
-#include "../runtime/tuning.hpp"
+#include "row_gradients.hpp"
 
 namespace mhfast {
 
@@ -29,8 +29,6 @@ void PartialGradients<real>::lay_out(Arena& layout) {
   if (!options_.gradient) return;
   partial_ = layout.take<real>(chunks_ * part_.size);
   rows_ = layout.take<real>(has_rows_ ? std::size_t(s.H) * s.n * s.q * rows_row_ : 0);
-  last_ = layout.take<real>(
-      has_rows_ && s.d % kernels_.lanes > 0 ? std::size_t(s.H) * s.d * kernels_.lanes : 0);
   shared_ = layout.take<real>(s.shared_query ? std::size_t(s.H) * s.q * s.d * width_ : 0);
   shared_k_ = layout.take<real>(s.shared_query ? std::size_t(s.H) * s.q * s.rank : 0);
   const bool summed = s.rank > 0 && !s.shared_query && !has_factors_;
@@ -156,24 +154,17 @@ template <class real>
 void PartialGradients<real>::multiply_rows(const LoadedModel<real>& model, const real* z, real* gW,
                                            const Member& member) const {
   const Shape& s = shape_;
-  const int L = kernels_.lanes, d = s.d, whole = d / L, rest = d % L, count = int(s.n * s.q);
-  const int pieces = (d + kGradientRows - 1) / kGradientRows;
+  const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d;
+  const int pieces = RowGradients<real>::pieces(s.d);
   for (int piece = member.index; piece < s.H * pieces; piece += member.count) {
-    const int head = piece / pieces, first = piece % pieces * kGradientRows;
-    const int M = std::min(kGradientRows, d - first);
-    const real* const e = rows(head, 0);
-    real* const out = gW + (std::ptrdiff_t(head) * d + first) * d;
-    if (whole > 0)
-      kernels_.product({{M, whole, count}, {z + first, d}, {e, rows_row_, L}, {out, d, L}});
-    if (rest > 0) {
-      real* const last = last_ + (std::ptrdiff_t(head) * d + first) * L;
-      kernels_.product(
-          {{M, 1, count}, {z + first, d}, {e + whole * L, rows_row_, L}, {last, L, L}});
-      for (int i = 0; i < M; ++i)
-        std::copy_n(last + std::ptrdiff_t(i) * L, rest, out + std::ptrdiff_t(i) * d + whole * L);
-    }
-    if (model.scale() != real(1))
-      for (std::ptrdiff_t i = 0; i < std::ptrdiff_t(M) * d; ++i) out[i] *= model.scale();
+    const int head = piece / pieces, part = piece % pieces;
+    real* const of_head = gW + head * dd;
+    const RowGradients<real> of{s.d, int(s.n * s.q), z, rows(head, 0), rows_row_};
+    of.multiply(kernels_, part, of_head);
+    if (model.scale() == real(1)) continue;
+    const std::ptrdiff_t row = std::ptrdiff_t(kGradientRows) * s.d;
+    std::transform(of_head + part * row, of_head + std::min((part + 1) * row, dd),
+                   of_head + part * row, [&](real x) { return model.scale() * x; });
   }
 }
 

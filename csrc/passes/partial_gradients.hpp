@@ -77,7 +77,6 @@ class PartialGradients {
   const PartialGradient part_;
   const std::ptrdiff_t rows_row_;
   real* rows_ = nullptr;  // D X of all samples, where it is kept: (H, n, q, rows_row)
-  real* last_ = nullptr;  // then the gradient's last features, fewer than lanes: (H, d, L)
   real* partial_ = nullptr;
   real* dense_ = nullptr;     // by W, where only its factors have gradients to go to: (H, d, d)
   real* shared_ = nullptr;    // D X summed over samples, where the query is shared: (H, q, d)

@@ -102,6 +102,9 @@ inline constexpr int kInputRows = 32;
 // Chosen. A, D and their tangents of a tile of rows, all heads: they stay in the second-level
 // cache.
 inline constexpr double kTangentTileBytes = 512 * kKilobyte;
+// Chosen. Query rows of several samples that are multiplied with W at once, at most: they fill a
+// tile of a product.
+inline constexpr int kTangentRows = 64;
 // Chosen. Chunks of samples that threads share, and the memory of all their partial sums.
 inline constexpr int kTangentChunks = 16;
 inline constexpr double kTangentPartialBytes = 48e6;
