@@ -87,7 +87,7 @@ class InputGradients {
   const Parameters<real>& parameters_;
   const Loss loss_;
   real *const gx_, *const gz_;
-  const int L_, TL_, dL_;
+  const int L_, TL_, dL_, wL_;  // wL: from row to row of W, see row_gradient_size
   int rows_, heads_, samples_;  // of a batch, at most
   const double total_;
 
@@ -109,7 +109,7 @@ class InputGradients {
 
   const bool wants_z_;  // by an external query, or as part of gx
   AlignedBuffer block_;
-  // W scaled, and its transpose: (H, d, dL). Of a rank Q scaled (H, d, r), and Q^T so, and K^T:
+  // W scaled, and its transpose: (H, d, wL). Of a rank Q scaled (H, d, r), and Q^T so, and K^T:
   // (H, r, dL).
   real *w_ = nullptr, *wt_ = nullptr, *kt_ = nullptr;
 };
@@ -125,6 +125,7 @@ InputGradients<real>::InputGradients(const Data<real>& data, const Parameters<re
       L_(kernels_.lanes),
       TL_(int(round_up(data.shape.T, L_))),
       dL_(int(round_up(data.shape.d, L_))),
+      wL_(int(row_gradient_size(data.shape, L_))),
       total_(data.total_weight(0, loss)),
       wants_z_(gz || (data.self && gx)) {
   choose_batches();
@@ -145,7 +146,7 @@ void InputGradients<real>::choose_batches() {
 template <class real>
 void InputGradients<real>::load_weights() {
   const Shape& s = data_.shape;
-  const std::ptrdiff_t H = s.H, dd = std::ptrdiff_t(s.d) * s.d, ddL = std::ptrdiff_t(s.d) * dL_;
+  const std::ptrdiff_t H = s.H, dd = std::ptrdiff_t(s.d) * s.d, ddL = std::ptrdiff_t(s.d) * wL_;
   if (s.identity_w) return;
   if (s.rank > 0) return load_factors();
   const auto lay_out = [&](Arena layout) {
@@ -154,11 +155,11 @@ void InputGradients<real>::load_weights() {
     return layout.size();
   };
   lay_out(Arena(block_.reserve(lay_out(Arena()))));
-  kernels_.scale_rows(parameters_.W, parameters_.scale, int(H * s.d), s.d, dL_, w_);
+  kernels_.scale_rows(parameters_.W, parameters_.scale, int(H * s.d), s.d, wL_, w_);
   if (!wants_z_) return;
   for (std::ptrdiff_t h = 0; h < H; ++h) {
     real* const wt = wt_ + h * ddL;
-    kernels_.pack_rows(parameters_.W + h * dd, s.d, s.d, dL_, wt);
+    kernels_.pack_rows(parameters_.W + h * dd, s.d, s.d, wL_, wt);
     std::transform(wt, wt + ddL, wt, [this](real entry) { return parameters_.scale * entry; });
   }
 }
@@ -251,7 +252,7 @@ void InputGradients<real>::load_queries(const Batch& batch, Workspace<real>& wor
   for (int h = 0; h < batch.heads; ++h)
     kernels_.product({{rows, dL_ / L_, s.d},
                       {workspace.zt, ML},
-                      {w_ + (batch.head + h) * d * dL_, dL_, L_},
+                      {w_ + (batch.head + h) * d * wL_, wL_, L_},
                       {workspace.p + h * std::ptrdiff_t(dL_), row, L_},
                       false});
 }
@@ -334,7 +335,7 @@ void InputGradients<real>::add_queries(const Batch& batch, Workspace<real>& work
   }
   kernels_.product({{M, dL_ / L_, s.d, batch.heads},
                     {workspace.et, ML, std::ptrdiff_t(dL_) * ML},
-                    {wt_ + batch.head * d * dL_, dL_, L_, d * dL_},
+                    {wt_ + batch.head * d * wL_, wL_, L_, d * wL_},
                     {workspace.gz, dL_, L_},
                     batch.head > 0});
 }
