@@ -75,10 +75,12 @@ void HessianProduct<real>::group_samples() {
   together_ = !s_.identity_w && tile_rows_ >= qL;
   queries_row_ = qL;
   if (!together_ || s_.shared_query) return;
+  factors_ =
+      model_.is_factored() && kFactorColumns * model_.rank <= s_.d && (has_rows_ || !wants_W_);
   const double of_row = 2.0 * s_.H * s_.d * sizeof(real);
   const double rows = std::min<double>(kTangentRows, kTangentTileBytes / of_row);
   const std::ptrdiff_t most = std::max<std::ptrdiff_t>(1, std::ptrdiff_t(rows) / s_.q);
-  if (double(s_.d) * s_.d * sizeof(real) > kSecondLevelBytes)
+  if (!factors_ && double(s_.d) * s_.d * sizeof(real) > kSecondLevelBytes)
     chunks_ = int(std::min<std::ptrdiff_t>(chunks_, (s_.n + most - 1) / most));
   const std::ptrdiff_t of_chunk = (s_.n + chunks_ - 1) / chunks_,
                        groups = (of_chunk + most - 1) / most;
@@ -106,6 +108,7 @@ void HessianProduct<real>::lay_out(Arena& layout) {
     take(T * dL, {&workspace.x});
     take(s_.shared_query ? 0 : d * queries_row_, {&workspace.zt});
     take(together_ ? H * d * queries_row_ : d * R, {&workspace.p, &workspace.dp});
+    take(factors_ ? model_.rank * queries_row_ : 0, {&workspace.zq, &workspace.dzq});
     take(d * R, {&workspace.ut, &workspace.dut, &workspace.yt, &workspace.dyt});
     take(heads_kept_ * T * R, {&workspace.s, &workspace.ds, &workspace.c, &workspace.dc});
     take(T * R, {&workspace.m});
@@ -121,6 +124,7 @@ void HessianProduct<real>::lay_out(Arena& layout) {
 template <class real>
 void HessianProduct<real>::load_weights() {
   if (s_.identity_w) return;
+  if (factors_) return load_factors();
   const std::ptrdiff_t size = extent(kW, s_, 0).all(), dd = std::ptrdiff_t(s_.d) * s_.d;
   const Tensors<const real*>&at = model_.at, &tangent = tangent_;
   if (!model_.is_factored() && scale_ == real(1)) {
@@ -155,6 +159,28 @@ void HessianProduct<real>::load_weights() {
 }
 
 template <class real>
+void HessianProduct<real>::load_factors() {
+  const int d = s_.d, r = model_.rank;
+  const std::ptrdiff_t factor = std::ptrdiff_t(d) * r, size = s_.H * factor;
+  const auto scale = [&](const real* from, std::vector<real>& to) -> const real* {
+    if (!from) return nullptr;
+    to.resize(size);
+    std::transform(from, from + size, to.begin(), [this](real x) { return scale_ * x; });
+    return to.data();
+  };
+  const auto turn = [&](const real* from, std::vector<real>& to) -> const real* {
+    if (!from) return nullptr;
+    to.resize(size);
+    for (int h = 0; h < s_.H; ++h)
+      kernels_.pack_rows(from + h * factor, d, r, d, to.data() + h * factor);
+    return to.data();
+  };
+  const TensorName right = model_.is_tied() ? kQ : kK;
+  q_ = {scale(model_.at[kQ], q_value_), scale(tangent_[kQ], q_tangent_)};
+  kt_ = {turn(model_.at[right], kt_value_), turn(tangent_[right], kt_tangent_)};
+}
+
+template <class real>
 void HessianProduct<real>::load_readout(int rows, int columns, int row) {
   const TensorName name = readout_of(s_).name;
   const auto pack = [&](const real* from, std::vector<real>& to) -> const real* {
@@ -186,7 +212,7 @@ void HessianProduct<real>::score(int h, const Tile& tile, Workspace& workspace) 
   const std::ptrdiff_t p_row = together_ ? queries_row_ : R;
   const WithTangent<real> z{(s_.shared_query ? queries_.value : workspace.zt) + tile.first,
                             queries_.tangent ? queries_.tangent + tile.first : nullptr};
-  bool has_tangent = z.tangent || w_.tangent;
+  bool has_tangent = z.tangent || w_.tangent || q_.tangent || kt_.tangent;
   if (together_) {
     const std::ptrdiff_t at = h * d * queries_row_ + workspace.row;
     p = {workspace.p + at, workspace.dp + at};
@@ -269,8 +295,22 @@ void HessianProduct<real>::load_queries(std::ptrdiff_t i, int count, Workspace& 
   if (!together_) return;
   const WithTangent<real> z{s_.shared_query ? queries_.value : workspace.zt, queries_.tangent};
   for (int h = 0; h < s_.H; ++h) {
-    const WithTangent<real> w{w_.value + h * dd, w_.tangent ? w_.tangent + h * dd : nullptr};
     const std::ptrdiff_t at = std::ptrdiff_t(h) * d * row;
+    if (factors_) {
+      const int r = model_.rank;
+      const auto of_head = [&](const real* x) {
+        return x ? x + std::ptrdiff_t(h) * d * r : nullptr;
+      };
+      const WithTangent<real> kt{of_head(kt_.value), of_head(kt_.tangent)};
+      const WithTangent<real> zq{workspace.zq, q_.tangent ? workspace.dzq : nullptr};
+      multiply(r, row, d, of_head(q_.value), r, z.value, row, workspace.zq, row, false);
+      if (q_.tangent)
+        multiply(r, row, d, of_head(q_.tangent), r, z.value, row, workspace.dzq, row, false);
+      multiply(d, row, r, kt.value, d, zq.value, row, workspace.p + at, row, false);
+      multiply_tangents(d, row, r, kt, d, zq, row, workspace.dp + at, row, false);
+      continue;
+    }
+    const WithTangent<real> w{w_.value + h * dd, w_.tangent ? w_.tangent + h * dd : nullptr};
     multiply(d, row, d, w.value, d, z.value, row, workspace.p + at, row, false);
     multiply_tangents(d, row, d, w, d, z, row, workspace.dp + at, row, false);
   }
@@ -324,6 +364,50 @@ void HessianProduct<real>::sum_weights(real* Sums::* part, const real* rows, int
   });
 }
 
+/// By Q: z^T (e. K + e K.), by K: e.^T (z Q) + e^T (z Q.), of a head; tied: the sum of both.
+template <class real>
+void HessianProduct<real>::reduce_factors(int h) const {
+  const int d = s_.d, r = model_.rank, count = int(s_.n * s_.q);
+  const int nL = padded(count), rL = padded(r), row = int(rows_row_);
+  const std::ptrdiff_t of_head = std::ptrdiff_t(h) * d * r, at_rows = h * s_.n * s_.q * rows_row_;
+  const bool tied = model_.is_tied();
+  const auto factor = [&](const Tensors<const real*>& tensors, TensorName name) {
+    return tensors[name] ? tensors[name] + of_head : nullptr;
+  };
+  const real *const moved = rows_moved_ + at_rows, *const plain = rows_plain_ + at_rows;
+  std::vector<real> turned(std::size_t(row) * nL), narrow(std::size_t(r) * nL);
+  std::vector<real> projected(std::size_t(nL) * rL), sum(std::size_t(d) * rL);
+  // sum (+)= left^T (right other), over all rows; rows of `right` in `turned`.
+  const auto add = [&](const real* left, int left_row, const real* other, bool more) {
+    multiply(r, nL, d, other, r, turned.data(), nL, narrow.data(), nL, false);
+    kernels_.pack_rows(narrow.data(), r, nL, rL, projected.data());
+    multiply(d, rL, count, left, left_row, projected.data(), rL, sum.data(), rL, more);
+  };
+  const auto turn = [&](const real* from, int from_row) {
+    kernels_.pack_rows(from, count, from_row, nL, turned.data());
+  };
+  const auto store = [&](real* to) {
+    for (int k = 0; k < d; ++k)
+      for (int j = 0; j < r; ++j)
+        to[of_head + std::ptrdiff_t(k) * r + j] = scale_ * sum[std::size_t(k) * rL + j];
+  };
+  const TensorName right = tied ? kQ : kK;
+  if (out_[kQ]) {
+    turn(moved, row);
+    add(data_.z, d, factor(model_.at, right), false);
+    if (tangent_[right]) {
+      turn(plain, row);
+      add(data_.z, d, factor(tangent_, right), true);
+    }
+    if (!tied) store(out_[kQ]);
+  }
+  if (!out_[right]) return;
+  turn(data_.z, d);
+  add(moved, row, factor(model_.at, kQ), tied);
+  if (tangent_[kQ]) add(plain, row, factor(tangent_, kQ), true);
+  store(out_[right]);
+}
+
 template <class real>
 void HessianProduct<real>::reduce() const {
   const int d = s_.d, q = s_.q, r = model_.rank;
@@ -334,13 +418,17 @@ void HessianProduct<real>::reduce() const {
     kernels_.batched_gemm(
         {M, N, K, 1, a, a_row, a_column, b, b_row, b_column, c, N, 1, factor, add});
   };
-  const std::size_t of_head_size = s_.identity_w ? 0 : dd;
+  const std::size_t of_head_size = s_.identity_w || factors_ ? 0 : dd;
   std::vector<real> of_W(of_head_size), plain_W(of_head_size), e(qd), e_plain(qd);
   const Tensors<const real*>& at = model_.at;
   if (out_[kPrompt]) std::fill_n(out_[kPrompt], qd, real(0));
   for (int h = 0; h < s_.H; ++h) {
     if (wants_readout_) store_readout(h);
     if (!wants_W_) continue;
+    if (factors_) {
+      reduce_factors(h);
+      continue;
+    }
     if (s_.shared_query) {
       sum_chunks(&Sums::of_W, h * weight_size_, q, e.data());
       sum_chunks(&Sums::plain, h * weight_size_, q, e_plain.data());

@@ -7,9 +7,9 @@
 //
 // Query rows are lanes for scores, features for sums over rows. Works on a sample at a time, whose
 // product with W is one with that of the next samples, and in a long sequence on a few rows at a
-// time. Of few rows with many features e. and e are kept, and z^T e. is one product over all; a
-// classifier's loss is known after all its rows, so if there are many, their scores are computed
-// twice.
+// time, or with its factors one by one. Of few rows with many features e. and e are kept, and z^T
+// e. is one product over all; a classifier's loss is known after all its rows, so if there are
+// many, their scores are computed twice.
 //
 // What classifiers and layers share; curvature.cpp adds their readouts.
 #pragma once
@@ -55,6 +55,7 @@ class HessianProduct {
   struct Workspace {                             // a thread's arrays; R: rows of a tile
     real *xt, *x, *zt;                           // keys (d, TL), (T, dL); queries (d, queries_row_)
     real *p, *dp;                                // z W: (H, d, queries_row_), or of a tile (d, R)
+    real *zq, *dzq;                              // z Q: (r, queries_row_)
     int row;                                     // of the queries: the first one of the sample
     real *ut, *dut, *yt, *dyt;                   // (d, R): G V^T, A X
     real *s, *ds, *c, *dc;                       // (heads, T, R)
@@ -160,6 +161,8 @@ class HessianProduct {
   void run_chunk(int chunk, Workspace& workspace);
   void load_queries(std::ptrdiff_t i, int count, Workspace& workspace) const;
   void sum_weights(real* Sums::* part, const real* rows, int h, real* out) const;
+  void load_factors();
+  void reduce_factors(int h) const;
   void reduce() const;
 
   int members_ = 1, chunks_ = 1;
@@ -168,6 +171,9 @@ class HessianProduct {
   int group_ = 1;                             // samples whose queries are packed together
   std::ptrdiff_t queries_row_ = 0;            // from feature to feature of those
   std::ptrdiff_t rows_row_ = 0;
+  bool factors_ = false;      // W is not multiplied out
+  WithTangent<real> q_, kt_;  // then Q, scaled, and K^T
+  std::vector<real> q_value_, q_tangent_, kt_value_, kt_tangent_;
   real *rows_moved_ = nullptr, *rows_plain_ = nullptr;  // e. and e: (H, n, q, rows_row_)
   std::vector<real> w_value_, w_tangent_;               // (H, d, d), scaled
   std::vector<real> readout_value_, readout_tangent_;
