@@ -85,9 +85,11 @@ struct Cost {
     return layer_but_keys() + D * product_cycles(s.q, s.d, s.T, true) + by_queries(s.q);
   }
   double layer_hybrid() const {  // for a block
-    const double samples = std::min<double>(L, double(s.n));
-    return layer_but_keys() + samples * (D * product_cycles(s.q, vectors(s.d), s.T) +
-                                         by_queries_of_rows(s.q) + kKeyCycles * s.T * vectors(s.d));
+    const double samples = std::min<double>(L, double(s.n)), N = vectors(s.d);
+    const double a_key =
+        has_factor_gradients(s, PlanKind::kHybrid, L) ? kFactorKeyCycles : kKeyCycles;
+    return layer_but_keys() +
+           samples * (D * product_cycles(s.q, N, s.T) + by_queries_of_rows(s.q) + a_key * s.T * N);
   }
   double layer_rows() const {  // for a sample
     const int rows = layer_tile(s, bytes, L);

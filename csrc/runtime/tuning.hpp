@@ -75,8 +75,9 @@ inline constexpr double kTileCycles = 20, kStoreCycles = 0.5;
 inline constexpr double kSoftmaxCycles32 = 14, kSoftmaxCycles64 = 19;
 inline constexpr double kFirstLevelCycles = 4, kSecondLevelCycles = 12;
 // Fitted. Cycles of a register of keys with features as lanes, where scores of a layer have samples
-// as theirs: a copy for all heads, and products of few rows for each.
-inline constexpr double kKeyCycles = 4;
+// as theirs: a copy for all heads, and products of few rows for each; and with gradients by
+// factors, whose products have few columns.
+inline constexpr double kKeyCycles = 4, kFactorKeyCycles = 12;
 // Counted: to transpose a register of numbers, square by square.
 inline constexpr double kTransposeCycles = 3;
 // Chosen. Numbers of a row of W for each of the rank from which on factors are multiplied with one
