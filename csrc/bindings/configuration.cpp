@@ -84,7 +84,10 @@ py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, bool ident
   result["chunks"] = plan.chunks;
   result["slab"] = plan.slab;
   result["weights_kept"] = plan.keep;
-  result["gradient_bytes"] = partial_gradient(shape, plan.kind, lanes).size * plan.chunks * bytes;
+  std::ptrdiff_t gradients = partial_gradient(shape, plan.kind, lanes).size * plan.chunks;
+  if (has_row_gradients(shape, plan.kind))
+    gradients += shape.H * shape.n * shape.q * row_gradient_size(shape, lanes);
+  result["gradient_bytes"] = gradients * bytes;
   return result;
 }
 

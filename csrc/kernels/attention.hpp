@@ -3,6 +3,7 @@
 //   scores      P = Z W,  S = P X^T,  C = U X^T,  then softmax and its derivative by rows
 //   gradients   G_U += A (gX),  E = D (gX),  G_W += Z^T E      (gX: keys times loss derivative)
 //               G_E += D (gX)  where all samples have the same queries: G_W is Z^T G_E then
+//               E alone        where it is kept of all rows: G_W is one product over them then
 //
 // Lanes are samples, query rows (scores) or features (gradients); the products are the same and
 // only strides and the side that is laned differ. Layouts are in table.hpp.
@@ -381,11 +382,13 @@ inline void gradients_features(const GradientArguments<real>& in, Index key, Ind
                                  {in.gx, row, L, T * row},
                                  {in.ge, row, L},
                                  in.add});
-  if (!in.gw && !in.gq) return;
+  if (!in.gw && !in.gq && !in.e_row) return;
+  const Index e_row = in.e_row ? in.e_row : row;
   multiply<left>(Product<real>{{q, N, T, 1, in.units},
                                {in.dd, key, 0, unit},
                                {in.gx, row, L, 0, T * row},
-                               {in.e, row, L, q * row}});
+                               {in.e, e_row, L, q * e_row}});
+  if (in.e_row) return;
   if (in.gq) {
     const Index count = Index(in.units) * q;
     return factor_gradients<real>({int(count), d, in.rank, in.z, in.e, row, in.fq, in.fk,

@@ -116,9 +116,10 @@ struct GradientArguments {
   const real* gx;  // samples as lanes [unit][key][feature][L]; features as lanes [unit][key][dL]
   const real* z;   // samples as lanes: packed queries; features as lanes: rows (units, q, d)
   real* e;         // scratch for D X: units * q * (d * L or dL); with factors see factor_scratch
-  real* gu;        // A X: (q, d, L) or (q, dL)
-  real* gw;        // Z^T D X: (d, d, L) or (d, dL)
-  real* ge;        // D X, where all units have the same queries: (q, d, L) or (q, dL)
+  std::ptrdiff_t e_row;  // features as lanes: not 0: D X is what is computed, and from row to row
+  real* gu;              // A X: (q, d, L) or (q, dL)
+  real* gw;              // Z^T D X: (d, d, L) or (d, dL)
+  real* ge;              // D X, where all units have the same queries: (q, d, L) or (q, dL)
   bool add;
   int rank;
   const real *fq, *fk;  // Q and K

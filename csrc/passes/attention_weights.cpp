@@ -49,6 +49,25 @@ class AttentionBlocks {
     for (int t = 0; t < s.q; ++t)
       for (int l = 0; l < L(); ++l) *to++ = real(l < samples(i) ? data_.limit(i + l, 0, t) : s.T);
   }
+  /// P = Z W of one head of a prompt, or (Z Q) K^T, as scores of a block would compute it: the same
+  /// for all samples. `scratch`: three times the prompt with its rows as lanes.
+  void multiply_prompt(const real* prompt, const real* w, const real* kt, real* scratch,
+                       real* to) const {
+    const Shape& s = data_.shape;
+    const int qL = int(round_up(s.q, L())), N = qL / L();
+    const std::ptrdiff_t size = std::ptrdiff_t(s.d) * qL;
+    real *const z = scratch, *const zq = scratch + size;
+    real* const p = by_samples_ ? scratch + 2 * size : to;
+    kernels_.pack_rows(prompt, s.q, s.d, qL, z);
+    if (s.rank > 0) {
+      kernels_.product({{s.rank, N, s.d}, {w, s.rank}, {z, qL, L()}, {zq, qL, L()}});
+      kernels_.product({{s.d, N, s.rank}, {kt, s.d}, {zq, qL, L()}, {p, qL, L()}});
+    } else {
+      kernels_.product({{s.d, N, s.d}, {w, s.d}, {z, qL, L()}, {p, qL, L()}});
+    }
+    for (int k = 0; by_samples_ && k < s.d; ++k)
+      for (int t = 0; t < s.q; ++t, to += L()) std::fill_n(to, L(), p[std::ptrdiff_t(k) * qL + t]);
+  }
   void score(const ScoreArguments<real>& in) const {
     (by_samples_ ? kernels_.scores_samples : kernels_.scores_rows)(in);
   }
@@ -91,11 +110,16 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
     real *x, *z, *p, *s, *limits, *rows;
   };
   std::vector<Workspace> workspaces(members);
-  real *w = nullptr, *kt = nullptr, *prompt = nullptr;
+  const bool scaled = scale != real(1), shared = s.shared_query && !s.identity_w;
+  real *scaled_w = nullptr, *kt = nullptr, *prompt = nullptr, *by_rows = nullptr,
+       *shared_p = nullptr;
+  const std::ptrdiff_t prompt_rows = s.d * round_up(s.q, kernels.lanes);
   const auto lay_out = [&](Arena layout) {
-    w = layout.take<real>(s.H * size_W);
+    scaled_w = layout.take<real>(scaled ? s.H * size_W : 0);
     kt = layout.take<real>(factors ? s.H * size_W : 0);
     prompt = layout.template take<real>(s.shared_query ? queries : 0);
+    by_rows = layout.template take<real>(shared ? 3 * prompt_rows : 0);
+    shared_p = layout.template take<real>(shared ? s.H * queries : 0);
     for (Workspace& workspace : workspaces) {
       workspace.x = layout.template take<real>(keys);
       workspace.z = s.shared_query ? prompt
@@ -116,11 +140,16 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
   const Parameters<real>& parameters = loadable.parameters;
   lay_out(Arena(scratch.engine().reserve(lay_out(Arena()))));
   const real* const first_factor = factors ? parameters.Q : parameters.W;
-  std::transform(first_factor, first_factor + s.H * size_W, w,
-                 [scale](real x) { return scale * x; });
+  if (scaled)
+    std::transform(first_factor, first_factor + s.H * size_W, scaled_w,
+                   [scale](real x) { return scale * x; });
+  const real* const w = scaled ? scaled_w : first_factor;
   for (int h = 0; factors && h < s.H; ++h)
     kernels.pack_rows(parameters.right() + h * size_W, s.d, s.rank, s.d, kt + h * size_W);
   if (s.shared_query) blocks.pack(parameters.prompt, first, s.q, 0, prompt);
+  for (int h = 0; shared && h < s.H; ++h)
+    blocks.multiply_prompt(parameters.prompt, w + h * size_W, kt + h * size_W, by_rows,
+                           shared_p + h * queries);
 
   std::atomic<std::ptrdiff_t> next{0};
   run_short_team(members, flops / 1e9, [&](const Member& member) {
@@ -158,7 +187,12 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
         }
         operands.w = s.identity_w ? nullptr : w + h * size_W;
         operands.kt = kt + h * size_W;
-        blocks.score(score_arguments(RowMode::kAttention, s.d, {s.T, s.q, 1}, operands, memory, 0));
+        auto scores = score_arguments(RowMode::kAttention, s.d, {s.T, s.q, 1}, operands, memory, 0);
+        if (shared) {
+          scores.shared_p = shared_p + h * queries;
+          scores.shared_p_k = blocks.padded(s.q);
+        }
+        blocks.score(scores);
         blocks.write(workspace.s, i, to);
       }
     }

@@ -58,7 +58,7 @@ class Engine {
   void run_chunks(Pass pass, const Member& member) { strategy_->run(pass, member); }
   void reduce_gradient(const Gradient& gradient, const Member& member) {
     const real* words = state_.data.has_words() ? state_.data.x : nullptr;
-    state_.gradients.reduce(state_.model, words, gradient, member);
+    state_.gradients.reduce(state_.model, words, state_.data.z, gradient, member);
   }
 
   /// One member's call before a further pass, when the last one is complete.

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cmath>
 #include <exception>
-#include <optional>
 #include <vector>
 
 #include "../problem/alike_heads.hpp"
@@ -243,14 +242,9 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
     differentiate_values(active_kernels<real>(), s, model.at[kValueA], model.at[kValueB],
                          gradient.readout, h, 1, gradients.of[kValueA], gradients.of[kValueB]);
   for (std::size_t i = 0; i < by_values.size(); ++i) gradients.of[kEmbedding][i] += by_values[i];
-  if (of_inputs) {
-    Data<real> dense = data;  // gradients by inputs take W multiplied out
-    dense.shape.rank = 0;
-    std::optional<LoadableModel<real>> product;
-    if (s.rank > 0) product.emplace(dense.shape, model, scale, false, scratch.model());
-    value = input_gradients(dense, product ? product->parameters : loadable.parameters, loss,
-                            f.data(), threads, gradients.x, gradients.z);
-  }
+  if (of_inputs)
+    value = input_gradients(data, loadable.parameters, loss, f.data(), threads, gradients.x,
+                            gradients.z);
   problem.restore(gradients);
   heads.spread(gradients.of);
   return value;

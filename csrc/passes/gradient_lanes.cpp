@@ -60,6 +60,10 @@ class FeaturesAsLanes final : public GradientLanes<real> {
     const Shape& s = state_.data.shape;
     GradientArguments<real> in = this->arguments(chunk, head, slab, a, dd, keys, e);
     in.units = slab.samples;
+    if (dd && state_.gradients.has_rows()) {
+      in.e = state_.gradients.rows(head, slab.first_sample * s.q + slab.first_row);
+      in.e_row = state_.gradients.rows_row();
+    }
     if (!s.shared_query) in.z = state_.data.z + (slab.first_sample * s.q + slab.first_row) * s.d;
     const int L = state_.lanes.lanes;
     if (state_.lanes.samples_in_unit == 1) return state_.kernels.gradients_features_of_rows(in);
@@ -70,6 +74,7 @@ class FeaturesAsLanes final : public GradientLanes<real> {
       if (a) in.a += unit_weights_;
       if (dd) in.dd += unit_weights_;
       in.gx += std::ptrdiff_t(L) * s.T * padded_;
+      in.e += L * s.q * in.e_row;
       if (in.z) in.z += std::ptrdiff_t(L) * s.q * s.d;
       in.add = true;
     }
@@ -130,6 +135,7 @@ std::ptrdiff_t GradientLanes<real>::scratch_size(std::ptrdiff_t units, int rows)
   const bool features = state_.plan.features_are_lanes();
   const std::ptrdiff_t samples =
       features ? round_up(units * state_.lanes.samples_in_unit, state_.lanes.lanes) : units;
+  if (state_.gradients.has_rows()) return 0;
   return row_size(units) * rows +
          (state_.gradients.has_factors()
               ? factor_scratch(samples * rows, s.rank, s.d, state_.lanes.lanes, features)
@@ -159,7 +165,7 @@ GradientArguments<real> GradientLanes<real>::arguments(int chunk, int head, cons
     in.fk = state_.model.gradient_k(head);
     in.gq = to.weight(chunk, head);
     in.gk = in.gq + to.to_k(state_.model.is_tied());
-  } else if (dd)
+  } else if (dd && !to.has_rows())
     in.gw = to.weight(chunk, head);
   in.add = !slab.first || (slab.follows && !s.shared_query);
   return in;

@@ -7,6 +7,7 @@
 #include "../runtime/float_mode.hpp"
 #include "../runtime/team.hpp"
 #include "../runtime/tuning.hpp"
+#include "row_gradients.hpp"
 
 namespace mhfast {
 
@@ -54,17 +55,43 @@ void HessianProduct<real>::choose_sizes(int sum_rows, bool row_by_row) {
   const bool all_fit = kTangentTileBytes >= of_row * s_.H * qL;
   heads_kept_ = all_fit || row_by_row ? s_.H : 1;
   tile_rows_ = rows_within(kTangentTileBytes / heads_kept_);
-  weight_size_ = std::ptrdiff_t(s_.shared_query ? s_.q : s_.d) * dL;
+  rows_row_ = row_gradient_size(s_, L);
+  const double rows = double(s_.n) * s_.q, of_rows = s_.H * rows * double(rows_row_) * sizeof(real);
+  has_rows_ = wants_W_ && !s_.shared_query && !s_.identity_w && rows <= kRowGradients * s_.d &&
+              of_rows * (1 + wants_plain_) <= kTangentPartialBytes;
+  weight_size_ = has_rows_ ? 0 : std::ptrdiff_t(s_.shared_query ? s_.q : s_.d) * dL;
   readout_size_ = std::ptrdiff_t(sum_rows) * dL;
   const double sums = double(s_.H) * (2 * weight_size_ + readout_size_) * sizeof(real);
   chunks_ = int(
       std::max(1.0, std::min({kTangentPartialBytes / sums, double(kTangentChunks), double(s_.n)})));
+  group_samples();
+}
+
+/// How many samples go through W together: as many as leave their products in the second-level
+/// cache. Where W does not fit it as well, there are no more chunks than such groups.
+template <class real>
+void HessianProduct<real>::group_samples() {
+  const int qL = padded(s_.q);
+  together_ = !s_.identity_w && tile_rows_ >= qL;
+  queries_row_ = qL;
+  if (!together_ || s_.shared_query) return;
+  factors_ =
+      model_.is_factored() && kFactorColumns * model_.rank <= s_.d && (has_rows_ || !wants_W_);
+  const double of_row = 2.0 * s_.H * s_.d * sizeof(real);
+  const double rows = std::min<double>(kTangentRows, kTangentTileBytes / of_row);
+  const std::ptrdiff_t most = std::max<std::ptrdiff_t>(1, std::ptrdiff_t(rows) / s_.q);
+  if (!factors_ && double(s_.d) * s_.d * sizeof(real) > kSecondLevelBytes)
+    chunks_ = int(std::min<std::ptrdiff_t>(chunks_, (s_.n + most - 1) / most));
+  const std::ptrdiff_t of_chunk = (s_.n + chunks_ - 1) / chunks_,
+                       groups = (of_chunk + most - 1) / most;
+  group_ = int((of_chunk + groups - 1) / groups);
+  queries_row_ = padded((group_ - 1) * s_.q + qL);
 }
 
 template <class real>
 void HessianProduct<real>::lay_out(Arena& layout) {
   const std::size_t d = s_.d, T = s_.T, p = s_.p, H = s_.H, R = tile_rows_;
-  const std::size_t dL = padded(s_.d), TL = padded(s_.T), qL = padded(s_.q);
+  const std::size_t dL = padded(s_.d), TL = padded(s_.T);
   const auto take = [&](std::size_t size, std::initializer_list<real**> arrays) {
     for (real** array : arrays) *array = layout.take<real>(size);
   };
@@ -73,12 +100,16 @@ void HessianProduct<real>::lay_out(Arena& layout) {
     take(wants_plain_ ? H * weight_size_ : 0, {&sums.plain});
     take(wants_readout_ ? H * readout_size_ : 0, {&sums.of_readout});
   }
+  const std::size_t rows = has_rows_ ? H * s_.n * s_.q * rows_row_ : 0;
+  take(rows, {&rows_moved_});
+  take(wants_plain_ ? rows : 0, {&rows_plain_});
   for (Workspace& workspace : workspaces_) {
     take(d * TL, {&workspace.xt});
     take(T * dL, {&workspace.x});
-    take(d * qL, {&workspace.zt});
-    take(d * R, {&workspace.p, &workspace.dp, &workspace.ut, &workspace.dut, &workspace.yt,
-                 &workspace.dyt});
+    take(s_.shared_query ? 0 : d * queries_row_, {&workspace.zt});
+    take(together_ ? H * d * queries_row_ : d * R, {&workspace.p, &workspace.dp});
+    take(factors_ ? model_.rank * queries_row_ : 0, {&workspace.zq, &workspace.dzq});
+    take(d * R, {&workspace.ut, &workspace.dut, &workspace.yt, &workspace.dyt});
     take(heads_kept_ * T * R, {&workspace.s, &workspace.ds, &workspace.c, &workspace.dc});
     take(T * R, {&workspace.m});
     take(data_.row_map.is_softmax() ? 0 : T * R, {&workspace.a, &workspace.da});
@@ -93,8 +124,13 @@ void HessianProduct<real>::lay_out(Arena& layout) {
 template <class real>
 void HessianProduct<real>::load_weights() {
   if (s_.identity_w) return;
+  if (factors_) return load_factors();
   const std::ptrdiff_t size = extent(kW, s_, 0).all(), dd = std::ptrdiff_t(s_.d) * s_.d;
   const Tensors<const real*>&at = model_.at, &tangent = tangent_;
+  if (!model_.is_factored() && scale_ == real(1)) {
+    w_ = {at[kW], tangent[kW]};
+    return;
+  }
   w_value_.resize(size);
   w_tangent_.assign(size, real(0));
   const int r = model_.rank;
@@ -123,6 +159,28 @@ void HessianProduct<real>::load_weights() {
 }
 
 template <class real>
+void HessianProduct<real>::load_factors() {
+  const int d = s_.d, r = model_.rank;
+  const std::ptrdiff_t factor = std::ptrdiff_t(d) * r, size = s_.H * factor;
+  const auto scale = [&](const real* from, std::vector<real>& to) -> const real* {
+    if (!from) return nullptr;
+    to.resize(size);
+    std::transform(from, from + size, to.begin(), [this](real x) { return scale_ * x; });
+    return to.data();
+  };
+  const auto turn = [&](const real* from, std::vector<real>& to) -> const real* {
+    if (!from) return nullptr;
+    to.resize(size);
+    for (int h = 0; h < s_.H; ++h)
+      kernels_.pack_rows(from + h * factor, d, r, d, to.data() + h * factor);
+    return to.data();
+  };
+  const TensorName right = model_.is_tied() ? kQ : kK;
+  q_ = {scale(model_.at[kQ], q_value_), scale(tangent_[kQ], q_tangent_)};
+  kt_ = {turn(model_.at[right], kt_value_), turn(tangent_[right], kt_tangent_)};
+}
+
+template <class real>
 void HessianProduct<real>::load_readout(int rows, int columns, int row) {
   const TensorName name = readout_of(s_).name;
   const auto pack = [&](const real* from, std::vector<real>& to) -> const real* {
@@ -147,13 +205,18 @@ void HessianProduct<real>::find_limits(std::ptrdiff_t i, const Tile& tile,
 /// logits.
 template <class real>
 void HessianProduct<real>::score(int h, const Tile& tile, Workspace& workspace) const {
-  const int d = s_.d, T = s_.T, TL = padded(T), qL = padded(s_.q);
-  const std::ptrdiff_t R = tile_rows_, dd = std::ptrdiff_t(d) * d;
+  const int d = s_.d, T = s_.T, TL = padded(T);
+  const std::ptrdiff_t R = tile_rows_, dd = std::ptrdiff_t(d) * d, qL = queries_row_;
   const TangentArguments<real> in = rows_of(h, tile, workspace);
+  WithTangent<real> p{workspace.p, workspace.dp};
+  const std::ptrdiff_t p_row = together_ ? queries_row_ : R;
   const WithTangent<real> z{(s_.shared_query ? queries_.value : workspace.zt) + tile.first,
                             queries_.tangent ? queries_.tangent + tile.first : nullptr};
-  bool has_tangent = z.tangent;
-  if (s_.identity_w) {
+  bool has_tangent = z.tangent || w_.tangent || q_.tangent || kt_.tangent;
+  if (together_) {
+    const std::ptrdiff_t at = h * d * queries_row_ + workspace.row;
+    p = {workspace.p + at, workspace.dp + at};
+  } else if (s_.identity_w) {
     const auto scale = [&](const real* from, real* to) {
       for (int k = 0; from && k < d; ++k, from += qL, to += R)
         for (int t = 0; t < tile.padded; ++t) to[t] = scale_ * from[t];
@@ -165,9 +228,9 @@ void HessianProduct<real>::score(int h, const Tile& tile, Workspace& workspace) 
     multiply(d, tile.padded, d, w.value, d, z.value, qL, workspace.p, R, false);
     has_tangent = multiply_tangents(d, tile.padded, d, w, d, z, qL, workspace.dp, R, false);
   }
-  multiply(T, tile.padded, d, workspace.xt, TL, workspace.p, R, in.s, R, false);
+  multiply(T, tile.padded, d, workspace.xt, TL, p.value, p_row, in.s, R, false);
   if (has_tangent)
-    multiply(T, tile.padded, d, workspace.xt, TL, workspace.dp, R, in.ds, R, false);
+    multiply(T, tile.padded, d, workspace.xt, TL, p.tangent, p_row, in.ds, R, false);
   else
     std::fill_n(in.ds, T * R, real(0));
   if (data_.row_map.is_softmax()) kernels_.tangent_weights(in);
@@ -197,7 +260,12 @@ void HessianProduct<real>::add_weight_terms(std::ptrdiff_t i, int h, const Tile&
   const int d = s_.d, T = s_.T;
   const std::ptrdiff_t R = tile_rows_, dL = padded(d), size = T * R;
   const TangentArguments<real> in = rows_of(h, tile, workspace);
-  const auto add_term = [&](real* sum) {
+  const auto add_term = [&](real* sum, real* rows) {
+    if (has_rows_) {
+      rows += (h * s_.n * s_.q + i * s_.q + tile.first) * rows_row_;
+      multiply(tile.rows, int(dL), T, workspace.m, R, workspace.x, dL, rows, rows_row_, false);
+      return;
+    }
     sum += h * weight_size_;
     if (s_.shared_query) {  // a tile's rows are its own: only samples add to them
       multiply(tile.rows, int(dL), T, workspace.m, R, workspace.x, dL, sum + tile.first * dL, dL,
@@ -210,21 +278,56 @@ void HessianProduct<real>::add_weight_terms(std::ptrdiff_t i, int h, const Tile&
   };
   const real a = real(tangent), b = real(derivative);
   for (std::ptrdiff_t k = 0; k < size; ++k) workspace.m[k] = a * in.c[k] + b * in.dc[k];
-  add_term(sums.of_W);
+  add_term(sums.of_W, rows_moved_);
   if (!wants_plain_) return;
   for (std::ptrdiff_t k = 0; k < size; ++k) workspace.m[k] = b * in.c[k];
-  add_term(sums.plain);
+  add_term(sums.plain, rows_plain_);
+}
+
+/// The queries of `count` samples from i on, and z W of all heads with its tangent. Lanes beyond a
+/// sample's rows hold those of the next, or zeros.
+template <class real>
+void HessianProduct<real>::load_queries(std::ptrdiff_t i, int count, Workspace& workspace) const {
+  const int d = s_.d, row = int(queries_row_);
+  const std::ptrdiff_t dd = std::ptrdiff_t(d) * d;
+  if (!s_.shared_query)
+    kernels_.pack_rows(data_.z + i * s_.q * d, count * s_.q, d, row, workspace.zt);
+  if (!together_) return;
+  const WithTangent<real> z{s_.shared_query ? queries_.value : workspace.zt, queries_.tangent};
+  for (int h = 0; h < s_.H; ++h) {
+    const std::ptrdiff_t at = std::ptrdiff_t(h) * d * row;
+    if (factors_) {
+      const int r = model_.rank;
+      const auto of_head = [&](const real* x) {
+        return x ? x + std::ptrdiff_t(h) * d * r : nullptr;
+      };
+      const WithTangent<real> kt{of_head(kt_.value), of_head(kt_.tangent)};
+      const WithTangent<real> zq{workspace.zq, q_.tangent ? workspace.dzq : nullptr};
+      multiply(r, row, d, of_head(q_.value), r, z.value, row, workspace.zq, row, false);
+      if (q_.tangent)
+        multiply(r, row, d, of_head(q_.tangent), r, z.value, row, workspace.dzq, row, false);
+      multiply(d, row, r, kt.value, d, zq.value, row, workspace.p + at, row, false);
+      multiply_tangents(d, row, r, kt, d, zq, row, workspace.dp + at, row, false);
+      continue;
+    }
+    const WithTangent<real> w{w_.value + h * dd, w_.tangent ? w_.tangent + h * dd : nullptr};
+    multiply(d, row, d, w.value, d, z.value, row, workspace.p + at, row, false);
+    multiply_tangents(d, row, d, w, d, z, row, workspace.dp + at, row, false);
+  }
 }
 
 template <class real>
 void HessianProduct<real>::run_chunk(int chunk, Workspace& workspace) {
   const std::ptrdiff_t begin = s_.n * chunk / chunks_, end = s_.n * (chunk + 1) / chunks_;
-  const std::ptrdiff_t keys = std::ptrdiff_t(s_.T) * s_.d, rows = std::ptrdiff_t(s_.q) * s_.d;
+  const std::ptrdiff_t keys = std::ptrdiff_t(s_.T) * s_.d;
   for (std::ptrdiff_t i = begin; i < end; ++i) {
+    const int place = int((i - begin) % group_);
+    // A prompt is the same for all samples.
+    if (place == 0 && (i == begin || !s_.shared_query))
+      load_queries(i, int(std::min<std::ptrdiff_t>(group_, end - i)), workspace);
+    workspace.row = s_.shared_query ? 0 : place * s_.q;
     kernels_.pack_rows(data_.x + i * keys, s_.T, s_.d, padded(s_.T), workspace.xt);
     kernels_.scale_rows(data_.x + i * keys, real(1), s_.T, s_.d, padded(s_.d), workspace.x);
-    if (!s_.shared_query)
-      kernels_.pack_rows(data_.z + i * rows, s_.q, s_.d, padded(s_.q), workspace.zt);
     run_sample(i, workspace, sums_[chunk], i == begin);
   }
 }
@@ -247,6 +350,64 @@ void HessianProduct<real>::sum_chunks(real* Sums::* part, std::ptrdiff_t at, int
   kernels_.reduce_features({sums_[0].*part + at, stride, chunks_, rows, s_.d, out});
 }
 
+/// The sum of a part by W over all samples, for a head.
+template <class real>
+void HessianProduct<real>::sum_weights(real* Sums::* part, const real* rows, int h,
+                                       real* out) const {
+  if (!has_rows_) return sum_chunks(part, h * weight_size_, s_.d, out);
+  const std::ptrdiff_t count = s_.n * s_.q;
+  const RowGradients<real> of{s_.d, int(count), data_.z, rows + h * count * rows_row_, rows_row_};
+  run_team(members_, [&](const Member& member) {
+    const FlushToZero flush;
+    for (int piece = member.index; piece < of.pieces(s_.d); piece += member.count)
+      of.multiply(kernels_, piece, out);
+  });
+}
+
+/// By Q: z^T (e. K + e K.), by K: e.^T (z Q) + e^T (z Q.), of a head; tied: the sum of both.
+template <class real>
+void HessianProduct<real>::reduce_factors(int h) const {
+  const int d = s_.d, r = model_.rank, count = int(s_.n * s_.q);
+  const int nL = padded(count), rL = padded(r), row = int(rows_row_);
+  const std::ptrdiff_t of_head = std::ptrdiff_t(h) * d * r, at_rows = h * s_.n * s_.q * rows_row_;
+  const bool tied = model_.is_tied();
+  const auto factor = [&](const Tensors<const real*>& tensors, TensorName name) {
+    return tensors[name] ? tensors[name] + of_head : nullptr;
+  };
+  const real *const moved = rows_moved_ + at_rows, *const plain = rows_plain_ + at_rows;
+  std::vector<real> turned(std::size_t(row) * nL), narrow(std::size_t(r) * nL);
+  std::vector<real> projected(std::size_t(nL) * rL), sum(std::size_t(d) * rL);
+  // sum (+)= left^T (right other), over all rows; rows of `right` in `turned`.
+  const auto add = [&](const real* left, int left_row, const real* other, bool more) {
+    multiply(r, nL, d, other, r, turned.data(), nL, narrow.data(), nL, false);
+    kernels_.pack_rows(narrow.data(), r, nL, rL, projected.data());
+    multiply(d, rL, count, left, left_row, projected.data(), rL, sum.data(), rL, more);
+  };
+  const auto turn = [&](const real* from, int from_row) {
+    kernels_.pack_rows(from, count, from_row, nL, turned.data());
+  };
+  const auto store = [&](real* to) {
+    for (int k = 0; k < d; ++k)
+      for (int j = 0; j < r; ++j)
+        to[of_head + std::ptrdiff_t(k) * r + j] = scale_ * sum[std::size_t(k) * rL + j];
+  };
+  const TensorName right = tied ? kQ : kK;
+  if (out_[kQ]) {
+    turn(moved, row);
+    add(data_.z, d, factor(model_.at, right), false);
+    if (tangent_[right]) {
+      turn(plain, row);
+      add(data_.z, d, factor(tangent_, right), true);
+    }
+    if (!tied) store(out_[kQ]);
+  }
+  if (!out_[right]) return;
+  turn(data_.z, d);
+  add(moved, row, factor(model_.at, kQ), tied);
+  if (tangent_[kQ]) add(plain, row, factor(tangent_, kQ), true);
+  store(out_[right]);
+}
+
 template <class real>
 void HessianProduct<real>::reduce() const {
   const int d = s_.d, q = s_.q, r = model_.rank;
@@ -257,13 +418,17 @@ void HessianProduct<real>::reduce() const {
     kernels_.batched_gemm(
         {M, N, K, 1, a, a_row, a_column, b, b_row, b_column, c, N, 1, factor, add});
   };
-  const std::size_t of_head_size = s_.identity_w ? 0 : dd;
+  const std::size_t of_head_size = s_.identity_w || factors_ ? 0 : dd;
   std::vector<real> of_W(of_head_size), plain_W(of_head_size), e(qd), e_plain(qd);
   const Tensors<const real*>& at = model_.at;
   if (out_[kPrompt]) std::fill_n(out_[kPrompt], qd, real(0));
   for (int h = 0; h < s_.H; ++h) {
     if (wants_readout_) store_readout(h);
     if (!wants_W_) continue;
+    if (factors_) {
+      reduce_factors(h);
+      continue;
+    }
     if (s_.shared_query) {
       sum_chunks(&Sums::of_W, h * weight_size_, q, e.data());
       sum_chunks(&Sums::plain, h * weight_size_, q, e_plain.data());
@@ -283,9 +448,9 @@ void HessianProduct<real>::reduce() const {
                   true);
       }
     } else {
-      sum_chunks(&Sums::of_W, h * weight_size_, d, of_W.data());
+      sum_weights(&Sums::of_W, rows_moved_, h, of_W.data());
       for (real& entry : of_W) entry *= scale_;
-      if (wants_plain_) sum_chunks(&Sums::plain, h * weight_size_, d, plain_W.data());
+      if (wants_plain_) sum_weights(&Sums::plain, rows_plain_, h, plain_W.data());
       for (real& entry : plain_W) entry *= wants_plain_ ? scale_ : real(0);
     }
     if (out_[kW]) std::copy_n(of_W.data(), dd, out_[kW] + h * dd);

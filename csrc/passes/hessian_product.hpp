@@ -5,9 +5,11 @@
 // and the Hessian's product its derivative along the direction, term by term (a dot stands for it):
 // z^T e. + z.^T e, and so on. Softmax and its derivatives along the direction: kernels/tangent.hpp.
 //
-// Query rows are lanes for scores, features for sums over rows. Works on a sample at a time, and in
-// a long sequence on a few rows at a time; a classifier's loss is known after all its rows, so if
-// there are many, their scores are computed twice.
+// Query rows are lanes for scores, features for sums over rows. Works on a sample at a time, whose
+// product with W is one with that of the next samples, and in a long sequence on a few rows at a
+// time, or with its factors one by one. Of few rows with many features e. and e are kept, and z^T
+// e. is one product over all; a classifier's loss is known after all its rows, so if there are
+// many, their scores are computed twice.
 //
 // What classifiers and layers share; curvature.cpp adds their readouts.
 #pragma once
@@ -51,8 +53,11 @@ class HessianProduct {
   HessianProduct(const HessianCall<real>& call, int sum_rows, bool row_by_row);
 
   struct Workspace {                             // a thread's arrays; R: rows of a tile
-    real *xt, *x, *zt;                           // keys (d, TL), (T, dL); queries (d, qL)
-    real *p, *dp, *ut, *dut, *yt, *dyt;          // (d, R): z W, G V^T, A X
+    real *xt, *x, *zt;                           // keys (d, TL), (T, dL); queries (d, queries_row_)
+    real *p, *dp;                                // z W: (H, d, queries_row_), or of a tile (d, R)
+    real *zq, *dzq;                              // z Q: (r, queries_row_)
+    int row;                                     // of the queries: the first one of the sample
+    real *ut, *dut, *yt, *dyt;                   // (d, R): G V^T, A X
     real *s, *ds, *c, *dc;                       // (heads, T, R)
     real* m;                                     // (T, R)
     real *a, *da;                                // (T, R), of a row map that is not softmax
@@ -150,14 +155,27 @@ class HessianProduct {
 
  private:
   void choose_sizes(int sum_rows, bool row_by_row);
+  void group_samples();
   void lay_out(Arena& layout);
   void load_weights();
   void run_chunk(int chunk, Workspace& workspace);
+  void load_queries(std::ptrdiff_t i, int count, Workspace& workspace) const;
+  void sum_weights(real* Sums::* part, const real* rows, int h, real* out) const;
+  void load_factors();
+  void reduce_factors(int h) const;
   void reduce() const;
 
   int members_ = 1, chunks_ = 1;
   std::ptrdiff_t weight_size_ = 0;
-  std::vector<real> w_value_, w_tangent_;  // (H, d, d), scaled
+  bool together_ = false, has_rows_ = false;  // z W of several samples; e. and e of all rows
+  int group_ = 1;                             // samples whose queries are packed together
+  std::ptrdiff_t queries_row_ = 0;            // from feature to feature of those
+  std::ptrdiff_t rows_row_ = 0;
+  bool factors_ = false;      // W is not multiplied out
+  WithTangent<real> q_, kt_;  // then Q, scaled, and K^T
+  std::vector<real> q_value_, q_tangent_, kt_value_, kt_tangent_;
+  real *rows_moved_ = nullptr, *rows_plain_ = nullptr;  // e. and e: (H, n, q, rows_row_)
+  std::vector<real> w_value_, w_tangent_;               // (H, d, d), scaled
   std::vector<real> readout_value_, readout_tangent_;
   std::vector<real> prompt_value_, prompt_tangent_;  // (d, qL)
   WithTangent<real> w_, queries_;

@@ -6,8 +6,9 @@
 // With an identity in the place of W or V the product with it is left out. Query rows of all heads
 // go together, (t, h) being row t H + h, as many as fit the cache: A and D come from scores_rows
 // with these rows as lanes, so that a single query row fills a vector with its heads. Products with
-// W and V take the rows of several samples at once, with features as lanes. A classifier's gradient
-// is linear in the derivative of its loss, which is multiplied in at the end.
+// W and V take the rows of several samples at once, with features as lanes; factors of W go one by
+// one, (Z Q) K^T and (D X K) Q^T. A classifier's gradient is linear in the derivative of its loss,
+// which is multiplied in at the end.
 #include "inputs.hpp"
 
 #include <algorithm>
@@ -52,6 +53,7 @@ struct Workspace {
   real *s, *c, *limits, *row_readouts, *readout;  // of one sample, as scores_rows takes them
   real* transposed;                               // A, then D: (RL, TL)
   real *e, *et;                                   // D X: (rows, h); transposed (h, dL, ML)
+  real* projected;                                // (Z Q)^T or (D X K)^T: (h, r, ML)
   real *gx, *gz;                                  // of each sample: (T, dL), (rows, dL)
   real* g;                                        // of each sample: derivatives of the outputs
   real* gt;                                       // those of a layer transposed: (p, ML)
@@ -85,13 +87,14 @@ class InputGradients {
   const Parameters<real>& parameters_;
   const Loss loss_;
   real *const gx_, *const gz_;
-  const int L_, TL_, dL_;
+  const int L_, TL_, dL_, wL_;  // wL: from row to row of W, see row_gradient_size
   int rows_, heads_, samples_;  // of a batch, at most
   const double total_;
 
  private:
   void choose_batches();
   void load_weights();
+  void load_factors();
   Workspace<real> take_workspace(Arena& layout) const;
   void load_samples(std::ptrdiff_t first, int count, const Workspace<real>& workspace) const;
   void differentiate(std::ptrdiff_t first, int count, Workspace<real>& workspace) const;
@@ -106,7 +109,9 @@ class InputGradients {
 
   const bool wants_z_;  // by an external query, or as part of gx
   AlignedBuffer block_;
-  real *w_ = nullptr, *wt_ = nullptr;  // W scaled, and its transpose: (H, d, dL)
+  // W scaled, and its transpose: (H, d, wL). Of a rank Q scaled (H, d, r), and Q^T so, and K^T:
+  // (H, r, dL).
+  real *w_ = nullptr, *wt_ = nullptr, *kt_ = nullptr;
 };
 
 template <class real>
@@ -120,6 +125,7 @@ InputGradients<real>::InputGradients(const Data<real>& data, const Parameters<re
       L_(kernels_.lanes),
       TL_(int(round_up(data.shape.T, L_))),
       dL_(int(round_up(data.shape.d, L_))),
+      wL_(int(row_gradient_size(data.shape, L_))),
       total_(data.total_weight(0, loss)),
       wants_z_(gz || (data.self && gx)) {
   choose_batches();
@@ -140,20 +146,39 @@ void InputGradients<real>::choose_batches() {
 template <class real>
 void InputGradients<real>::load_weights() {
   const Shape& s = data_.shape;
-  const std::ptrdiff_t H = s.H, dd = std::ptrdiff_t(s.d) * s.d, ddL = std::ptrdiff_t(s.d) * dL_;
+  const std::ptrdiff_t H = s.H, dd = std::ptrdiff_t(s.d) * s.d, ddL = std::ptrdiff_t(s.d) * wL_;
   if (s.identity_w) return;
+  if (s.rank > 0) return load_factors();
   const auto lay_out = [&](Arena layout) {
     w_ = layout.template take<real>(H * ddL);
     wt_ = layout.template take<real>(wants_z_ ? H * ddL : 0);
     return layout.size();
   };
   lay_out(Arena(block_.reserve(lay_out(Arena()))));
-  kernels_.scale_rows(parameters_.W, parameters_.scale, int(H * s.d), s.d, dL_, w_);
+  kernels_.scale_rows(parameters_.W, parameters_.scale, int(H * s.d), s.d, wL_, w_);
   if (!wants_z_) return;
   for (std::ptrdiff_t h = 0; h < H; ++h) {
     real* const wt = wt_ + h * ddL;
-    kernels_.pack_rows(parameters_.W + h * dd, s.d, s.d, dL_, wt);
+    kernels_.pack_rows(parameters_.W + h * dd, s.d, s.d, wL_, wt);
     std::transform(wt, wt + ddL, wt, [this](real entry) { return parameters_.scale * entry; });
+  }
+}
+
+template <class real>
+void InputGradients<real>::load_factors() {
+  const Shape& s = data_.shape;
+  const std::ptrdiff_t H = s.H, r = s.rank, factor = s.d * r, transposed = r * dL_;
+  const auto lay_out = [&](Arena layout) {
+    w_ = layout.template take<real>(H * factor);
+    kt_ = layout.template take<real>(H * transposed);
+    wt_ = layout.template take<real>(wants_z_ ? H * transposed : 0);
+    return layout.size();
+  };
+  lay_out(Arena(block_.reserve(lay_out(Arena()))));
+  kernels_.scale_rows(parameters_.Q, parameters_.scale, int(H * s.d), s.rank, s.rank, w_);
+  for (std::ptrdiff_t h = 0; h < H; ++h) {
+    kernels_.pack_rows(parameters_.right() + h * factor, s.d, s.rank, dL_, kt_ + h * transposed);
+    if (wants_z_) kernels_.pack_rows(w_ + h * factor, s.d, s.rank, dL_, wt_ + h * transposed);
   }
 }
 
@@ -178,6 +203,7 @@ Workspace<real> InputGradients<real>::take_workspace(Arena& layout) const {
   workspace.transposed = layout.take<real>(gx_ ? 2 * RL * TL : 0);
   workspace.e = layout.take<real>(wants_z_ ? of_heads * dL : 0);
   workspace.et = layout.take<real>(wants_z_ && w_ ? heads_ * dL * ML : 0);
+  workspace.projected = layout.take<real>(heads_ * data_.shape.rank * ML);
   workspace.gx = layout.take<real>(gx_ ? samples_ * T * dL : 0);
   workspace.gz = layout.take<real>(wants_z_ ? M * dL : 0);
   take_readout(layout, workspace);
@@ -211,10 +237,22 @@ void InputGradients<real>::load_queries(const Batch& batch, Workspace<real>& wor
     return;
   }
   kernels_.pack_rows(z, rows, s.d, ML, workspace.zt);
+  if (s.rank > 0) {
+    const std::ptrdiff_t r = s.rank, projected = r * ML;
+    kernels_.product({{s.rank, ML / L_, s.d, 1, batch.heads},
+                      {w_ + batch.head * d * r, r, 0, d * r},
+                      {workspace.zt, ML, L_},
+                      {workspace.projected, ML, L_, projected}});
+    kernels_.product({{rows, dL_ / L_, s.rank, 1, batch.heads},
+                      {workspace.projected, ML, 0, projected},
+                      {kt_ + batch.head * r * dL_, dL_, L_, 0, r * dL_},
+                      {workspace.p, row, L_, dL_}});
+    return;
+  }
   for (int h = 0; h < batch.heads; ++h)
     kernels_.product({{rows, dL_ / L_, s.d},
                       {workspace.zt, ML},
-                      {w_ + (batch.head + h) * d * dL_, dL_, L_},
+                      {w_ + (batch.head + h) * d * wL_, wL_, L_},
                       {workspace.p + h * std::ptrdiff_t(dL_), row, L_},
                       false});
 }
@@ -282,9 +320,22 @@ void InputGradients<real>::add_queries(const Batch& batch, Workspace<real>& work
     return;
   }
   kernels_.pack_rows(workspace.e, M, int(row), ML, workspace.et);
+  if (s.rank > 0) {
+    const std::ptrdiff_t r = s.rank, projected = r * ML;
+    kernels_.product({{s.rank, ML / L_, s.d, 1, batch.heads},
+                      {parameters_.right() + batch.head * d * r, r, 0, d * r},
+                      {workspace.et, ML, L_, 0, std::ptrdiff_t(dL_) * ML},
+                      {workspace.projected, ML, L_, projected}});
+    kernels_.product({{M, dL_ / L_, s.rank, batch.heads},
+                      {workspace.projected, ML, projected},
+                      {wt_ + batch.head * r * dL_, dL_, L_, r * dL_},
+                      {workspace.gz, dL_, L_},
+                      batch.head > 0});
+    return;
+  }
   kernels_.product({{M, dL_ / L_, s.d, batch.heads},
                     {workspace.et, ML, std::ptrdiff_t(dL_) * ML},
-                    {wt_ + batch.head * d * dL_, dL_, L_, d * dL_},
+                    {wt_ + batch.head * d * wL_, wL_, L_, d * wL_},
                     {workspace.gz, dL_, L_},
                     batch.head > 0});
 }
@@ -355,8 +406,7 @@ void InputGradients<real>::differentiate(std::ptrdiff_t first, int count,
 template <class real>
 double InputGradients<real>::run(const real* outputs, int threads) {
   const Shape& s = data_.shape;
-  const double by_w = s.identity_w ? 0.0 : 4.0 * s.d * s.d;
-  const double flops = double(s.n) * s.H * s.q * (by_w + 10.0 * s.T * s.d);
+  const double flops = double(s.n) * s.H * s.q * (s.flops_of_w() + 10.0 * s.T * s.d);
   const int members = useful_threads(threads, s.n, flops);
   // Every member has a batch.
   samples_ = int(std::min<std::ptrdiff_t>(samples_, (s.n + members - 1) / members));

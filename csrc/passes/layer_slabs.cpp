@@ -322,6 +322,11 @@ ScoreArguments<real> LayerSlabs<real>::scores_of_upstream(RowMode mode, int head
 template <class real>
 void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thread,
                                      const Memory& memory) const {
+  const real* keys = slab.x;
+  if (state_.options.wrt_W && state_.plan.features_are_lanes()) {
+    std::fill_n(memory.heads.factors, state_.entries_held(slab), real(1));
+    keys = steps_.scale_keys(slab, memory.heads.factors, memory.heads);
+  }
   for (int h = 0; h < state_.data.shape.H; ++h) {
     if (state_.options.wrt_W) {
       const LayerArguments<real> in = layer(h, slab, thread, memory);
@@ -331,7 +336,7 @@ void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thre
       else  // needs the logits
         steps_.run_scores(
             scores_of_upstream(RowMode::kDerivative, h, slab, thread, memory, nullptr));
-      steps_.accumulate(chunk, h, slab, nullptr, memory.heads.scores.c, slab.x, memory.heads);
+      steps_.accumulate(chunk, h, slab, nullptr, memory.heads.scores.c, keys, memory.heads);
     }
     if (state_.options.wrt_readout)
       add_readout_gradient(chunk, h, slab, thread, memory, outputs_[thread].g);

@@ -2,6 +2,7 @@
 
 #include "../problem/alike_heads.hpp"
 #include "../problem/factors.hpp"
+#include "row_gradients.hpp"
 
 namespace mhfast {
 
@@ -15,8 +16,12 @@ PartialGradients<real>::PartialGradients(const Kernels<real>& kernels, const Sha
       chunks_(plan.chunks),
       width_(width),
       features_are_lanes_(plan.features_are_lanes()),
+      readout_by_features_(features_are_lanes_ &&
+                           !(shape.is_layer() && plan.kind == PlanKind::kHybrid)),
       has_factors_(has_factor_gradients(shape, plan.kind, kernels.lanes)),
+      has_rows_(options.wrt_W && has_row_gradients(shape, plan.kind)),
       part_(partial_gradient(shape, plan.kind, kernels.lanes)),
+      rows_row_(row_gradient_size(shape, kernels.lanes)),
       embedding_(kernels, shape) {}
 
 template <class real>
@@ -28,6 +33,7 @@ void PartialGradients<real>::lay_out(Arena& layout) {
     transposed_ = layout.take<real>(s.is_layer() ? s.H * of_.rows * std::size_t(of_.columns) : 0);
     return;
   }
+  rows_ = layout.take<real>(has_rows_ ? std::size_t(s.H) * s.n * s.q * rows_row_ : 0);
   shared_ = layout.take<real>(s.shared_query ? std::size_t(s.H) * s.q * s.d * width_ : 0);
   shared_k_ = layout.take<real>(s.shared_query ? std::size_t(s.H) * s.q * s.rank : 0);
   const bool summed = s.rank > 0 && !s.shared_query && !has_factors_;
@@ -98,14 +104,14 @@ void PartialGradients<real>::reduce_words(const LoadedModel<real>& model, const 
 }
 
 template <class real>
-void PartialGradients<real>::sum_chunks(const real* partial, int rows, int columns,
+void PartialGradients<real>::sum_chunks(const real* partial, int rows, int columns, bool features,
                                         real* out) const {
   if (width_ > 1) {  // runs: each block of them is one chunk
     std::copy_n(partial, std::ptrdiff_t(rows) * columns * width_, out);
     return;
   }
-  (features_are_lanes_ ? kernels_.reduce_features : kernels_.reduce_samples)(
-      {partial, part_.size, chunks_, rows, columns, out});
+  (features ? kernels_.reduce_features
+            : kernels_.reduce_samples)({partial, part_.size, chunks_, rows, columns, out});
 }
 
 /// The gradients of one head by its factors, from those of the chunks or, of a shared query z, from
@@ -131,7 +137,7 @@ void PartialGradients<real>::reduce_factors(const LoadedModel<real>& model,
   } else if (has_factors_) {
     const auto sum = [&](const real* partial, real* out) {
       if (!out) return;
-      sum_chunks(partial, d, r, out);
+      sum_chunks(partial, d, r, features_are_lanes_, out);
       if (model.scale() != real(1))
         for (std::ptrdiff_t i = 0; i < size; ++i) out[i] *= model.scale();
     };
@@ -140,7 +146,7 @@ void PartialGradients<real>::reduce_factors(const LoadedModel<real>& model,
   } else if (to.Q || to.K) {
     const std::ptrdiff_t dd = std::ptrdiff_t(d) * d;
     real* const gW = dense_ + head * dd;
-    sum_chunks(weight(0, head), d, d, gW);
+    sum_chunks(weight(0, head), d, d, features_are_lanes_, gW);
     if (model.scale() != real(1))
       for (std::ptrdiff_t i = 0; i < dd; ++i) gW[i] *= model.scale();
     differentiate_factors(kernels_, s, r, model.factor_q(0), tied ? nullptr : model.factor_k(0),
@@ -178,17 +184,38 @@ void PartialGradients<real>::reduce_attended(real* to, const Member& member) con
   }
 }
 
+/// A member's part of the gradient by W from D X of all rows: Z^T (D X), some rows at a time.
+template <class real>
+void PartialGradients<real>::multiply_rows(const LoadedModel<real>& model, const real* z, real* gW,
+                                           const Member& member) const {
+  const Shape& s = shape_;
+  const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d;
+  const int pieces = RowGradients<real>::pieces(s.d);
+  for (int piece = member.index; piece < s.H * pieces; piece += member.count) {
+    const int head = piece / pieces, part = piece % pieces;
+    real* const of_head = gW + head * dd;
+    const RowGradients<real> of{s.d, int(s.n * s.q), z, rows(head, 0), rows_row_};
+    of.multiply(kernels_, part, of_head);
+    if (model.scale() == real(1)) continue;
+    const std::ptrdiff_t row = std::ptrdiff_t(kGradientRows) * s.d;
+    std::transform(of_head + part * row, of_head + std::min((part + 1) * row, dd),
+                   of_head + part * row, [&](real x) { return model.scale() * x; });
+  }
+}
+
 template <class real>
 void PartialGradients<real>::reduce(const LoadedModel<real>& model, const real* words,
-                                    const GradientOut<real>& to, const Member& member) const {
+                                    const real* z, const GradientOut<real>& to,
+                                    const Member& member) const {
   const Shape& s = shape_;
   if (s.attended) return reduce_attended(to.readout, member);
+  if (has_rows_ && to.W) multiply_rows(model, z, to.W, member);
   const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, qd = std::ptrdiff_t(s.q) * s.d;
   for (int h = member.index; h < s.H; h += member.count) {
     if (words) reduce_words(model, words, to, h);
     if (s.shared_query && options_.wrt_W) {
       real* e = shared_ + h * qd * width_;
-      if (!words) sum_chunks(weight(0, h), s.q, s.d, e);
+      if (!words) sum_chunks(weight(0, h), s.q, s.d, features_are_lanes_, e);
       if (s.rank > 0)
         reduce_factors(model, to, h);
       else if (to.W)
@@ -196,14 +223,14 @@ void PartialGradients<real>::reduce(const LoadedModel<real>& model, const real* 
                                to.W + h * dd * width_, s.d, 1, model.scale(), false});
     } else if (s.rank > 0) {
       reduce_factors(model, to, h);
-    } else if (to.W && !words) {
+    } else if (to.W && !words && !has_rows_) {
       real* out = to.W + h * dd * width_;
-      sum_chunks(weight(0, h), s.d, s.d, out);
+      sum_chunks(weight(0, h), s.d, s.d, features_are_lanes_, out);
       if (model.scale() != real(1))
         for (std::ptrdiff_t i = 0; i < dd * width_; ++i) out[i] *= model.scale();
     }
     if (to.readout && !words)
-      sum_chunks(readout(0, h), of_.rows, of_.columns,
+      sum_chunks(readout(0, h), of_.rows, of_.columns, readout_by_features_,
                  to.readout + std::ptrdiff_t(h) * of_.rows * of_.columns * width_);
     if (!to.words_by_scores) continue;
     real* const sum = table_.sum + h * table_.sum_size;

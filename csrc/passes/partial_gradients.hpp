@@ -1,7 +1,8 @@
 // The gradients that chunks leave, and their sum.
 //
-// A chunk's gradient is written by the member that works on the chunk, and read when the pass is
-// complete: head by head, each by the member that sums it.
+// A chunk's gradient, and the rows D X of its samples where these are kept, are written by the
+// member that works on the chunk, and read when the pass is complete: head by head, each by the
+// member that sums it; rows by all members, each for some rows of the gradient by W.
 #pragma once
 
 #include "embedding_gradient.hpp"
@@ -40,31 +41,43 @@ class PartialGradients {
     return partial_ + chunk * part_.size + part_.readout_at + head * part_.readout_head;
   }
 
+  /// Whether D X of all rows is kept in place of a gradient by W of each chunk; that of a head from
+  /// `row` on, of the rows of all samples, and the numbers from row to row.
+  bool has_rows() const { return has_rows_; }
+  real* rows(int head, std::ptrdiff_t row) const {
+    return rows_ + (head * shape_.n * shape_.q + row) * rows_row_;
+  }
+  std::ptrdiff_t rows_row() const { return rows_row_; }
+
   /// Numbers of a head's part by W, and by U or V.
   std::ptrdiff_t weight_size() const { return part_.weight_head; }
   std::ptrdiff_t readout_size() const { return part_.readout_head; }
 
   /// A member's heads of the sums; of a prompt and of words all heads, by the first member.
-  /// `words`: (words, d), or null.
-  void reduce(const LoadedModel<real>& model, const real* words, const GradientOut<real>& to,
-              const Member& member) const;
+  /// `words`: (words, d), or null. `z`: the query rows of all samples (n, q, d), needed with rows.
+  void reduce(const LoadedModel<real>& model, const real* words, const real* z,
+              const GradientOut<real>& to, const Member& member) const;
 
  private:
+  void multiply_rows(const LoadedModel<real>& model, const real* z, real* gW,
+                     const Member& member) const;
   void reduce_words(const LoadedModel<real>& model, const real* words, const GradientOut<real>& to,
                     int head) const;
   void reduce_prompt(const LoadedModel<real>& model, real* to) const;
   void reduce_attended(real* to, const Member& member) const;
   real* sum_table(const real* partial, int columns, real* scratch) const;
   void reduce_factors(const LoadedModel<real>& model, const GradientOut<real>& to, int head) const;
-  void sum_chunks(const real* partial, int rows, int columns, real* out) const;
+  void sum_chunks(const real* partial, int rows, int columns, bool features, real* out) const;
 
   const Kernels<real>& kernels_;
   const Shape shape_;
   const Readout of_;
   const PassOptions options_;
   const int chunks_, width_;
-  const bool features_are_lanes_, has_factors_;
+  const bool features_are_lanes_, readout_by_features_, has_factors_, has_rows_;
   const PartialGradient part_;
+  const std::ptrdiff_t rows_row_;
+  real* rows_ = nullptr;  // D X of all samples, where it is kept: (H, n, q, rows_row)
   real* partial_ = nullptr;
   real* dense_ = nullptr;       // by W, where only its factors have gradients to go to: (H, d, d)
   real* shared_ = nullptr;      // D X summed over samples, where the query is shared: (H, q, d)

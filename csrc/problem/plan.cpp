@@ -83,11 +83,14 @@ struct Cost {
     return (1 + D) * product_cycles(s.q, N, s.T) + by_queries_of_rows(s.q);
   }
   double layer() const {  // for a block of samples, or a sample of `lanes` runs
-    const double rows = s.q, p = s.p;
-    return queries(rows) + (1 + D) * product_cycles(rows, s.T, s.d, true) +
-           softmax_cycles(rows, s.T, bytes, L) + (1 + D) * product_cycles(rows, s.d, s.T, true) +
-           V * product_cycles(p, rows, s.d) + V * D * product_cycles(s.d, rows, p) +
-           by_queries(rows) + V * product_cycles(s.d, p, rows, true);
+    return layer_but_keys() + D * product_cycles(s.q, s.d, s.T, true) + by_queries(s.q);
+  }
+  double layer_hybrid() const {  // for a block
+    const double samples = std::min<double>(L, double(s.n)), N = vectors(s.d);
+    const double a_key =
+        has_factor_gradients(s, PlanKind::kHybrid, L) ? kFactorKeyCycles : kKeyCycles;
+    return layer_but_keys() +
+           samples * (D * product_cycles(s.q, N, s.T) + by_queries_of_rows(s.q) + a_key * s.T * N);
   }
   double layer_rows() const {  // for a sample
     const int rows = layer_tile(s, bytes, L);
@@ -120,9 +123,10 @@ struct Cost {
     const int rows = tile_rows(s, bytes, L);
     const double N = vectors(rows), F = vectors(s.d);
     const double keys = seen_keys(rows);
-    const double a_tile =
-        queries(N) + product_cycles(keys, 2 * N, s.d) + softmax_cycles(N, keys, bytes, L) +
-        product_cycles((1 + W) * N * L, F, keys) + by_queries_of_rows(rows) + s.d * (N + F);
+    const double a_tile = queries(N) + product_cycles(keys, 2 * N, s.d) +
+                          softmax_cycles(N, keys, bytes, L) +
+                          product_cycles((1 + W) * N * L, F, keys) +
+                          by_queries_of_rows(rows, PlanKind::kTiles) + s.d * (N + F);
     const double packing = 2.0 * s.T * s.d;
     const double gradient = double(partial_gradient(s, PlanKind::kTiles, L).size) / (s.H * L);
     return packing + std::ceil(double(s.q) / rows) * a_tile + 2 * gradient;
@@ -132,6 +136,14 @@ struct Cost {
   /// Keys that a tile of so many rows goes through, on average.
   double seen_keys(int rows) const {
     return s.causal ? std::min<double>(s.T, (s.q + std::min(rows, s.q)) / 2.0) : s.T;
+  }
+  /// All of a layer with samples or runs as lanes but D X and what it is multiplied with.
+  double layer_but_keys() const {
+    const double rows = s.q, p = s.p;
+    return queries(rows) + (1 + D) * product_cycles(rows, s.T, s.d, true) +
+           softmax_cycles(rows, s.T, bytes, L) + product_cycles(rows, s.d, s.T, true) +
+           V * product_cycles(p, rows, s.d) + V * D * product_cycles(s.d, rows, p) +
+           V * product_cycles(s.d, p, rows, true);
   }
   /// Z W, or (Z Q) K^T, of so many vectors of query rows.
   double queries(double N) const {
@@ -145,7 +157,11 @@ struct Cost {
       return W * product_cycles(s.d, s.d, rows, true);
     return 2 * (product_cycles(s.rank, rows, s.d) + product_cycles(s.d, s.rank, rows, true));
   }
-  double by_queries_of_rows(double rows) const {
+  double by_queries_of_rows(double rows, PlanKind kind = PlanKind::kRows) const {
+    if (has_row_gradients(s, kind)) {
+      const double all = double(s.n) * s.q;
+      return product_cycles(s.d, vectors(s.d), all) * rows / all;
+    }
     if (!has_factor_gradients(s, PlanKind::kRows, L))
       return W * product_cycles(s.d, vectors(s.d), rows);
     const double F = vectors(s.rank);
@@ -214,6 +230,12 @@ Prediction predict_words(const Shape& s, const Cost& cost, double units) {
   return result;
 }
 
+/// Query rows of a layer at a time: all, unless the weights of one unit would exceed the cache.
+int layer_rows(const Shape& s, int bytes, int lanes) {
+  const double a_row = double(s.H) * s.T * lanes * bytes;
+  return int(std::clamp(kSlabBytes / a_row, 1.0, double(s.q)));
+}
+
 Prediction predict_layer(const Shape& s, const Cost& cost) {
   const double n = double(s.n), H = s.H, blocks = cost.vectors(s.n);
   const double parts = std::ceil(double(s.q) / layer_tile(s, cost.bytes, cost.L));
@@ -221,6 +243,8 @@ Prediction predict_layer(const Shape& s, const Cost& cost) {
   Prediction result;
   result.cycles[int(PlanKind::kRuns)] = H * n * Cost{dense(s), cost.registers}.layer() / cost.L;
   result.set(PlanKind::kSamples, cost, blocks, H * blocks * cost.layer());
+  if (layer_rows(s, cost.bytes, cost.L) == s.q)
+    result.set(PlanKind::kHybrid, cost, blocks, H * blocks * cost.layer_hybrid());
   result.set(PlanKind::kRows, cost, n * parts, H * n * cost.layer_rows());
   return result;
 }
@@ -251,12 +275,6 @@ Prediction predict_classifier(const Shape& s, const Cost& cost) {
 int slab_units(double weights, double rows) {
   return int(
       std::max(1.0, std::min(std::floor(kSlabBytes / weights), std::ceil(kSlabRows / rows))));
-}
-
-/// Query rows of a layer at a time: all, unless the weights of one unit would exceed the cache.
-int layer_rows(const Shape& s, int bytes, int lanes) {
-  const double a_row = double(s.H) * s.T * lanes * bytes;
-  return int(std::clamp(kSlabBytes / a_row, 1.0, double(s.q)));
 }
 
 void size_tiles(const Shape& s, int bytes, int lanes, Plan& plan) {
@@ -415,6 +433,17 @@ bool has_factor_gradients(const Shape& s, PlanKind kind, int lanes) {
   return of_factor + kTransposeCycles / kSharedProductCycles * 2 <= round_up(s.d, lanes);
 }
 
+bool has_row_gradients(const Shape& s, PlanKind kind) {
+  if (kind != PlanKind::kHybrid && kind != PlanKind::kRows) return false;
+  if (s.shared_query || s.identity_w || s.rank > 0) return false;
+  const double rows = double(s.n) * s.q, bytes = s.H * rows * s.d * sizeof(double);
+  return rows <= s.d || (rows <= kRowGradients * s.d && bytes <= kPartialBytes);
+}
+
+std::ptrdiff_t row_gradient_size(const Shape& s, int lanes) {
+  return (round_up(s.d, lanes) / lanes | 1) * lanes;
+}
+
 PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
   const auto row = [&](int size) {
     return features_are_lanes(kind) ? round_up(size, lanes) : std::ptrdiff_t(size) * lanes;
@@ -437,10 +466,12 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
     const bool factors = has_factor_gradients(s, kind, lanes);
     part.weight_row = row(factors ? s.rank : s.d);
     part.readout_row = row(readout.columns);
-    part.weight_head = (s.shared_query ? s.q
-                        : s.identity_w ? 0
-                        : factors      ? 2 * s.d
-                                       : s.d) *
+    if (s.is_layer() && kind == PlanKind::kHybrid)
+      part.readout_row = std::ptrdiff_t(readout.columns) * lanes;
+    part.weight_head = (s.shared_query                               ? s.q
+                        : s.identity_w || has_row_gradients(s, kind) ? 0
+                        : factors                                    ? 2 * s.d
+                                                                     : s.d) *
                        part.weight_row;
     part.readout_head = readout.rows * part.readout_row;
   }

@@ -67,6 +67,14 @@ bool prefers_factors(const Shape& shape);
 /// Whether chunks have gradients by the factors, not by their product; the query is not shared.
 bool has_factor_gradients(const Shape& shape, PlanKind kind, int lanes);
 
+/// Whether D X of all rows is kept, and the gradient by W is one product over them, Z^T (D X): of
+/// few rows with many features, where chunks' own gradients would be larger.
+bool has_row_gradients(const Shape& shape, PlanKind kind);
+
+/// From row to row of that D X, an odd number of vectors: a product that goes down its rows would
+/// else meet few sets of the first-level cache.
+std::ptrdiff_t row_gradient_size(const Shape& shape, int lanes);
+
 struct Plan {
   PlanKind kind;
   std::ptrdiff_t units;  // blocks of `lanes` samples, or samples; layers by rows: tiles of samples;
@@ -114,7 +122,8 @@ const char* plan_name(PlanKind kind);
 void force_plan(const std::string& name);
 
 /// Layout of a chunk's partial gradient, in numbers: for all heads the part by W (or that by Q and
-/// then that by K; or, if the query is shared, D X), then that by U or V. Of words: the sum of D
+/// then that by K; or, if the query is shared, D X; nothing where D X of all rows is kept), then
+/// that by U or V, of a layer with samples as lanes for each of them. Of words: the sum of D
 /// over all pairs of a key word and a query word (or, if the query is shared, row), then that of A
 /// over key words and query rows, or of a layer A^T G over key words and outputs. Of attended
 /// tokens: for each output a row of features (see attended.hpp), of which a head's begin

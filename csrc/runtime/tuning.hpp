@@ -49,6 +49,12 @@ inline constexpr double kFewChunks = 8, kManyChunks = 64, kChunkCycles = 10000;
 inline constexpr double kReductionShare = 0.015;
 inline constexpr double kPartialBytes = 32 * kMegabyte;
 
+// Chosen. Rows of all samples for each feature up to which D X of every row is kept, in place of a
+// gradient by W for each of kFewChunks chunks, each of which is written and read.
+inline constexpr double kRowGradients = kFewChunks / 2;
+// Chosen. Rows of such a gradient that a thread computes at a time: D X is read anew for each.
+inline constexpr int kGradientRows = 128;
+
 // The cost model ------------------------------------------------------------------------------
 
 // Fitted. Cycles of starting a chunk, and bytes per cycle of copying and adding partial gradients.
@@ -68,6 +74,10 @@ inline constexpr double kTileCycles = 20, kStoreCycles = 0.5;
 // beyond the first and the second level of the cache.
 inline constexpr double kSoftmaxCycles32 = 14, kSoftmaxCycles64 = 19;
 inline constexpr double kFirstLevelCycles = 4, kSecondLevelCycles = 12;
+// Fitted. Cycles of a register of keys with features as lanes, where scores of a layer have samples
+// as theirs: a copy for all heads, and products of few rows for each; and with gradients by
+// factors, whose products have few columns.
+inline constexpr double kKeyCycles = 4, kFactorKeyCycles = 12;
 // Counted: to transpose a register of numbers, square by square.
 inline constexpr double kTransposeCycles = 3;
 // Chosen. Numbers of a row of W for each of the rank from which on factors are multiplied with one
@@ -103,6 +113,9 @@ inline constexpr int kInputRows = 32;
 // Chosen. A, D and their tangents of a tile of rows, all heads: they stay in the second-level
 // cache.
 inline constexpr double kTangentTileBytes = 512 * kKilobyte;
+// Chosen. Query rows of several samples that are multiplied with W at once, at most: they fill a
+// tile of a product.
+inline constexpr int kTangentRows = 64;
 // Chosen. Chunks of samples that threads share, and the memory of all their partial sums.
 inline constexpr int kTangentChunks = 16;
 inline constexpr double kTangentPartialBytes = 48e6;

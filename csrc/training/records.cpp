@@ -58,12 +58,15 @@ double cosine(const View<real>& view, const Tensors<const real*>& direction) {
   });
   const double theta_norm = of_theta.norm(), direction_norm = of_direction.norm();
   if (theta_norm == 0 || direction_norm == 0) return 0.0;
+  const bool plain = squares_are_normal(theta_norm) && squares_are_normal(direction_norm);
   double dot = 0;
   for_common([&](const real* a, const real* b, std::ptrdiff_t size) {
-    for (std::ptrdiff_t i = 0; i < size; ++i)
-      dot += (double(a[i]) / theta_norm) * (double(b[i]) / direction_norm);
+    dot += plain ? sum_in_parts(size, [&](std::ptrdiff_t i) { return double(a[i]) * double(b[i]); })
+                 : sum_in_parts(size, [&](std::ptrdiff_t i) {
+                     return (double(a[i]) / theta_norm) * (double(b[i]) / direction_norm);
+                   });
   });
-  return dot;
+  return plain ? dot / (theta_norm * direction_norm) : dot;
 }
 
 /// Calls body(sample, weights of the sample (H, q, T)) for all samples in order.

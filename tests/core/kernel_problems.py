@@ -12,7 +12,7 @@ from mhfast import _core, reference
 from mhfast._arguments.lists import AXES, LOSSES, PARAMETERS, TARGETS
 
 PLANS = ("samples", "hybrid", "rows", "tiles")  # of a single run
-LAYER_PLANS = ("samples", "rows")
+LAYER_PLANS = ("samples", "hybrid", "rows")
 
 # Relative errors (max|a-b| / max|b|) allowed against the float64 reference: about a hundred
 # roundings of the type. Most come from C[s] - C[m] with two or three keys, where readouts nearly

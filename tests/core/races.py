@@ -18,7 +18,7 @@ from mhfast import _core
 
 THREADS = 3
 n, T, d, H = 90, 7, 9, 6
-LAYER_PLANS = ("samples", "rows", "auto")
+LAYER_PLANS = ("samples", "hybrid", "rows", "auto")
 RULES = tuple(OPTIMIZERS.values())
 RECORDS = (
     ("loss",),

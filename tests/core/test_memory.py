@@ -94,9 +94,9 @@ def test_the_workspace_of_a_wide_model_is_kept():
     def faults():
         return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
-    tokens, dim, heads = 4, 512, 2
+    n, tokens, dim, heads = 600, 4, 512, 2  # with fewer, chunks would have no gradient by W
     random = np.random.default_rng(0)
-    X, y = random.standard_normal((60, tokens, dim)), random.choice([-1.0, 1.0], 60)
+    X, y = random.standard_normal((n, tokens, dim)), random.choice([-1.0, 1.0], n)
     model = mh.Classifier.gaussian(heads, tokens, dim, std=0.01, seed=0)
     mh.value_and_grad(model, X, y, num_threads=1)
     gradient_bytes = mh.explain(model, mh.as_dataset(X, y))["gradient_bytes"]

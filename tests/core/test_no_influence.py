@@ -9,7 +9,7 @@ from lists import targets, within_domain
 import mhfast as mh
 
 PLANS = ("samples", "hybrid", "rows", "tiles", "runs")
-LAYER_PLANS = ("samples", "rows")
+LAYER_PLANS = ("samples", "hybrid", "rows")
 # 1e200 and 1e30 are finite, their products are not.
 FILLINGS = {np.float64: (np.nan, np.inf, -np.inf, 1e200), np.float32: (np.nan, np.inf, 1e30)}
 # One at least for each kind of targets: what has no part has none whatever the formula is.

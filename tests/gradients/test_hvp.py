@@ -219,6 +219,41 @@ def test_threads_give_equal_bits():
         assert np.array_equal(product.U, products[0].U)
 
 
+@pytest.mark.parametrize("kind", ["classifier", "layer"])
+@pytest.mark.parametrize("query", [None, -1])
+@pytest.mark.parametrize("factors", [0, 1, 2])
+@pytest.mark.parametrize(("n", "d"), [(5, 37), (90, 261), (2001, 5)])
+def test_samples_that_go_through_w_together(n, d, factors, query, kind):
+    """Few rows of many features, whose D X is kept; groups of samples, the last one shorter."""
+    rng = np.random.default_rng(3)
+    tokens = 3
+    q = tokens if query is None else 1
+
+    def normal(*shape):
+        return rng.standard_normal(shape) / d**0.5
+
+    W = normal(HEADS, d, d) / d**0.5  # logits are of order 1
+    if factors:
+        rank = min(RANK, d // 2)
+        W = mh.LowRank(normal(HEADS, d, rank), normal(HEADS, d, rank) if factors == 2 else None)
+    if kind == "classifier":
+        model = mh.Classifier(W, normal(HEADS, q, d), query=query)
+    else:
+        model = mh.Layer(W, normal(HEADS, d, OUT), query=query)
+    data = {
+        "X": rng.standard_normal((n, tokens, d)),
+        "lengths": rng.integers(0, tokens + 1, n),
+        "weight": rng.integers(0, 3, n).astype(float),
+    }
+    data["y"] = np.sign(rng.standard_normal(n if kind == "classifier" else (n, q, OUT)))
+    tangent = mh.Gradients(**{name: normal(*x.shape) for name, x in model.parameters.items()})
+    product = mh.hvp(model, data["X"], data["y"], tangent=tangent, num_threads=1, **rest(data))
+    compared(model, data, tangent, "logistic", product, 1e-12)
+    again = mh.hvp(model, data["X"], data["y"], tangent=tangent, num_threads=3, **rest(data))
+    for name in model.parameters:
+        np.testing.assert_array_equal(getattr(again, name), getattr(product, name))
+
+
 def test_runs():
     parts = [instance("layer", "squared", "self", 1, seed=seed) for seed in (1, 2, 3)]
     stacked = mh.stack([model for model, _, _ in parts])

@@ -300,7 +300,7 @@ def smallest_gap(W, X, query):
 @pytest.mark.parametrize(
     ("kind", "plan"),
     [(mh.Classifier, plan) for plan in ("samples", "hybrid", "rows", "tiles")]
-    + [(mh.Layer, "samples")],
+    + [(mh.Layer, "samples"), (mh.Layer, "hybrid")],
 )
 def test_steps_across_the_threshold_of_underflow_continue_bitwise(kind, plan, use_plan):
     """A step after one whose largest factors were left out begins otherwise than that of a new run.

@@ -10,7 +10,10 @@ import mhfast as mh
 
 # Tiles have two registers of rows, at most 32; 70 rows are several, the last one with a rest.
 n, T, d, H, p = 3, 70, 9, 2, 4
-PLANS = {mh.Classifier: ("samples", "hybrid", "rows", "tiles"), mh.Layer: ("samples", "rows")}
+PLANS = {
+    mh.Classifier: ("samples", "hybrid", "rows", "tiles"),
+    mh.Layer: ("samples", "hybrid", "rows"),
+}
 EVERY_PLAN = [(kind, plan) for kind, plans in PLANS.items() for plan in plans]
 
 

@@ -45,7 +45,7 @@ TOLERANCE = {np.float64: 1e-12, np.float32: 2e-5}  # of some steps; outputs come
 @pytest.mark.parametrize("plan", ["samples", "hybrid", "rows", "tiles"])
 @pytest.mark.parametrize(("kind", "own", "name"), KINDS)
 def test_the_numbers_are_those_of_the_loss(kind, own, name, plan, dtype, use_plan):
-    if kind is mh.Classifier or plan in ("samples", "rows"):
+    if kind is mh.Classifier or plan in ("samples", "hybrid", "rows"):
         use_plan(plan)
     model, data = drawn(kind, dtype)
     value, g = mh.value_and_grad(model, data, loss=own)

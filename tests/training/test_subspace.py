@@ -175,6 +175,27 @@ def test_records(monkeypatch, start):
     assert {"cosine_a", "cosine_b", "mean_of_w", "seen_loss"} <= set(inside.history)
 
 
+@pytest.mark.parametrize("power", [0, 600])
+def test_cosines_of_runs_and_their_readouts_over_time(monkeypatch, power):
+    """Of a direction for each run and one for all; also where squares exceed the range."""
+    runs = 5
+    model = classifier()
+    model = mh.stack([model.replace(W=k * model.W) for k in range(runs)])
+    each, of_all = draw(runs, H, D, D, seed=15), draw(H, T, D, seed=16)
+    directions = {
+        "each": {"W": np.ldexp(each, power)},
+        "all": {"U": of_all},
+        "both": {"W": each, "U": np.ldexp(of_all, -power)},
+    }
+    inside, plain = both(
+        monkeypatch, model, samples(), steps=4, optimizer=mh.GradientDescent(0.3),
+        record={"cosine": 1, "U": 2}, directions=directions,
+    )  # fmt: skip
+    same_runs(inside, plain)
+    assert inside.history["cosine_each"][0, 0] == 0.0  # its W is 0
+    assert inside.history["cosine_both"].shape == (runs, 5)
+
+
 @pytest.mark.usefixtures("small")
 def test_room_is_known_before_the_start(monkeypatch):
     monkeypatch.setattr(quantities, "LIMIT", 10_000)

@@ -17,8 +17,8 @@ from .._arguments.lists import PARAMETERS
 from ..dataset.dataset import Dataset
 from ..models import Model
 from ..models.distinct import Compact
-from ..models.problem import CoreData
-from .quantities import Entry, Metric, check_room, count_due, due_steps, real_value, row_of, size_of
+from ..models.problem import CoreData, CoreParameters
+from .quantities import Entry, check_room, count_due, due_steps, real_value, row_of, size_of
 from .subspace import Subspace
 
 OF_WHOLE = (*PARAMETERS, "cosine")
@@ -60,17 +60,21 @@ class NamedRows:
 
 @dataclass
 class FunctionRows:
-    """Rows of a function of the model. The first value determines their shape and dtype."""
+    """Rows of a function of the model. The first value determines their shape and dtype.
+
+    `inside`: a function of the parameters inside the span in which the core trains, instead.
+    """
 
     entry: Entry
-    function: Metric
+    function: Callable[[Any], npt.ArrayLike]
     capacity: int
     runs: int = 0
     earlier: Rows | None = None  # the rows of the run that is resumed
     buffer: Rows | None = None  # (rows, ...), with R runs (rows, R, ...)
     taken: list[int] = field(default_factory=list)
+    inside: bool = False
 
-    def take(self, k: int, model: Model) -> None:
+    def take(self, k: int, model: Model | CoreParameters) -> None:
         """Evaluate the function on θ_k, unless that has been done.
 
         With R runs the value is a number for all of them or an array (R, ...).
@@ -102,7 +106,7 @@ class FunctionRows:
         self.buffer[len(self.taken)] = value
         self.taken.append(k)
 
-    def _value(self, model: Model) -> Rows:
+    def _value(self, model: Model | CoreParameters) -> Rows:
         value = real_value(self.entry.key, np.asarray(self.function(model)))
         if self.runs and value.ndim == 0:
             return np.broadcast_to(value, (self.runs,))
@@ -194,6 +198,7 @@ def of_subspace(
     earlier: Mapping[str, Rows],
     evaluated: Callable[..., Mapping[str, Any]],
     sees_tests: bool,
+    directions: Mapping[str, CoreParameters],
 ) -> tuple[list[NamedRows], list[FunctionRows]]:
     """Let the core record what it can inside the span; compute the rest from the whole model.
 
@@ -205,6 +210,7 @@ def of_subspace(
     earlier : the history of the run that is continued
     evaluated : `mhfast.evaluate`, with all but the model and the record given
     sees_tests : whether the outputs of the test sets are those inside
+    directions : by the keys of their cosines
     """
     stay, functions = [], []
     for rows in named:
@@ -216,10 +222,27 @@ def of_subspace(
             continue
         capacity = rows.buffer.shape[1 if rows.runs else 0]
         for key in rows.columns or (entry.key,):
-            function = partial(_value, evaluated, entry.key, key)
+            function: Callable[[Any], npt.ArrayLike]
+            if rows.columns:
+                function = subspace.cosine(start, directions[key])
+            elif entry.name in OF_WHOLE:
+                function = partial(_parameter, subspace, start, entry.name)
+            else:
+                function = partial(_value, evaluated, entry.key, key)
             part = Entry(key, key, entry.every, function=function)
-            functions.append(FunctionRows(part, function, capacity, rows.runs, earlier.get(key)))
+            functions.append(
+                FunctionRows(
+                    part, function, capacity, rows.runs, earlier.get(key),
+                    inside=entry.name in OF_WHOLE,
+                )
+            )  # fmt: skip
     return stay, functions
+
+
+def _parameter(
+    subspace: Subspace, start: Model, name: str, parameters: CoreParameters
+) -> npt.ArrayLike:
+    return subspace.whole(start, (name,), parameters)[name]
 
 
 def _value(

@@ -191,6 +191,12 @@ class Loop:
         calls = self.callback if self.callback is not None and self.callback.due(k) else None
         if not (due or saving or calls or stop):
             return False
+        for rows in due:
+            if rows.inside:
+                rows.take(k, self.parameters)
+        due = [rows for rows in due if not rows.inside]
+        if not (due or saving or calls or stop):
+            return False
         model = self.model()
         for rows in due:
             rows.take(k, model)
@@ -277,7 +283,7 @@ class Loop:
     def finish(self, end: _core.TrainingResult) -> Run:
         """Return the run as it ended, after writing its last checkpoint."""
         for rows in self.functions:
-            rows.take(end.reached, self.model())
+            rows.take(end.reached, self.parameters if rows.inside else self.model())
         if self.callback is not None:
             self.callback(end.reached, self.model(), at_end=True)
         run = self.so_far(end.reached, self.ended_by or "steps", end.rows)

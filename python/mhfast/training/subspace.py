@@ -17,7 +17,7 @@ only linearly and through norms; coordinatewise optimizers such as Adam cannot b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -144,6 +144,50 @@ class Subspace:
         unit = ROUNDING * float(np.finfo(start.dtype).eps)
         return bool(np.all(self.rest(start) <= unit * np.sqrt(size)))
 
+    def cosine(
+        self, start: Model, direction: CoreParameters
+    ) -> Callable[[CoreParameters], npt.NDArray[np.float64]]:
+        """Return the cosine of the whole parameters and a direction, of the parameters inside.
+
+        With E = S_k - S_0 and D the direction, ⟨θ_k, D⟩ = ⟨θ_0, D⟩ + ⟨E, Bᵀ D B⟩ and
+        ‖θ_k‖² = ‖θ_0‖² + ⟨E, S_k + S_0⟩, over the tensors that the direction has. Where either
+        norm is zero the cosine is zero.
+
+        Parameters
+        ----------
+        start : Classifier or Layer
+            The whole model at step 0.
+        direction : tuple of the core
+            With the run axis or without.
+        """
+        along = by_name(direction)
+        unit = _largest(along)
+        parts = {name: _over(part, unit, AXES[name]) for name, part in along.items()}
+        length = np.sqrt(_inner(parts, parts))
+        parts_inside = {
+            name: _over(self._inside(name, part), unit, AXES[name]) for name, part in along.items()
+        }
+        begin = {name: start.parameters[name] for name in along}
+        first_scale = _largest(begin)
+        first = {name: _over(array, first_scale, AXES[name]) for name, array in begin.items()}
+        first_dot, first_square = _inner(first, parts), _inner(first, first)
+
+        def value(parameters: CoreParameters) -> npt.NDArray[np.float64]:
+            now = {name: by_name(parameters)[name] for name in along}
+            scale = np.maximum(first_scale, _largest(now))
+            moved, twice_the_mean = {}, {}
+            for name in along:
+                s = _over(now[name], scale, AXES[name])
+                old = _over(self.start.parameters[name], scale, AXES[name])
+                moved[name], twice_the_mean[name] = s - old, s + old
+            part = first_scale / scale
+            dot = part * first_dot + _inner(moved, parts_inside)
+            square = part * part * first_square + _inner(moved, twice_the_mean)
+            sizes = np.sqrt(np.maximum(square, 0.0)) * length
+            return np.asarray(np.divide(dot, sizes, out=np.zeros_like(sizes), where=sizes > 0))
+
+        return value
+
     def spans(self, tokens: npt.NDArray[np.float64]) -> bool:
         """Return whether tokens (tokens, d) or (R, tokens, d) are in the span."""
         left = tokens - tokens @ self.basis @ np.swapaxes(self.basis, -1, -2)
@@ -161,8 +205,16 @@ class Subspace:
         B = _beside(self.basis, AXES[name])
         if name in _LEFT:
             array = np.swapaxes(B.astype(array.dtype, copy=False), -1, -2) @ array
-        if name in _RIGHT:
-            array = (array.astype(np.float64, copy=False) @ B).astype(array.dtype, copy=False)
+        if name in _LEFT and name in _RIGHT:
+            array = array @ B.astype(array.dtype, copy=False)
+        elif name in _RIGHT:
+            rows = array.astype(np.float64, copy=False)
+            if B.ndim == 2:  # one product, not one for each of many matrices of few rows
+                inside = rows.reshape(-1, rows.shape[-1]) @ B
+                inside = inside.reshape(*rows.shape[:-1], B.shape[-1])
+            else:
+                inside = rows @ B
+            array = inside.astype(array.dtype, copy=False)
         return np.ascontiguousarray(array)
 
     def _outside(self, name: str, array: Array, dtype: npt.DTypeLike | None = None) -> Array:
@@ -273,6 +325,32 @@ def _squares(name: str, array: Array) -> Array:
     """Return the sum of the squares of a parameter, or (R,) of them."""
     total: Array = np.square(array, dtype=np.float64).sum(axis=tuple(range(-AXES[name], 0)))
     return total
+
+
+def _inner(a: Mapping[str, Array], b: Mapping[str, Array]) -> Any:
+    """Return the inner product of arrays of parameters, or (R,) of them."""
+    total: Any = 0.0
+    for name, array in a.items():
+        axes = "abc"[: AXES[name]]
+        total = total + np.einsum(f"...{axes},...{axes}->...", array, b[name])
+    return total
+
+
+def _largest(arrays: Mapping[str, Array]) -> Any:
+    """Return the largest absolute value of all arrays, or (R,) of them; 1 where all are zero."""
+    found: Any = 0.0
+    for name, array in arrays.items():
+        axes = tuple(range(-AXES[name], 0))
+        found = np.maximum(found, np.maximum(array.max(axis=axes), -array.min(axis=axes)))
+    return np.where(found > 0, found, 1.0)
+
+
+def _over(array: Array, unit: Any, axes: int) -> Array:
+    """Return an array, or that of each run, in float64 and divided by a number."""
+    quotient: Array = np.divide(
+        array, np.expand_dims(unit, tuple(range(-axes, 0))), dtype=np.float64
+    )
+    return quotient
 
 
 def _beside(basis: Array, axes: int) -> Array:

@@ -307,7 +307,7 @@ def train(
         if inside is not None:
             sees_tests = bool(tests) and inside.holds(start)
             test_problems = [inside.problem(test) for test in test_problems] if sees_tests else []
-            named, others = of_subspace(named, inside, start, run.history, whole, sees_tests)
+            named, others = of_subspace(named, inside, start, run.history, whole, sees_tests, sides)
             functions += others
             start, problem, sides = inside.start, inside.problem(problem), {}
         loop = Loop(
