@@ -121,6 +121,29 @@ def side_by_side():
                 train(model, data, rule, projection, few, stop, calls, batch, fresh)
 
 
+def readouts():
+    """Readouts alone, whose steps are taken from the attended tokens."""
+    for kind, parameter, dtype in product(MODELS, PARAMETERS, (np.float32, np.float64)):
+        model, data = draw(kind, parameter, dtype, 8 * n, T, d, H)
+        names = tuple(name for name in model.parameters if name in "UVAB")
+        if names:
+            mh.train(
+                model, data, steps=3, optimizer=mh.NormalizedGradientDescent(0.1), wrt=names,
+                loss="squared", test=data, record=("loss", "grad_norm", "test_loss", *names),
+            )  # fmt: skip
+
+
+def wide():
+    """Few rows of many features, whose gradients by W members share by features."""
+    for kind, parameter, dtype in product(MODELS, PARAMETERS, (np.float32, np.float64)):
+        model, data = draw(kind, parameter, dtype, 50, 4, 64, H)
+        passes(model, data)
+        mh.train(
+            model, data, steps=3, optimizer=mh.Momentum(0.1), loss="squared",
+            record=("grad_norm", "param_norm", "cosine"), directions=model,
+        )  # fmt: skip
+
+
 def shards():
     """Gradients of shards of different sizes, which a team leaves one after another."""
     apart = mh.Reduction(lambda sums: sums, shards=(4 * n, 3 * n, n))
@@ -175,6 +198,8 @@ def main() -> None:
             passes(*draw(mh.Classifier, "dense", np.float64, 13, 12, 21, 601))
         print(plan, "done", flush=True)
     side_by_side()
+    readouts()
+    wide()
     shards()
     new_samples()
     words()
