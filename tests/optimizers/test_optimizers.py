@@ -335,7 +335,11 @@ def test_settings_of_parameters_are_values():
     ("fields", "error", "message"),
     [
         ({"lr": {}}, ValueError, r"lr: expected values by the names of parameters.*got none"),
-        ({"lr": {"w": 0.1}}, ValueError, r"lr: .*W, Q, K, U, V, A, B, prompt, embedding, got the name 'w'"),
+        (
+            {"lr": {"w": 0.1}},
+            ValueError,
+            r"lr: .*W, Q, K, U, V, A, B, prompt, embedding, got the name 'w'",
+        ),
         ({"lr": {"W": -0.1}}, ValueError, r"lr\['W'\]: .*at least 0, got -0\.1"),
         ({"lr": {"W": "fast"}}, TypeError, r"lr\['W'\]: expected a number, got 'fast'"),
         ({"lr": {"W": [[0.1]]}}, ValueError, r"lr\['W'\]: expected shape \(R,\)"),
