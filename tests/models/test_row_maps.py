@@ -103,6 +103,7 @@ def torch_weights(torch, S, name, normalize, seen):
     return torch.where(seen, values, 0.0) / (seen.sum(-1, keepdim=True) if by_tokens else 1)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_agree_with_torch(kind, causal):
@@ -356,6 +357,7 @@ def test_tangent_kernel():
         mh.hvp(hard, the.X, the.y, tangent=hard)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("kind", KINDS)
 def test_bridges_to_torch_and_jax(kind):
     """The functions and the module have the outputs of the model, and its gradients."""

@@ -320,6 +320,7 @@ def test_functions_of_numba():
     np.testing.assert_allclose(run.history["loss"], same.history["loss"], rtol=1e-12)
 
 
+@pytest.mark.peers
 def test_functions_of_jax():
     jax = pytest.importorskip("jax", reason="pip install jax")
     # In float32, the default of JAX.
