@@ -10,7 +10,7 @@ import pytest
 
 import mhfast as mh
 from mhfast import _core
-from mhfast._arguments.lists import LOSSES
+from mhfast._arguments.lists import LOSSES, PARAMETERS
 
 SOFTMAX = _core.RowMap(_core.RowMapName.softmax)
 OPTIONS = {"runs": 0, "scale": 1.0, "causal": False, "row_map": SOFTMAX, "threads": 0}
@@ -39,13 +39,13 @@ def peak_growth(program):
 
 # What `setup` makes of a model and its targets.
 MODELS = {
-    "classifier": "parameters = W, *[None] * 2, normal(H, T, d), *[None] * 5; y = sign(n)",
-    "layer": "parameters = W, *[None] * 3, normal(H, d, 2), *[None] * 4; y = sign(n, T, 2)",
+    "classifier": "given = {'W': W, 'U': normal(H, T, d)}; y = sign(n)",
+    "layer": "given = {'W': W, 'V': normal(H, d, 2)}; y = sign(n, T, 2)",
 }
 PROGRAM = """
     import numpy as np
     from mhfast import _core
-    from mhfast._arguments.lists import LOSSES
+    from mhfast._arguments.lists import LOSSES, PARAMETERS
     softmax = _core.RowMap(_core.RowMapName.softmax)
     options = dict(runs=0, scale=1.0, causal=False, row_map=softmax, threads=0)
     size, T, d, H = {sizes}
@@ -58,6 +58,7 @@ PROGRAM = """
             return np.where(rng.random(shape, dtype=np.float32) < 0.5, np.float32(-1), 1)
         W = normal(H, d, d)
         {model}
+        parameters = tuple(map(given.get, PARAMETERS))
         return (normal(n, T, d), None, y.astype(np.float32), None, None), parameters
     def work(data, parameters):
         wrt = sum(1 << j for j, array in enumerate(parameters) if array is not None)
@@ -130,7 +131,7 @@ def test_more_than_two_to_the_31_numbers():
     U = rng.standard_normal((1, 1, dim)).astype(np.float32)
     y = np.ones(n, dtype=np.float32)
     assert X.size > 2**31
-    parameters = (W, None, None, U, None, None, None, None)
+    parameters = tuple({"W": W, "U": U}.get(name) for name in PARAMETERS)
 
     def outputs(X, query):
         return _core.outputs((X, query, None, None, None), parameters, **OPTIONS)
