@@ -62,8 +62,7 @@ py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, bool ident
   const int of_call = keys(TriangleUse::kGradient), of_training = keys(TriangleUse::kTraining);
   shape.T = of_training;
   const AttendedRows attended(shape, lanes);
-  const double attended_bytes =
-      double(std::max<std::ptrdiff_t>(runs, 1)) * double(attended.count) * attended.size * bytes;
+  const double attended_bytes = attended.bytes(double(std::max<std::ptrdiff_t>(runs, 1)), bytes);
   const bool keeps_attended = readout_of(shape).rows > 0 && attended_bytes <= kAttendedBytes &&
                               prefers_attended(shape, registers, runs);
   shape.T = runs > 1 ? of_training : of_call;

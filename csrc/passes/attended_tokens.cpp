@@ -45,7 +45,7 @@ AttendedTokens<real>::AttendedTokens(const Data<real>& data, std::ptrdiff_t runs
 template <class real>
 double AttendedTokens<real>::bytes(const Data<real>& data, std::ptrdiff_t runs, bool apart) {
   const AttendedRows rows(data.shape, active_kernels<real>().lanes);
-  return (apart ? double(runs) : 1.0) * double(rows.count) * double(rows.size) * sizeof(real);
+  return rows.bytes(apart ? double(runs) : 1.0, sizeof(real));
 }
 
 template <class real>
@@ -56,7 +56,7 @@ void AttendedTokens<real>::compute(std::ptrdiff_t run, const Model<const real*>&
   const Shape& s = data.shape;
   // Without readouts, which are not needed, and with W multiplied out once.
   Model<const real*> scores{{}, model.rank};
-  for (const TensorName name : {kW, kQ, kK, kPrompt}) scores.at[name] = model.at[name];
+  for (const TensorName name : kOfScores) scores.at[name] = model.at[name];
   AlignedBuffer block;
   const LoadableModel<real> loadable(s, scores, scale, false, block);
   if (model.is_factored() && s.rank == 0) {

@@ -24,6 +24,9 @@ inline constexpr const char* kTensorNames[kTensors] = {
 #undef MHFAST_PARAMETER
 };
 
+/// Those that the scores depend on, and so attention; the others are read out.
+inline constexpr TensorName kOfScores[] = {kW, kQ, kK, kPrompt};
+
 template <class Pointer>
 using Tensors = std::array<Pointer, kTensors>;
 

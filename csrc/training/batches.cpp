@@ -121,7 +121,8 @@ void BatchData<real>::draw_samples(const Member& member) {
       if (populations_->token >= 0 && z) std::copy_n(x + populations_->token * s.d, s.d, z);
     }
     if (begin == end) continue;
-    population.label(end - begin, s, &x_[(r * s.n + begin) * Td], &y_[(r * s.n + begin)]);
+    population.label(end - begin, s, &x_[(r * s.n + begin) * Td],
+                     &y_[(r * s.n + begin) * data_.targets]);
     const auto scale = [&](real* rows, std::ptrdiff_t size, int exponent) {
       if (exponent != 0) scale_by_power<real>(rows, (end - begin) * size, exponent, rows);
     };

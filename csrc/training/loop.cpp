@@ -101,7 +101,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
 
   typename Engine<real>::Options options;
   options.gradient = true;
-  options.wrt_W = task.wrt[kW] || task.wrt[kQ] || task.wrt[kK] || task.wrt[kPrompt];
+  options.wrt_W = !task.keeps_attention();
   options.wrt_readout = task.wrt[kU] || task.wrt[kV] || task.wrt[kValueA] || task.wrt[kValueB];
   options.gaps = task.optimizer.ignores_scale() && !task.optimizer.decays(task.wrt);
   options.runs_are_lanes = width_ > 1;

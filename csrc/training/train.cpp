@@ -236,7 +236,7 @@ class KeptAttention {
   bool take(Data<real>& data, bool triangle, std::ptrdiff_t runs) {
     const auto& run = data.run;
     bool apart = run.x || run.z || run.keys || run.queries || run.lengths || run.limits;
-    for (const TensorName name : {kW, kQ, kK, kPrompt}) apart |= task_.model.run[name] != 0;
+    for (const TensorName name : kOfScores) apart |= task_.model.run[name] != 0;
     const double bytes = AttendedTokens<real>::bytes(data, task_.runs, apart);
     if (bytes_ + bytes > kAttendedBytes) return false;
     Shape from_tokens = data.shape;
@@ -249,7 +249,7 @@ class KeptAttention {
              [&](std::ptrdiff_t r, int threads) {
                Tensors<const real*> tensors{};
                const Tensors<real*> of_run = task_.model.of(r);
-               for (const TensorName name : {kW, kQ, kK, kPrompt}) tensors[name] = of_run[name];
+               for (const TensorName name : kOfScores) tensors[name] = of_run[name];
                const bool tied = task_.rank > 0 && !tensors[kK];
                const RescaledTensors<real> scaled(tensors, data.shape, task_.rank, tied,
                                                   task_.exponents);

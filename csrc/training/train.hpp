@@ -177,7 +177,11 @@ struct TrainingTask {
                                   kScalesInSlot = 1;
 
   /// Whether training leaves attention as it is.
-  bool keeps_attention() const { return !wrt[kW] && !wrt[kQ] && !wrt[kK] && !wrt[kPrompt]; }
+  bool keeps_attention() const {
+    for (const TensorName name : kOfScores)
+      if (wrt[name]) return false;
+    return true;
+  }
 
   /// Steps between the first ones of epochs; new samples have no epochs, but records of all samples
   /// then cost as much relative to their steps.
