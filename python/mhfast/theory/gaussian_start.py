@@ -28,7 +28,7 @@ from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Classifier
 from .bounds import CurvatureBounds, curvature_bounds
-from .inputs import norms, query_side, settled, spread
+from .inputs import no_weights, norms, one_data_set, query_side, settled, spread
 from .margin import ntk_margin
 from .needed_heads import NeededHeads, required, solved
 from .realizability import check_separable
@@ -164,9 +164,8 @@ def gaussian_needed_heads(
     >>> needed.training.applies, needed.heads < 1e6
     (True, True)
     """
-    checks.instance(data, Dataset, "data")
-    if data.weight is not None:
-        raise ValueError("weight: expected None, since the bound has no weights, got an array")
+    one_data_set(data)
+    no_weights(data)
     steps = checks.count(steps, "steps")
     ours = _Start.of(data, std, delta, query, scale)
     if not ours.limit > 0.0:
@@ -227,11 +226,7 @@ class _Start:
         cls, given: Dataset, std: float, delta: float, query: int | None, scale: float
     ) -> _Start:
         """Measure the data."""
-        checks.instance(given, Dataset, "data")
-        if given.runs is not None:
-            raise ValueError(
-                f"data: expected one data set, as data.run(0) is, got {given.runs} runs"
-            )
+        one_data_set(given)
         if not checks.finite(std, "std") > 0.0:
             raise ValueError(f"std: expected a number above 0, got {std}")
         if not 0.0 < checks.finite(delta, "delta") < 1.0:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .._arguments import checks
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Classifier, Layer, Model
@@ -22,6 +23,20 @@ NOT_OF_LAYERS = (
     "for the outputs of a layer; of a Layer there are layer_bounds, hessian_extremes, ntk and "
     "regularization_path"
 )
+
+
+def one_data_set(data: object) -> None:
+    """Raise unless `data` is a Dataset without a run axis."""
+    checks.instance(data, Dataset, "data")
+    assert isinstance(data, Dataset)
+    if data.runs is not None:
+        raise ValueError(f"data: expected one data set, as data.run(0) is, got {data.runs} runs")
+
+
+def no_weights(data: Dataset) -> None:
+    """Raise ValueError if samples have weights, which the result has not."""
+    if data.weight is not None:
+        raise ValueError("weight: expected None, since the bound has no weights, got an array")
 
 
 def softmax_only(model: Model, name: str = "model") -> None:

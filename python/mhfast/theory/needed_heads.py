@@ -33,7 +33,7 @@ from ..models import Classifier
 from .bounds import CurvatureBounds, curvature_bounds
 from .conditions import Guarantee, heads_shown, least_heads
 from .guarantees import Comparison
-from .inputs import settled
+from .inputs import no_weights, one_data_set, settled
 from .margin import good_initialization
 from .mixture import mixture_margins
 from .realizability import check_separable
@@ -172,11 +172,8 @@ def needed_heads(
     >>> needed.heads > 1e6  # with short tokens, far more than anyone trains
     True
     """
-    checks.instance(data, Dataset, "data")
-    if data.runs is not None:
-        raise ValueError(f"data: expected one data set, as data.run(0) is, got {data.runs} runs")
-    if data.weight is not None:
-        raise ValueError("weight: expected None, since the bound has no weights, got an array")
+    one_data_set(data)
+    no_weights(data)
     if start is None:
         start = Classifier.random_step(data, 2, seed=0, balanced=True)
     start, data, _ = settled(start, data, dense=True)

@@ -39,7 +39,7 @@ from ..gradients import Gradients, norm, value_and_grad
 from ..models import Classifier
 from .conditions import Condition, Guarantee
 from .guarantees import ratio, same_family
-from .inputs import classifier, largest_norm, norms, query_side, settled, spread
+from .inputs import classifier, largest_norm, norms, one_data_set, query_side, settled, spread
 from .margin import ntk_margin
 from .realizability import check_separable
 
@@ -367,8 +367,7 @@ class _Ray:
 
 
 def _ray(data: Dataset, start: Classifier | None) -> _Ray:
-    if data.runs is not None:
-        raise ValueError(f"data: expected one data set, as data.run(0) is, got {data.runs} runs")
+    one_data_set(data)
     if start is None:
         start = Classifier.random_step(data, 2, seed=0, balanced=True)
     start, data, _ = settled(start, data, dense=True)
