@@ -14,7 +14,6 @@ the samples: the constants of `mhfast.models.distinct` summarize it.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -23,6 +22,8 @@ import numpy as np
 
 import mhfast as mh
 from mhfast.models import distinct
+
+from .words import deciles
 
 OPTIMIZER = mh.GradientDescent(1e-3)
 OUTPUTS = 4
@@ -74,17 +75,6 @@ def problem(case: Case, dtype: str) -> tuple[mh.Classifier | mh.Layer, mh.Datase
     return layer, mh.Dataset(np.asarray(X), y), X, "squared"
 
 
-def deciles(calls: list[Callable[[], object]], rounds: int) -> list[float]:
-    """Return the lower decile of the seconds of each call, taken in turn."""
-    seconds = np.empty((len(calls), rounds))
-    for k in range(rounds):
-        for row, call in zip(seconds, calls, strict=True):
-            start = time.perf_counter()
-            call()
-            row[k] = time.perf_counter() - start
-    return [float(s) for s in np.quantile(seconds, 0.1, axis=1, method="lower")]
-
-
 def trained(
     model: mh.Classifier | mh.Layer, data: mh.Dataset, loss: str, threads: int, *, looks: bool
 ) -> Callable[[int], object]:
@@ -114,7 +104,7 @@ def looked(case: Case, dtype: str, threads: int, rounds: int) -> str:
     a, b, one, one_looked = deciles(calls, rounds)
     return (
         f"{case.kind:10s} {case.n:5d} {case.T:3d} {case.d:3d} {case.H:2d} {case.V:6d}   "
-        f"{words:>4s} {found.n:6d} {a * 1e3:9.2f} ms {a / b:8.2f} {one / one_looked:8.2f}"
+        f"{words:>4s} {found.n:6d} {a:9.2f} ms {a / b:8.2f} {one / one_looked:8.2f}"
     )
 
 
