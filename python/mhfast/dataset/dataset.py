@@ -320,8 +320,7 @@ class Dataset:
         if self._run_axes.get("weight"):
             total = np.moveaxis(total, 0, 1)
         part = self.subset(first)
-        changes: dict[str, Any] = {"X": part._given, "weight": total.astype(self.dtype)}
-        return dataclasses.replace(part, **changes), places
+        return part._with(weight=total.astype(self.dtype)), places
 
     def _in_words(self, most: int, *, probe: int) -> Dataset:
         """Return the data set with X as `Tokens`, if it has at most `most` different tokens.
@@ -336,8 +335,11 @@ class Dataset:
         if found is None:
             return self
         ids, first = found
-        changes: dict[str, Any] = {"X": Tokens(ids.reshape(self.n, -1), tokens[first])}
-        return dataclasses.replace(self, **changes)
+        return self._with(X=Tokens(ids.reshape(self.n, -1), tokens[first]))
+
+    def _with(self, **changes: Any) -> Dataset:
+        """Return the data set with other fields; `Tokens` stay what they are, unless X is given."""
+        return dataclasses.replace(self, **{"X": self._given, **changes})
 
     def _arrays_of_samples(self) -> Iterator[npt.NDArray[Any]]:
         """Yield each array but weight, its samples first, of all its runs together."""
@@ -395,8 +397,7 @@ class Dataset:
             truth = _of_run(truth, r, self.runs)
         of_run = getattr(self.generator, "run", None)
         generator = self.generator if of_run is None else of_run(r)
-        changes: dict[str, Any] = {"X": part._given, "truth": truth, "generator": generator}
-        return dataclasses.replace(part, **changes)
+        return part._with(truth=truth, generator=generator)
 
     @cached_property
     def _run_axes(self) -> dict[str, bool]:

@@ -535,8 +535,9 @@ def _words(embedding: Array, X: npt.ArrayLike | Tokens) -> npt.NDArray[np.int32]
     if isinstance(X, Tokens):
         if X.words != words:
             raise ValueError(f"X: expected the {words} words of the embedding, got {X.words}")
-        X = X.ids
-    ids = word_numbers(X, "X", words)
+        ids = X.ids  # checked when they were made
+    else:
+        ids = word_numbers(X, "X", words)
     checks.shape(ids, "X", "n T", (None, None))
     return ids
 

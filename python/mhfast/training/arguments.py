@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -86,8 +85,7 @@ def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: AnyModel
     """Return the training data; lists of numbers adapt to the dtype of the model."""
     if isinstance(model, Stack) and model.embedding is not None:
         if isinstance(X, Dataset):
-            words: Any = depth.words_apart(model, X._given)
-            return replace(as_dataset(X, y), X=words)
+            return as_dataset(X, y)._with(X=depth.words_apart(model, X._given))
         return as_dataset(depth.words_apart(model, X), y)
     if isinstance(X, Dataset):
         return as_dataset(X, y)

@@ -96,9 +96,7 @@ def trained(
 
 def _check_fit(run: Run[Stack], data: Dataset) -> None:
     """Raise what the loss of the first sample raises, before there is a run to lose."""
-    first = data.subset(slice(0, 1))
-    given: Any = first._given
-    run.model.loss(replace(first, X=given, weight=None), loss=run.loss)
+    run.model.loss(data.subset(slice(0, 1))._with(weight=None), loss=run.loss)
 
 
 def _refuse_runs(run: Run[Stack], rule: Optimizer) -> None:

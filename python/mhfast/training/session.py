@@ -189,8 +189,6 @@ class Loop:
         saving = self.checkpoint is not None and k > self.run.step and k % self.checkpoint[1] == 0
         stop = self.run.stop if callable(self.run.stop) else None
         calls = self.callback if self.callback is not None and self.callback.due(k) else None
-        if not (due or saving or calls or stop):
-            return False
         for rows in due:
             if rows.inside:
                 rows.take(k, self.parameters)
