@@ -21,6 +21,7 @@ import numpy as np
 from .. import _core
 from .._arguments import checks
 from .._arguments.values import frozen
+from .._blas import one_blas_thread
 from ..config import threads
 from ..models import Layer
 from .examples import Examples, Float64
@@ -195,6 +196,7 @@ class Estimate:
     condition: float
 
 
+@one_blas_thread()
 def estimate(
     examples: Examples,
     layer: Layer,

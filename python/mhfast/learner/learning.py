@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import checks
+from .._blas import one_blas_thread
 from ..dataset.dataset import Dataset
 from ..models import Layer
 from ..training.progress import progress_bar
@@ -43,6 +44,7 @@ FINE = ((0.02, 0.01), (0.005, 0.002), (0.001,))
 """Fractions of the rows that the rounds of phase 4 use."""
 
 
+@one_blas_thread()
 def learn_layer(
     X: npt.ArrayLike | Dataset,
     Y: npt.ArrayLike | None = None,

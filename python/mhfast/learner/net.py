@@ -9,6 +9,7 @@ import numpy as np
 
 from .._arguments import checks
 from .._arguments.values import frozen
+from .._blas import one_blas_thread
 from .examples import Examples, Float64
 from .facts import Facts
 from .sculpting import Body
@@ -99,6 +100,7 @@ class Net:
     tried: int
 
 
+@one_blas_thread()
 def search_net(
     examples: Examples,
     body: Body,

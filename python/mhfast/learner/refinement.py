@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from .. import _core, config
 from .._arguments import checks
+from .._blas import one_blas_thread
 from ..dataset.dataset import Seed
 from ..models import Layer
 from .examples import Float64, Int64
@@ -111,6 +112,7 @@ class Restarts:
     starts: int
 
 
+@one_blas_thread()
 def refine(
     layer: Layer,
     X: npt.ArrayLike,
