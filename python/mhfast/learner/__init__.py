@@ -12,8 +12,9 @@ Chen, Li, "Provably learning a multi-head attention layer".
 
 from .agreement import Agreement, agreement
 from .alignment import Alignment, align, hull_cosine, merge_heads
+from .covariance import Covariance
 from .enclosure import Enclosure, enclose
-from .estimate import Covariance, Estimate, estimate
+from .estimate import Estimate, estimate
 from .examples import Examples, as_examples
 from .facts import Facts, certify
 from .learning import learn_layer

@@ -112,6 +112,11 @@ class Examples:
         """The residual of a row that is due to noise alone, relative to `scale`."""
         return self.noise * float(np.sqrt(self.out_dim)) / self.scale
 
+    @property
+    def portion(self) -> int:
+        """The number of samples of a portion."""
+        return max(1, PORTION // (self.tokens * max(self.tokens, self.dim, self.Y.shape[2])))
+
     def first(self, samples: int) -> Examples:
         """Select the first samples; nothing is copied.
 
@@ -226,9 +231,8 @@ class Examples:
         X : float64 array (m, T, d)
         Y : float64 array (m, T, p)
         """
-        size = max(1, PORTION // (self.tokens * max(self.tokens, self.dim, self.Y.shape[2])))
-        for begin in range(0, self.n, size):
-            X, Y = self._read(slice(begin, begin + size))
+        for begin in range(0, self.n, self.portion):
+            X, Y = self._read(slice(begin, begin + self.portion))
             yield begin, X, Y if whole else self._outputs(Y)
 
     def _read(self, samples: Int64 | slice) -> tuple[Float64, Float64]:

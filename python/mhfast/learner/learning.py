@@ -17,7 +17,8 @@ from ..dataset.dataset import Dataset
 from ..models import Layer
 from ..training.progress import progress_bar
 from .certificates import Fit, Judged, certificates, fits, judge
-from .estimate import Covariance, estimate
+from .covariance import Covariance
+from .estimate import estimate
 from .examples import Examples, as_examples
 from .facts import Facts, certify
 from .net import search_net

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..models import Layer
-from .estimate import Covariance, Estimate
+from .covariance import Covariance
+from .estimate import Estimate
 from .facts import Facts
 from .figures import draw
 from .net import Net
