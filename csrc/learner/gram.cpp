@@ -55,6 +55,15 @@ const double* write_moment(const CrossMoment& m, const double* sum) {
   return sum;
 }
 
+/// How many rows of that many numbers are held at a time.
+std::int64_t rows_of_a_portion(std::ptrdiff_t width) {
+  const auto rows_in = [&](std::size_t bytes) {
+    return std::clamp<std::int64_t>(bytes / sizeof(double) / width, 1, kGramPortionRows);
+  };
+  return std::max(rows_in(kGramPortionBytes),
+                  std::min<std::int64_t>(rows_in(kGramMostBytes), kGramRows));
+}
+
 }  // namespace
 
 int gram_threads(const RowSource& source, const std::vector<CrossMoment>& moments, int threads) {
@@ -65,8 +74,7 @@ void cross_moments(const RowSource& source, const std::vector<CrossMoment>& mome
   const Kernels<double>& kernels = active_kernels<double>();
   const int blocks = panels(source.width);
   const std::ptrdiff_t padded = std::ptrdiff_t(blocks) * kGramColumns;
-  const std::int64_t rows_wanted = std::clamp<std::int64_t>(
-      std::int64_t(kGramPortionBytes / sizeof(double)) / padded, 1, kGramPortionRows);
+  const std::int64_t rows_wanted = rows_of_a_portion(padded);
   const std::int64_t items_held =
       std::min(std::max<std::int64_t>(rows_wanted / source.rows_per_item, 1),
                std::max<std::int64_t>(source.items, 1));

@@ -28,6 +28,31 @@ void multiply(const double* a, const double* b, int rows, int inner, int columns
         out[i * columns + j] += a[i * inner + k] * b[k * columns + j];
 }
 
+/// Numbers in as many whole vectors as hold `size` numbers.
+int in_vectors(int size) {
+  const int lanes = active_kernels<double>().lanes;
+  return (size + lanes - 1) / lanes * lanes;
+}
+
+/// out (M, columns) = aᵀ b for a (depth, M) and b (depth, columns), by the kernels: of b and out
+/// whole vectors are read and written. Rows are `a_row`, `b_row` and `out_row` apart.
+void multiply_transposed(const double* a, std::ptrdiff_t a_row, int M, int depth, const double* b,
+                         std::ptrdiff_t b_row, int columns, double* out, std::ptrdiff_t out_row) {
+  const Kernels<double>& kernels = active_kernels<double>();
+  Product<double> product{};
+  product.size.M = M;
+  product.size.N = in_vectors(columns) / kernels.lanes;
+  product.size.K1 = depth;
+  product.a.at = a;
+  product.a.k1 = a_row;
+  product.b.at = b;
+  product.b.k1 = b_row;
+  product.c.m = out_row;
+  product.b.n = product.c.n = kernels.lanes;
+  product.c.at = out;
+  kernels.product(product);
+}
+
 /// Approximates one row after another; data of a sample is kept while rows belong to it. Tokens and
 /// the values they have by `sum` are transposed, with tokens in whole vectors.
 class RowFit {
@@ -35,9 +60,7 @@ class RowFit {
   RowFit(const Examples& examples, const double* sum, int support)
       : examples_(examples),
         sum_(sum),
-        kernels_(active_kernels<double>()),
-        vectors_((examples.T + kernels_.lanes - 1) / kernels_.lanes),
-        stride_(std::ptrdiff_t(vectors_) * kernels_.lanes),
+        stride_(in_vectors(examples.T)),
         nearest_(examples.T, support),
         tokens_(examples.d * stride_),
         values_(examples.p * stride_),
@@ -81,23 +104,11 @@ class RowFit {
   /// out (M, stride) = aᵀ b for a (depth, M), rows `a_row` apart, and b (depth, stride).
   void multiply(const double* a, std::ptrdiff_t a_row, int M, int depth,
                 const std::vector<double>& b, std::vector<double>& out) const {
-    Product<double> product{};
-    product.size.M = M;
-    product.size.N = vectors_;
-    product.size.K1 = depth;
-    product.a.at = a;
-    product.a.k1 = a_row;
-    product.b.at = b.data();
-    product.b.k1 = product.c.m = stride_;
-    product.b.n = product.c.n = kernels_.lanes;
-    product.c.at = out.data();
-    kernels_.product(product);
+    multiply_transposed(a, a_row, M, depth, b.data(), stride_, examples_.T, out.data(), stride_);
   }
 
   const Examples& examples_;
   const double* sum_;
-  const Kernels<double>& kernels_;
-  const int vectors_;
   const std::ptrdiff_t stride_;
   NearestInSimplex nearest_;
   std::int64_t sample_ = -1;
@@ -179,10 +190,16 @@ class LayerRows {
         pairs_{after(products_), examples.d * all_},
         moves_{after(pairs_), all_ * examples.p},
         rest_{after(moves_), 2 * all_ + examples.d + examples.p},
+        token_(in_vectors(examples.d)),
+        square_(in_vectors(all_)),
+        tokens_(examples.T * token_),
         values_(std::size_t(layer.H) * examples.T * examples.p),
         query_(examples.d),
         attention_(examples.T),
-        derivative_(examples.T) {}
+        output_(examples.p),
+        derivative_(std::size_t(examples.T) * examples.p),
+        moves_of_head_(examples.p * token_),
+        products_of_moves_(all_ * square_) {}
 
   /// The number of columns of a row.
   int width() const { return rest_.begin + rest_.width; }
@@ -198,6 +215,7 @@ class LayerRows {
     const double* X = examples_.X + sample * T * d;
     for (int h = 0; h < H; ++h)
       multiply(X, layer_.V + h * d * p, T, d, p, &values_[std::size_t(h) * T * p]);
+    for (int b = 0; b < T; ++b) std::copy_n(X + b * d, d, &tokens_[b * token_]);
     for (int a = 0; a < T; ++a, out += stride)
       write_row(X, X + a * d, examples_.Y + (sample * T + a) * p, out);
   }
@@ -221,22 +239,26 @@ class LayerRows {
     for (int h = 0; h < H; ++h) {
       attend(X, x, layer_.W + h * d * d);
       multiply(attention_.data(), X, 1, T, d, average + h * d);
-      for (int o = 0; o < p; ++o)
-        error[o] += move(X, &values_[std::size_t(h) * T * p] + o, moves + o * all_ + h * d);
+      move(&values_[std::size_t(h) * T * p], moves + h * d, error);
     }
     for (int f = 0; f < d; ++f)
       for (int i = 0; i < all_; ++i) row[pairs_.begin + f * all_ + i] = x[f] * average[i];
     multiply(error, moves, 1, p, all_, moved);
-    double *square = row + squares_.begin, *product = row + products_.begin;
+    double* square = row + squares_.begin;
     for (int f = 0; f < d; ++f)
       for (int g = 0; g <= f; ++g) *square++ = x[f] * x[g];
-    std::fill(product, product + products_.width, 0.0);
-    for (int o = 0; o < p; ++o) {
-      const double* const m = moves + o * all_;
-      double* to = product;
-      for (int i = 0; i < all_; to += ++i)
-        for (int j = 0; j <= i; ++j) to[j] += m[i] * m[j];
+    write_products(moves, row + products_.begin);
+  }
+
+  /// Writes the lower triangle of Σ_o m_o m_oᵀ. The last vector of the last m_o ends in the columns
+  /// that come next, and what they give is not read.
+  void write_products(const double* moves, double* out) {
+    for (int i = 0; i < all_; i += kRowsOfProducts) {
+      const int rows = std::min(kRowsOfProducts, all_ - i);
+      multiply_transposed(moves + i, all_, rows, examples_.p, moves, all_, i + rows,
+                          &products_of_moves_[i * square_], square_);
     }
+    for (int i = 0; i < all_; out += ++i) std::copy_n(&products_of_moves_[i * square_], i + 1, out);
   }
 
   /// attention_ = softmax(x W Xᵀ)
@@ -250,21 +272,31 @@ class LayerRows {
     for (double& a : attention_) a /= total;
   }
 
-  /// Writes m (d) of an output for which c, p apart, is what the tokens say; returns the output.
-  double move(const double* X, const double* c, double* m) {
+  /// Writes m_o of a head for all outputs, H d apart, for the values c (T, p); adds the outputs of
+  /// the head to `error`.
+  void move(const double* c, double* moves, double* error) {
     const int T = examples_.T, d = examples_.d, p = examples_.p;
-    double output = 0;
-    for (int b = 0; b < T; ++b) output += attention_[b] * c[b * p];
-    for (int b = 0; b < T; ++b) derivative_[b] = attention_[b] * (c[b * p] - output);
-    multiply(derivative_.data(), X, 1, T, d, m);
-    return output;
+    multiply(attention_.data(), c, 1, T, p, output_.data());
+    for (int b = 0; b < T; ++b)
+      for (int o = 0; o < p; ++o)
+        derivative_[b * p + o] = attention_[b] * (c[b * p + o] - output_[o]);
+    multiply_transposed(derivative_.data(), p, p, T, tokens_.data(), token_, d,
+                        moves_of_head_.data(), token_);
+    for (int o = 0; o < p; ++o, moves += all_) {
+      std::copy_n(&moves_of_head_[o * token_], d, moves);
+      error[o] += output_[o];
+    }
   }
+
+  static constexpr int kRowsOfProducts = 16;  // of a square of which half is needed
 
   const Examples& examples_;
   const LayerView& layer_;
   const int all_;  // H d
   const Columns squares_, products_, pairs_, moves_, rest_;
-  std::vector<double> values_, query_, attention_, derivative_;
+  const std::ptrdiff_t token_, square_;  // numbers of a row, in whole vectors
+  std::vector<double> tokens_, values_, query_, attention_, output_, derivative_, moves_of_head_,
+      products_of_moves_;
 };
 
 std::vector<CrossMoment> LayerRows::moments(std::vector<double>& sums) const {

@@ -1,5 +1,6 @@
 """The least-squares layer of all noisy examples: efficient, with a covariance that is right."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,10 @@ import pytest
 
 import mhfast as mh
 from mhfast.learner import as_examples, estimate, learn_layer, visible_part
+
+# The name of the module is that of its function.
+MODULE = importlib.import_module("mhfast.learner.estimate")
+REFINEMENT = importlib.import_module("mhfast.learner.refinement")
 
 NOISE = 0.05
 H, D, T, P = 2, 5, 3, 4
@@ -97,9 +102,106 @@ def test_errors_shrink_with_the_examples_as_the_bound_does():
     assert errors[0] / errors[1] == pytest.approx(4.0, rel=0.3)
 
 
+MANY = 4200
+"""Examples of which a part gives the first steps: two parts of 256 outputs a parameter are 3840."""
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    """The numbers of examples in the calls for JᵀJ."""
+    told, equations = [], mh._core.layer_equations
+
+    def counted(X, *rest):
+        told.append(len(X))
+        return equations(X, *rest)
+
+    monkeypatch.setattr("mhfast._core.layer_equations", counted)
+    return told
+
+
+def by_newton(monkeypatch, examples, start):
+    """The estimate by steps with JᵀJ of all examples only."""
+    with monkeypatch.context() as patched:
+        patched.setattr(MODULE, "PART", 1)
+        return estimate(examples, start)
+
+
+def same(one, other):
+    """Whether two estimates differ by less than the lengths of the steps that they leave."""
+    error = np.sqrt(other.covariance.matrix.diagonal())
+    assert one.left <= 1e-3
+    assert other.left <= 1e-3
+    assert np.abs(flat(one.layer) - flat(other.layer)).max() < 2e-3 * error.max()
+    # JᵀJ is that at the one layer or the other, two thousandths of a standard error apart.
+    np.testing.assert_allclose(one.covariance.W_error, other.covariance.W_error, rtol=1e-3)
+    np.testing.assert_allclose(one.covariance.V_error, other.covariance.V_error, rtol=1e-3)
+
+
+def test_many_examples_are_fitted_by_the_equations_of_a_part(sizes, monkeypatch):
+    data, truth = noisy(MANY)
+    examples = as_examples(data.X, data.y, NOISE)
+    found = estimate(examples, moved(truth))
+    # Half of them at the start; all of them once, at the minimum.
+    assert sizes == [MANY // 2, MANY]
+    assert 2 <= found.steps < 20
+    sizes.clear()
+    newton = by_newton(monkeypatch, examples, moved(truth))
+    assert sizes == [MANY] * (newton.steps + 1)
+    same(found, newton)
+    # Fewer than two such parts.
+    few = noisy(3800)[0]
+    sizes.clear()
+    estimate(as_examples(few.X, few.y, NOISE), moved(truth))
+    assert set(sizes) == {3800}
+
+
+def test_an_eighth_of_more_examples(sizes):
+    data, truth = noisy(16_003)
+    found = estimate(as_examples(data.X, data.y, NOISE), moved(truth))
+    assert sizes == [2001, 16_003]
+    assert found.left <= 1e-3
+
+
+def test_a_part_that_is_too_small(sizes, monkeypatch):
+    """With fewer outputs than parameters, or with few more, steps do not become shorter."""
+    data, truth = noisy(MANY)
+    examples = as_examples(data.X, data.y, NOISE)
+    newton = by_newton(monkeypatch, examples, moved(truth))
+    monkeypatch.setattr(REFINEMENT, "MIN_EXAMPLES", 4)
+    monkeypatch.setattr(REFINEMENT, "SCORES_PER_NUMBER", 0)
+    monkeypatch.setattr(MODULE, "OUTPUTS_OF_PART", 1)
+    for part, few in ((525, 8), (210, 20)):
+        monkeypatch.setattr(MODULE, "PART", part)
+        sizes.clear()
+        found = estimate(examples, moved(truth))
+        assert sizes[0] == few
+        assert sizes.count(MANY) >= 2
+        same(found, newton)
+
+
+@pytest.mark.parametrize("tokens", ["signs", "one-hot"])
+def test_many_examples_in_portions(tokens, monkeypatch):
+    if tokens == "signs":
+        data, truth = noisy(MANY)
+        X, Y, noise = data.X, data.y, NOISE
+    else:
+        rng = np.random.default_rng(0)
+        X, noise = np.eye(4)[rng.integers(4, size=(MANY, T))], 0.01
+        truth = visible_part(mh.Layer.gaussian(2, 4, 3, std=1.0, seed=2), X)
+        Y = truth(X) + noise * rng.standard_normal((MANY, T, 3))
+    examples, start = as_examples(X, Y, noise), moved(truth, 0.005)
+    whole = estimate(examples, start)
+    same(whole, by_newton(monkeypatch, examples, start))
+    monkeypatch.setattr("mhfast.learner.examples.PORTION", 1500 * T * X.shape[2])
+    assert len(list(examples.portions())) == 3
+    # A part of every third example, because a portion does not hold every other one.
+    same(estimate(examples, start), whole)
+
+
+@pytest.mark.parametrize("n", [900, MANY])
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_change_no_bit(threads):
-    data, truth = noisy(900)
+def test_threads_change_no_bit(threads, n):
+    data, truth = noisy(n)
     examples = as_examples(data.X, data.y, NOISE)
     one, more = (estimate(examples, moved(truth), num_threads=k) for k in (1, threads))
     assert np.array_equal(flat(one.layer), flat(more.layer))
