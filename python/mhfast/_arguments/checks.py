@@ -192,6 +192,25 @@ def shape(
     raise ValueError(f"{message}, got {got}{_reshaped(name, letters, expected, got)}")
 
 
+def numbers_of_shape(
+    value: npt.ArrayLike, name: str, letters: str, expected: tuple[int | None, ...]
+) -> npt.NDArray[np.float64]:
+    """Return finite numbers of the `expected` shape, as in `shape`, in float64.
+
+    Raises
+    ------
+    TypeError
+        If `value` is not an array of float32 or float64, or a list of numbers.
+    ValueError
+        If its shape is another, or a number is not finite.
+    """
+    array = np.asarray(real(value, name), dtype=np.float64)
+    shape(array, name, letters, expected)
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name}: expected finite numbers, got NaN or inf")
+    return array
+
+
 def _reshaped(
     name: str, letters: str, expected: tuple[int | None, ...], got: tuple[int, ...]
 ) -> str:

@@ -115,12 +115,9 @@ def agreement(facts: Facts, W: npt.ArrayLike) -> Agreement:
     """
     checks.instance(facts, Facts, "facts")
     d = facts.X.shape[2]
-    heads = np.asarray(checks.real(W, "W"), dtype=np.float64)
-    checks.shape(heads, "W", "H d d", (None, d, d))
+    heads = checks.numbers_of_shape(W, "W", "H d d", (None, d, d))
     if not len(heads):
         raise ValueError(f"W: expected at least one head, got shape {heads.shape}")
-    if not np.isfinite(heads).all():
-        raise ValueError("W: expected finite numbers, got NaN or inf")
     if not len(facts):
         raise ValueError("facts: expected at least one fact, got none")
     triangle, target, left, seen = reduced(facts)

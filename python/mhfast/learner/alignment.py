@@ -93,7 +93,7 @@ def align(learnt: Layer, truth: Layer, *, tolerance: float = 1e-6) -> Alignment:
     Raises
     ------
     TypeError
-        An argument is not a Layer.
+        An argument is not a Layer, or the tolerance not a number.
     ValueError
         A layer has a run axis or holds NaN or inf, d or p differ, or the tolerance is negative.
 
@@ -105,8 +105,7 @@ def align(learnt: Layer, truth: Layer, *, tolerance: float = 1e-6) -> Alignment:
     >>> mh.learner.align(swapped, truth).error < 1e-12
     True
     """
-    if not tolerance >= 0.0:
-        raise ValueError(f"tolerance: expected a number of at least 0, got {tolerance}")
+    tolerance = _checked(tolerance)
     W, V = dense_parameters(truth, "truth")
     learnt_W, learnt_V = dense_parameters(learnt, "learnt")
     checks.shape(learnt_W, "learnt.W", "H d d", (None, *W.shape[1:]))
@@ -160,9 +159,9 @@ def merge_heads(layer: Layer, *, tolerance: float = 1e-6) -> Layer:
     Raises
     ------
     TypeError
-        `layer` is not a Layer.
+        `layer` is not a Layer, or the tolerance not a number.
     ValueError
-        It has a run axis or holds NaN or inf.
+        It has a run axis or holds NaN or inf, or the tolerance is negative.
 
     Examples
     --------
@@ -174,6 +173,7 @@ def merge_heads(layer: Layer, *, tolerance: float = 1e-6) -> Layer:
     >>> merged.heads, bool(np.allclose(merged.V, 3 * one.V))
     (1, True)
     """
+    tolerance = _checked(tolerance)
     W, V = dense_parameters(layer, "layer")
     heads, merged = _merged(
         W, V, tolerance * max(1.0, _norms(W).max()), tolerance * _norms(V).max()
@@ -181,6 +181,13 @@ def merge_heads(layer: Layer, *, tolerance: float = 1e-6) -> Layer:
     if len(heads) == 0:
         heads, merged = np.array([0]), np.zeros_like(V[:1])
     return Layer(W[heads], merged)
+
+
+def _checked(tolerance: float) -> float:
+    tolerance = checks.finite(tolerance, "tolerance")
+    if tolerance < 0.0:
+        raise ValueError(f"tolerance: expected a number of at least 0, got {tolerance}")
+    return tolerance
 
 
 def hull_cosine(directions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
@@ -203,7 +210,7 @@ def hull_cosine(directions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
     Raises
     ------
     ValueError
-        A shape does not fit, or `truth` has no head.
+        A shape does not fit, `truth` has no head, or a number is not finite.
 
     Examples
     --------
@@ -215,12 +222,11 @@ def hull_cosine(directions: npt.ArrayLike, truth: npt.ArrayLike) -> float:
     >>> mh.learner.hull_cosine([W[0] + W[1]], W) < 0.5
     True
     """
-    W = np.asarray(checks.real(truth, "truth"), dtype=np.float64)
+    W = checks.numbers_of_shape(truth, "truth", "H d d", (None, None, None))
     checks.shape(W, "truth", "H d d", (None, *W.shape[-1:] * 2))
     if len(W) == 0:
         raise ValueError(f"truth: expected at least one head, got shape {W.shape}")
-    D = np.asarray(checks.real(directions, "directions"), dtype=np.float64)
-    checks.shape(D, "directions", "k d d", (None, *W.shape[1:]))
+    D = checks.numbers_of_shape(directions, "directions", "k d d", (None, *W.shape[1:]))
     found, hull = _basis(D), _basis(W[1:] - W[0])
     if len(found) != len(hull):
         return 0.0

@@ -107,7 +107,7 @@ class Covariance:
         Raises
         ------
         ValueError
-            `basis` does not have p columns.
+            `basis` does not have p columns, or is not finite.
 
         Examples
         --------
@@ -121,7 +121,7 @@ class Covariance:
         True
         """
         H, d, p = self.layer.V.shape
-        checks.shape(basis, "basis", "q p", (None, p))
+        basis = checks.numbers_of_shape(basis, "basis", "q p", (None, p))
         of_W, of_V = self.layer.W.size, np.kron(np.eye(H * d), basis)
         change = np.zeros((of_W + len(of_V), of_W + H * d * p))
         change[:of_W, :of_W] = np.eye(of_W)

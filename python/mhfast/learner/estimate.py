@@ -158,6 +158,7 @@ def estimate(
     checks.shape(layer.V, "layer.V", "H d p", (None, examples.dim, examples.out_dim))
     if visible is None:
         visible = visible_of(examples)
+    checks.instance(visible, Visible, "visible")
     return _Squares(examples, layer, visible, num_threads).least()
 
 

@@ -254,7 +254,7 @@ class Examples:
         Raises
         ------
         TypeError
-            If V does not have the dtype of W.
+            If it is not a Layer.
         ValueError
             If the layer does not have p outputs.
 
@@ -269,6 +269,9 @@ class Examples:
         >>> examples.whole_layer(layer).out_dim
         12
         """
+        checks.instance(layer, Layer, "layer")
+        if layer.out_dim != self.out_dim:
+            raise ValueError(f"layer: expected p = {self.out_dim} outputs, got {layer.out_dim}")
         return layer if self.basis is None else Layer(layer.W, layer.V @ self.basis.T)
 
     def _outputs(self, Y: Float64) -> Float64:
@@ -325,7 +328,7 @@ def as_examples(
     checks.shape(Y, "Y", "n T p", (n, tokens, None))
     if 0 in X.shape or 0 in Y.shape:
         raise ValueError(f"X, Y: expected no empty axis, got shapes {X.shape} and {Y.shape}")
-    if tokens < fewest_tokens:
+    if tokens < checks.count(fewest_tokens, "fewest_tokens"):
         raise ValueError(f"X: expected at least {fewest_tokens} tokens per sample, got {tokens}")
     noise = checks.finite(noise, "noise")
     if noise < 0.0:

@@ -89,8 +89,18 @@ class Facts:
         -------
         float64 array (..., k)
             For each direction, one number per fact.
+
+        Raises
+        ------
+        ValueError
+            The last two axes are not (d, d).
         """
-        T = self.X.shape[1]
+        T, d = self.X.shape[1:]
+        if np.shape(directions)[-2:] != (d, d):
+            raise ValueError(
+                f"directions: expected shape (..., d, d) = (..., {d}, {d}), "
+                f"got {np.shape(directions)}"
+            )
         sample, query = np.divmod(self.rows, T)
         x = self.X[sample, query]
         difference = self.X[sample, self.first] - self.X[sample, self.second]

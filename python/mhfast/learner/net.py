@@ -141,7 +141,7 @@ def search_net(
     TypeError
         If an argument is of the wrong kind.
     ValueError
-        If a number is out of range.
+        If the body or the facts are of another dimension, or a number is out of range.
 
     References
     ----------
@@ -165,6 +165,8 @@ def search_net(
     checks.instance(examples, Examples, "examples")
     checks.instance(body, Body, "body")
     checks.instance(facts, Facts, "facts")
+    checks.shape(body.point, "body.point", "d d", (examples.dim, examples.dim))
+    checks.shape(facts.X, "facts.X", "n T d", (None, None, examples.dim))
     samples = checks.count(samples, "samples")
     heads = body.heads
     few = examples.first(samples)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from .._arguments import checks
 from .._arguments.values import frozen
@@ -79,7 +80,17 @@ class Body:
         Returns
         -------
         float64 array (..., d, d)
+
+        Raises
+        ------
+        ValueError
+            The last axis has another length.
         """
+        coordinates, k = np.asarray(coordinates), len(self.directions)
+        if coordinates.shape[-1:] != (k,):
+            raise ValueError(
+                f"coordinates: expected shape (..., H - 1) = (..., {k}), got {coordinates.shape}"
+            )
         return np.asarray(self.point + np.tensordot(coordinates, self.directions, axes=1))
 
 
@@ -179,13 +190,13 @@ def _within(seen: Float64 | None, moment: Float64) -> Float64:
     return np.asarray(basis.T @ moment @ basis)
 
 
-def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
+def propose_heads(eigenvalues: npt.ArrayLike) -> tuple[int, float]:
     """Estimate the number H of heads, and the confidence in it.
 
     Parameters
     ----------
-    eigenvalues : array
-        `Body.eigenvalues`; they do not depend on the H that the body was sculpted for.
+    eigenvalues : array (k,)
+        `Body.eigenvalues`, positive and ascending; they do not depend on the H that the body was sculpted for.
 
     Returns
     -------
@@ -194,6 +205,13 @@ def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
         later steps, which are due to chance.  Where no step is twice as large, at most 4.
     sureness : float
         That ratio over the largest later one; below 2 the estimate is a guess.
+
+    Raises
+    ------
+    TypeError
+        They are not real numbers.
+    ValueError
+        They are not one axis of numbers, at least one of them, positive and ascending.
 
     Examples
     --------
@@ -204,7 +222,12 @@ def propose_heads(eigenvalues: Float64) -> tuple[int, float]:
     >>> heads, confidence > 100
     (3, True)
     """
-    steps = eigenvalues[1:] / eigenvalues[:-1]
+    values = checks.numbers_of_shape(eigenvalues, "eigenvalues", "k", (None,))
+    if not values.size:
+        raise ValueError("eigenvalues: expected at least one number, got none")
+    if not (values[0] > 0.0 and np.all(np.diff(values) >= 0.0)):
+        raise ValueError("eigenvalues: expected positive numbers in ascending order, got others")
+    steps = values[1:] / values[:-1]
     if len(steps) < 2:
         return 1, 1.0
     later = np.maximum.accumulate(steps[::-1])[::-1]

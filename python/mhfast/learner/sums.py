@@ -159,7 +159,7 @@ def one_hot_sum(
     TypeError
         If an argument is of the wrong kind.
     ValueError
-        If a number is out of range.
+        If the shape of `point` does not fit, it is not finite, or a number is out of range.
 
     Examples
     --------
@@ -174,6 +174,7 @@ def one_hot_sum(
     True
     """
     checks.instance(examples, Examples, "examples")
+    point = checks.numbers_of_shape(point, "point", "d d", (examples.dim, examples.dim))
     X, Y = examples.first(POPULATION).part(slice(None))
     scores = X @ point @ X.transpose(0, 2, 1)
     winner = scores.argmax(axis=2)
@@ -223,7 +224,7 @@ def refine_sum(
     Raises
     ------
     ValueError
-        A share is out of range.
+        There is no share, or one is out of range.
 
     Examples
     --------
@@ -240,6 +241,8 @@ def refine_sum(
     """
     checks.instance(examples, Examples, "examples")
     checks.instance(start, SumEstimate, "start")
+    if not isinstance(shares, Sequence) or not len(shares):
+        raise ValueError(f"shares: expected a sequence of at least one number, got {shares!r}")
     for share in shares:
         if not 0.0 < checks.finite(share, "shares") <= 1.0:
             raise ValueError(f"shares: expected numbers above 0 and at most 1, got {share}")

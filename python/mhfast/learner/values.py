@@ -109,7 +109,7 @@ def solve_values(
     TypeError
         If an argument is of the wrong kind.
     ValueError
-        If a number is out of range.
+        If the shape of W does not fit, it is not finite, or a number is out of range.
 
     References
     ----------
@@ -129,10 +129,14 @@ def solve_values(
     from scipy.linalg import lstsq  # slow to import
 
     checks.instance(examples, Examples, "examples")
-    heads, d, _ = W.shape
-    p = examples.out_dim
+    d, p = examples.dim, examples.out_dim
+    W = checks.numbers_of_shape(W, "W", "H d d", (None, d, d))
+    heads = len(W)
+    if not heads:
+        raise ValueError(f"W: expected at least one head, got shape {W.shape}")
     if samples is None:
         samples = examples.n if examples.noise > 0.0 else SAMPLES
+    samples = checks.count(samples, "samples")
     moment = np.zeros((heads * d + p, heads * d + p))
     for _, X, Y in examples.first(samples).portions():
         rows = np.concatenate([attended(attention(W, X, num_threads), X), Y.reshape(-1, p)], axis=1)

@@ -182,10 +182,9 @@ def visible_part(layer: Layer, X: npt.ArrayLike) -> Layer:
     >>> bool(np.allclose(seen(X), layer(X)))
     True
     """
-    X = checks.real(X, "X")
-    checks.shape(X, "X", "n T d", (None, None, None))
-    if not np.isfinite(X).all():
-        raise ValueError("X: expected finite numbers, got NaN or inf")
+    X = checks.numbers_of_shape(X, "X", "n T d", (None, None, None))
+    if not X.size:
+        raise ValueError(f"X: expected no axis of length 0, got shape {X.shape}")
     return visible_of(Examples(X, X, 1.0)).part(layer)
 
 
