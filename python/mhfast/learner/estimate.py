@@ -43,14 +43,14 @@ NEGLIGIBLE = 1e-3
 """Length of a step, in standard errors, at which the layer is the least-squares layer."""
 
 STEPS = 10
-"""Largest number of steps with JᵀJ of all examples: from a refined layer two or three are enough."""
+"""Largest number of steps with JᵀJ of all examples; a refined layer needs two or three."""
 
 PART = 8
 """An eighth of the examples gives the JᵀJ of the first steps: (2, 8, 2) with n = 72,000 then needs
 nine of them, with a sixteenth thirteen, and with an eightieth they do not converge."""
 
 OUTPUTS_OF_PART = 256
-"""For each parameter, at least, in that part; fewer examples than two such parts are not divided."""
+"""For each parameter, at least, in that part; less than two such parts are not divided."""
 
 PART_STEPS = 40
 """Largest number of these steps."""
@@ -246,7 +246,7 @@ class _Squares:
         return self._estimate(point, equations, before + steps, left)
 
     def _near(self) -> tuple[Float64, int]:
-        """Return a point nearer to the minimum, and how many steps with JᵀJ of a part lead to it."""
+        """Return a point near the minimum, and the number of steps with JᵀJ of a part to it."""
         every = self._every()
         if every < 2:
             return self._start, 0
@@ -303,9 +303,7 @@ class _Squares:
         self._only = list(portions)
         return self._only
 
-    def _equations(
-        self, point: Float64, portions: Iterable[tuple[Float64, Float64]]
-    ) -> _Equations:
+    def _equations(self, point: Float64, portions: Iterable[tuple[Float64, Float64]]) -> _Equations:
         W, V = self._parts(point)
         total: Float64 = np.zeros((len(point) + 1,) * 2)
         for X, Y in portions:

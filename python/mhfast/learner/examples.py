@@ -115,7 +115,8 @@ class Examples:
     @property
     def portion(self) -> int:
         """The number of samples of a portion."""
-        return max(1, PORTION // (self.tokens * max(self.tokens, self.dim, self.Y.shape[2])))
+        longest = max(self.tokens, self.dim, int(self.Y.shape[2]))
+        return max(1, PORTION // (self.tokens * longest))
 
     def first(self, samples: int) -> Examples:
         """Select the first samples; nothing is copied.

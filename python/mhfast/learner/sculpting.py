@@ -196,7 +196,8 @@ def propose_heads(eigenvalues: npt.ArrayLike) -> tuple[int, float]:
     Parameters
     ----------
     eigenvalues : array (k,)
-        `Body.eigenvalues`, positive and ascending; they do not depend on the H that the body was sculpted for.
+        `Body.eigenvalues`, positive and ascending; they do not depend on the H that the body was
+        sculpted for.
 
     Returns
     -------
