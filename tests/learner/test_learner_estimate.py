@@ -338,9 +338,10 @@ def test_dependent_outputs():
 
 
 @pytest.mark.slow
-def test_error_and_intervals_over_draws(tmp_path):
-    """`python -m benchmarks.learner_noise --examples 5000 --draws 200` takes the 200 draws."""
-    command = [sys.executable, "-m", "benchmarks.learner_noise", "--examples", "5000"]
+@pytest.mark.parametrize("n", [5000, 20_000])
+def test_error_and_intervals_over_draws(tmp_path, n):
+    """`python -m benchmarks.learner_noise --examples 5000 20000 --draws 200` takes 200 draws."""
+    command = [sys.executable, "-m", "benchmarks.learner_noise", "--examples", str(n)]
     command += ["--draws", "12", "--json", str(tmp_path / "noise.json")]
     subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
     (row,) = json.loads((tmp_path / "noise.json").read_text("utf-8"))

@@ -10,7 +10,7 @@ the Cramér-Rao bound, to first order in σ.  JᵀJ and Jᵀr are sums over the 
 in portions and in order, so J is never stored and the result does not depend on the number of
 threads.  What the tokens cannot see of a layer is left as it is, and has covariance 0.
 
-JᵀJ takes some thirty times as long as Jᵀr.  Many examples are therefore fitted first by steps with
+JᵀJ takes some twenty times as long as Jᵀr.  Many examples are therefore fitted first by steps with
 the JᵀJ of a part of them, at the start, and Jᵀr of all of them,
 
     (n / m) (JᵀJ of m examples) step = -Jᵀr,
