@@ -72,6 +72,8 @@ class Examples:
     True
     >>> sum(len(X) for _, X, _ in examples.portions())
     500
+    >>> examples.portion > 500  # so that there is one portion
+    True
     """
 
     X: Array
