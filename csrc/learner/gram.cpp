@@ -55,13 +55,20 @@ const double* write_moment(const CrossMoment& m, const double* sum) {
   return sum;
 }
 
-/// How many rows of that many numbers are held at a time.
-std::int64_t rows_of_a_portion(std::ptrdiff_t width) {
-  const auto rows_in = [&](std::size_t bytes) {
-    return std::clamp<std::int64_t>(bytes / sizeof(double) / width, 1, kGramPortionRows);
-  };
-  return std::max(rows_in(kGramPortionBytes),
-                  std::min<std::int64_t>(rows_in(kGramMostBytes), kGramRows));
+/// Items whose rows a product takes at once. Sums are added in these blocks, whatever number of
+/// them is held.
+std::int64_t items_of_a_block(const RowSource& source) {
+  return std::max(1, kGramRows / source.rows_per_item);
+}
+
+/// How many items are held at a time: whole blocks.
+std::int64_t items_of_a_portion(const RowSource& source, std::ptrdiff_t row_size, int team) {
+  const std::size_t bytes = team > 1 ? kGramTeamPortionBytes : kGramPortionBytes;
+  const std::int64_t rows =
+      std::min<std::int64_t>(bytes / sizeof(double) / row_size, kGramPortionRows);
+  const std::int64_t block = items_of_a_block(source);
+  const std::int64_t blocks = std::max<std::int64_t>(rows / (block * source.rows_per_item), 1);
+  return std::min(blocks * block, std::max<std::int64_t>(source.items, 1));
 }
 
 }  // namespace
@@ -74,14 +81,12 @@ void cross_moments(const RowSource& source, const std::vector<CrossMoment>& mome
   const Kernels<double>& kernels = active_kernels<double>();
   const int blocks = panels(source.width);
   const std::ptrdiff_t padded = std::ptrdiff_t(blocks) * kGramColumns;
-  const std::int64_t rows_wanted = rows_of_a_portion(padded);
-  const std::int64_t items_held =
-      std::min(std::max<std::int64_t>(rows_wanted / source.rows_per_item, 1),
-               std::max<std::int64_t>(source.items, 1));
+  const int team = gram_threads(source, moments, threads);
+  const std::int64_t items_held = items_of_a_portion(source, padded, team);
+  const std::int64_t block_rows = items_of_a_block(source) * source.rows_per_item;
   const std::ptrdiff_t panel = items_held * source.rows_per_item * kGramColumns;
   const std::ptrdiff_t item_size = source.rows_per_item * padded;
   const std::vector<Tile> tiles = tiles_of(moments);
-  const int team = gram_threads(source, moments, threads);
   thread_local std::unique_ptr<AlignedBuffer> kept;  // on the heap: thread-local storage is small
   if (!kept) kept = std::make_unique<AlignedBuffer>();
   AlignedBuffer& block = *kept;
@@ -121,11 +126,14 @@ void cross_moments(const RowSource& source, const std::vector<CrossMoment>& mome
         product.c.at = sum + std::ptrdiff_t(number) * kTile;
         product.c.m = kGramColumns;
         product.add = true;
-        for (std::int64_t k = 0; k < depth; k += kGramRows) {
-          product.size.K1 = int(std::min<std::int64_t>(kGramRows, depth - k));
-          product.a.at = rows + tile.left * panel + k * kGramColumns;
-          product.b.at = rows + tile.right * panel + k * kGramColumns;
-          kernels.product(product);
+        for (std::int64_t first = 0; first < depth; first += block_rows) {
+          const std::int64_t end = std::min(first + block_rows, depth);
+          for (std::int64_t k = first; k < end; k += kGramRows) {
+            product.size.K1 = int(std::min<std::int64_t>(kGramRows, end - k));
+            product.a.at = rows + tile.left * panel + k * kGramColumns;
+            product.b.at = rows + tile.right * panel + k * kGramColumns;
+            kernels.product(product);
+          }
         }
       }
       member.wait();

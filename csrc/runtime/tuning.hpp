@@ -123,11 +123,12 @@ inline constexpr double kTangentPartialBytes = 48e6;
 // Sums over rows for the learner ------------------------------------------------------------------
 
 // Chosen. Columns of a block of the result, rows of a product, so that its panels stay in the
-// first-level cache (96 rows of 64 columns are 48 kB), and the rows held at a time: in the second-
-// level cache, which took a fifth less time than 8 MB; kGramRows of wide rows, as far as they are
-// in kGramMostBytes, so that blocks are not added to after every few of them.
+// first-level cache (96 rows of 64 columns are 48 kB), and the rows held at a time: one thread
+// takes a fifth less time with 0.5 MB, in the second-level cache, than with 8 MB; threads wait for
+// each other twice for each portion, so that theirs are larger.
 inline constexpr int kGramColumns = 64, kGramRows = 96;
-inline constexpr std::size_t kGramPortionBytes = 512 * kKilobyte, kGramMostBytes = 8 * kMegabyte;
+inline constexpr std::size_t kGramPortionBytes = 512 * kKilobyte,
+                             kGramTeamPortionBytes = 8 * kMegabyte;
 inline constexpr std::int64_t kGramPortionRows = 1 << 16;
 
 // Linear attention --------------------------------------------------------------------------------
