@@ -260,12 +260,12 @@ class _Squares:
         point, best, lowest, last = self._start, self._start, math.inf, math.inf
         for steps in range(PART_STEPS):
             square, gradient = self._gradient(point)
-            if square > lowest:
+            if not square <= lowest:
                 return best, steps - 1
             best, lowest = point, square
             step = solve(share * gradient)
             length = part.length(step) / noise
-            if length > SHORTER * last:
+            if not length <= SHORTER * last:
                 return best, steps
             point = self._moved(point, step)
             # The next step would be shorter by about as much.
