@@ -86,11 +86,12 @@ template <class real>
 void layer_gradient(const LayerArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const Index row = Index(in.d) * L, outputs = Index(in.p) * L;
-  multiply<Left::kLaned>(Product<real>{{in.d, in.p, in.q, in.units},
-                                       {in.y, row, in.q * row},
-                                       {in.g, outputs, L, in.q * outputs},
-                                       {in.gv, outputs, L},
-                                       in.add});
+  multiply_to_gradient(Product<real>{{in.d, in.p, in.q, in.units},
+                                     {in.y, row, in.q * row},
+                                     {in.g, outputs, L, in.q * outputs},
+                                     {in.gv, outputs, L},
+                                     in.add},
+                       in.sums_lanes);
 }
 
 /// Residuals of a row; their squares are summed in double.

@@ -299,8 +299,9 @@ void LayerSlabs<real>::add_readout_gradient(int chunk, int head, const Slab<real
                                             const Memory& memory, const real* g) const {
   LayerArguments<real> in = layer(head, slab, thread, memory);
   in.g = g;
-  in.gv = state_.gradients.readout(chunk, head);
+  in.gv = state_.gradients.readout(chunk, head, slab.laned);
   in.add = !slab.first || slab.follows;
+  in.sums_lanes = state_.plan.samples_are_lanes() && !slab.laned;
   state_.kernels.layer_gradient(in);
 }
 
