@@ -16,6 +16,7 @@
 #include "../lists/losses.hpp"
 #include "../lists/optimizers.hpp"
 #include "../lists/row_maps.hpp"
+#include "philox.hpp"
 
 namespace mhfast {
 
