@@ -223,6 +223,7 @@ struct LayerArguments {
   const real* g;               // derivative of the loss by the outputs
   real* ut;                    // G V^T as [feature][unit, row][L]
   real* c;                     // C = G V^T X^T, then D
+  real slope;                  // of linear weights: D is this times C; 0: of softmax
   real* gv;                    // sum over units of Y^T G: (d, p), of runs (d, p, L)
   bool add;
   bool sums_lanes;  // lanes are samples, not runs: gv is the sum over them
