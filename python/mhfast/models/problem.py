@@ -424,7 +424,7 @@ def looks_up(
     (n, T, d), V = X.shape[-3:], X.words
     if model.heads * V * V * X.dtype.itemsize > MAX_TABLES or not X.is_finite:
         return False
-    if not (embedding or words_pay(model, asking, T, V, X.dtype.itemsize)):
+    if not (embedding or words_pay(model, X, asking)):
         return False
     if _looks_up_weights(model, asking, T, V):
         return True
@@ -433,15 +433,15 @@ def looks_up(
     return tables <= WORDS_PAY * samples
 
 
-def words_pay(model: Model, asking: object, T: int, V: int, itemsize: int) -> bool:
+def words_pay(model: Model, X: Tokens, asking: object) -> bool:
     """Return whether a sample's products take longer than looking it up; n does not matter."""
-    d, has_prompt = model._sizes[1], model.prompt is not None
+    (T, d), has_prompt = X.shape[-2:], model.prompt is not None
     rows = 1 if asking is not None else model._query_rows(T)
     by_W = 0 if has_prompt else 2.0 * rows * d * d  # once for all samples that share a prompt
-    products = (by_W + 4.0 * rows * T * d) * itemsize / 4
+    products = (by_W + 4.0 * rows * T * d) * X.dtype.itemsize / 4
     kind = "classifier" if "U" in model.parameters else "layer"
     once, of_token, of_row, of_word = LOOKED_UP[kind]
-    return products >= once + of_token * T + rows * (of_row + of_word * min(V, MOST_WORDS))
+    return products >= once + of_token * T + rows * (of_row + of_word * min(X.words, MOST_WORDS))
 
 
 def _looks_up_weights(model: Model, asking: object, T: int, V: int) -> bool:
