@@ -5,6 +5,7 @@ import re
 import pytest
 
 from mhfast import _core
+from mhfast.models import problem
 
 # What is not among the packages of ".[test]". A test that needs one of these is marked `peers`, or
 # `slow`, so that it is among those that CI runs where they are installed.
@@ -64,6 +65,12 @@ def use_plan():
     """Force a plan by name; plans are chosen again afterwards."""
     yield _core.force_plan
     _core.force_plan("auto")
+
+
+@pytest.fixture
+def use_words(monkeypatch):
+    """Look up tokens of few dimensions too, which would be faster as an array."""
+    monkeypatch.setattr(problem, "words_pay", lambda *_: True)
 
 
 @pytest.fixture

@@ -21,8 +21,6 @@ namespace mhfast {
 namespace MHFAST_ISA {
 namespace {
 
-constexpr int round_up(int size, int step) { return (size + step - 1) / step * step; }
-
 /// Softmax of one unit, by rows. `reduce_gaps` reduces the gaps of the rows to one per sample of
 /// the lane; if gaps are requested, that is the result.
 template <class real, bool kZero, class Reduce>
@@ -279,6 +277,16 @@ void derivative_rows(const ScoreArguments<real>& in) {
         Rows<real>{T, N, qL, in.s + u * in.unit_stride, in.c + u * in.unit_stride});
 }
 
+/// A gradient, of which C is as laid out in vectors: summed over lanes that are samples, so that it
+/// has numbers in their place.
+template <class real>
+inline void multiply_to_gradient(const Product<real>& laned, bool sums_lanes) {
+  if (!sums_lanes) return multiply<Left::kLaned>(laned);
+  Product<real> summed = laned;
+  summed.c.m /= kLanes<real>;
+  multiply_and_sum<Left::kLaned>(summed);
+}
+
 /// The gradients by factors after D X, samples as lanes.
 template <class real>
 [[gnu::noinline]] void factor_gradients_samples(const GradientArguments<real>& in) {
@@ -291,11 +299,12 @@ template <class real>
                        bool more) {
     multiply<Left::kShared>(Product<real>{
         {r, in.units * q, d}, {factor, r}, {other, L, row}, {projected, L, short_row}});
-    multiply<Left::kLaned>(Product<real>{{d, r, q, in.units},
-                                         {rows, row, q * row},
-                                         {projected, short_row, L, q * short_row},
-                                         {to, short_row, L},
-                                         more});
+    multiply_to_gradient(Product<real>{{d, r, q, in.units},
+                                       {rows, row, q * row},
+                                       {projected, short_row, L, q * short_row},
+                                       {to, short_row, L},
+                                       more},
+                         in.sums_lanes);
   };
   add(in.z, in.e, in.fk, in.gq, in.add);
   add(in.e, in.z, in.fq, in.gk, in.add || in.gk == in.gq);
@@ -306,26 +315,28 @@ void gradients_samples(const GradientArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const int T = in.T, q = in.q, d = in.d;
   const Index row = Index(d) * L, key = Index(q) * L, weights = T * key;
-  if (in.gu)
-    multiply<Left::kLaned>(Product<real>{{q, d, T, in.units},
-                                         {in.a, key, weights},
-                                         {in.gx, row, L, T * row},
-                                         {in.gu, row, L},
-                                         in.add});
-  if (in.ge)
-    multiply<Left::kLaned>(Product<real>{{q, d, T, in.units},
-                                         {in.dd, key, weights},
-                                         {in.gx, row, L, T * row},
-                                         {in.ge, row, L},
-                                         in.add});
+  const auto by_keys = [&](const real* of_keys, real* to) {
+    multiply_to_gradient(Product<real>{{q, d, T, in.units},
+                                       {of_keys, key, weights},
+                                       {in.gx, row, L, T * row},
+                                       {to, row, L},
+                                       in.add},
+                         in.sums_lanes);
+  };
+  if (in.gu) by_keys(in.a, in.gu);
+  if (in.ge) by_keys(in.dd, in.ge);
   if (!in.gw && !in.gq) return;
   multiply<Left::kLaned>(Product<real>{{q, d, T, 1, in.units},
                                        {in.dd, key, 0, weights},
                                        {in.gx, row, L, 0, T * row},
                                        {in.e, row, L, q * row}});
   if (in.gq) return factor_gradients_samples(in);
-  multiply<Left::kLaned>(Product<real>{
-      {d, d, q, in.units}, {in.z, row, q * row}, {in.e, row, L, q * row}, {in.gw, row, L}, in.add});
+  multiply_to_gradient(Product<real>{{d, d, q, in.units},
+                                     {in.z, row, q * row},
+                                     {in.e, row, L, q * row},
+                                     {in.gw, row, L},
+                                     in.add},
+                       in.sums_lanes);
 }
 
 /// The gradients by factors from Z and E = D X, features as lanes.

@@ -6,6 +6,7 @@
 #include "loss.hpp"
 #include "normal.hpp"
 #include "pack.hpp"
+#include "random_words.hpp"
 #include "reduce.hpp"
 #include "step.hpp"
 #include "tangent.hpp"

@@ -76,9 +76,14 @@ void layer_derivative(const LayerArguments<real>& in) {
                                          {in.ut + u * weights, all_rows},
                                          {in.x + u * in.T * row, L, row},
                                          {c, L, weights}});
+    if (in.slope != real(0)) {
+      for (Index i = 0; in.slope != real(1) && i < in.T * weights; i += L)
+        store<real>(c + i, load<real>(c + i) * in.slope);
+      continue;
+    }
     if (in.q > 1) differentiate_weights(Rows<real>{in.T, in.q, weights, a + u * in.unit_stride, c});
   }
-  if (in.q == 1)  // a unit is one column, see scores_lanes
+  if (in.q == 1 && in.slope == real(0))  // a unit is one column, see scores_lanes
     differentiate_weights(Rows<real>{in.T, in.units, L, a, in.c, nullptr, in.unit_stride});
 }
 
@@ -86,11 +91,12 @@ template <class real>
 void layer_gradient(const LayerArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const Index row = Index(in.d) * L, outputs = Index(in.p) * L;
-  multiply<Left::kLaned>(Product<real>{{in.d, in.p, in.q, in.units},
-                                       {in.y, row, in.q * row},
-                                       {in.g, outputs, L, in.q * outputs},
-                                       {in.gv, outputs, L},
-                                       in.add});
+  multiply_to_gradient(Product<real>{{in.d, in.p, in.q, in.units},
+                                     {in.y, row, in.q * row},
+                                     {in.g, outputs, L, in.q * outputs},
+                                     {in.gv, outputs, L},
+                                     in.add},
+                       in.sums_lanes);
 }
 
 /// Residuals of a row; their squares are summed in double.

@@ -42,6 +42,8 @@ constexpr int widest(int rows) {
   return most > kWidestNR ? kWidestNR : most > kMaxNR ? most : kMaxNR;
 }
 
+constexpr int round_up(int size, int step) { return (size + step - 1) / step * step; }
+
 constexpr int max_rows(int nr) { return kAccumulators / nr < kMaxMR ? kAccumulators / nr : kMaxMR; }
 
 template <class real, Left left>
@@ -227,6 +229,55 @@ inline void multiply(const Product<real>& product) {
     part.b.at += kDepth * part.b.k1;
     part.add = true;
   }
+}
+
+/// The sums over lanes of `count` registers, whole vectors of them.
+template <class real>
+inline void sum_lanes(const real* vectors, Index count, real* out) {
+  constexpr int L = kLanes<real>;
+  for (Index i = 0; i < count; i += L) {
+    Vec<real> rows[L];
+#pragma GCC unroll 16
+    for (int l = 0; l < L; ++l) rows[l] = load<real>(vectors + (i + l) * L);
+    store<real>(out + i, row_sums<real>(rows));
+  }
+}
+
+// Registers of a product whose lanes are summed: so many are held at a time, in the first-level
+// cache, of as many rows as tiles have.
+inline constexpr int kHeldRows = max_rows(kMaxNR), kHeldColumns = 24;
+
+/// C[m][n] (+)= the sum over lanes of A B, numbers: strides of C are of these. Where lanes are
+/// samples, a gradient is then as small as what it is by.
+template <Left left, class real>
+[[gnu::noinline]] void multiply_and_sum(const Product<real>& product) {
+  constexpr int L = kLanes<real>;
+  constexpr int kStep = left == Left::kShared ? 1 : L;
+  alignas(64) real held[round_up(kHeldRows * kHeldColumns, L) * L];
+  real sums[round_up(kHeldRows * kHeldColumns, L)];
+  Cut rows[2], columns[2];
+  cut(product.size.M, kHeldRows, rows);
+  cut(product.size.N, kHeldColumns, columns);
+  const auto sum = [&](int row, int M, int column, int N) {
+    Product<real> part = product;
+    part.size.M = M;
+    part.size.N = N;
+    part.a.at += row * kStep;
+    part.b.at += column * product.b.n;
+    part.c = {held, Index(N) * L, L};
+    part.add = false;
+    multiply<left>(part);
+    sum_lanes(held, round_up(M * N, L), sums);
+    real* c = product.c.at + row * product.c.m + column;
+    const real* from = sums;
+    for (int m = 0; m < M; ++m, c += product.c.m, from += N)
+      for (int n = 0; n < N; ++n) c[n] = product.add ? c[n] + from[n] : from[n];
+  };
+  for (const Cut& r : rows)
+    for (int i = 0; i < r.tiles; ++i)
+      for (const Cut& c : columns)
+        for (int j = 0; j < c.tiles; ++j)
+          sum(r.first + i * r.size, r.size, c.first + j * c.size, c.size);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Sums of the partial gradients of the chunks, always in the order of the chunks, then of the
-// lanes: the result does not depend on which thread computed which chunk.
+// Sums of the partial gradients of the chunks, always in the order of the chunks: the result does
+// not depend on which thread computed which chunk.
 #pragma once
 
 #include "../simd/vec.hpp"
@@ -26,15 +26,6 @@ void combine(const real* x, Index stride, const real* factors, int count, Index 
     for (int i = 0; i < count; ++i) sum += factors[i] * load<real>(x + i * stride + k);
     store<real>(out + k, sum);
   }
-}
-
-/// An entry is a vector of samples' contributions: out = sum over chunks and lanes.
-template <class real>
-void reduce_samples(const ReduceArguments<real>& in) {
-  constexpr int L = kLanes<real>;
-  const Index size = Index(in.rows) * in.d;
-  for (Index i = 0; i < size; ++i)
-    in.out[i] = lane_sum<real>(sum_chunks(in.partial + i * L, in.chunk_stride, in.chunks));
 }
 
 /// A row is padded to whole vectors: out = sum over chunks, padding dropped.

@@ -16,6 +16,7 @@
 #include "../lists/losses.hpp"
 #include "../lists/optimizers.hpp"
 #include "../lists/row_maps.hpp"
+#include "philox.hpp"
 
 namespace mhfast {
 
@@ -117,13 +118,14 @@ struct GradientArguments {
   const real* z;   // samples as lanes: packed queries; features as lanes: rows (units, q, d)
   real* e;         // scratch for D X: units * q * (d * L or dL); with factors see factor_scratch
   std::ptrdiff_t e_row;  // features as lanes: not 0: D X is what is computed, and from row to row
-  real* gu;              // A X: (q, d, L) or (q, dL)
-  real* gw;              // Z^T D X: (d, d, L) or (d, dL)
-  real* ge;              // D X, where all units have the same queries: (q, d, L) or (q, dL)
+  real* gu;              // A X: (q, d) or, features as lanes, (q, dL); of runs (q, d, L)
+  real* gw;              // Z^T D X: likewise of (d, d)
+  real* ge;              // D X, where all units have the same queries: of (q, d)
   bool add;
   int rank;
   const real *fq, *fk;  // Q and K
-  real *gq, *gk;        // Z^T D X K and (D X)^T Z Q, (d, r, L) or (d, rL); the same: their sum
+  real *gq, *gk;        // Z^T D X K and (D X)^T Z Q, of (d, r); the same: their sum
+  bool sums_lanes;      // lanes are samples, not runs: results are sums over them
 };
 
 /// Numbers that the gradients by factors of a rank need behind D X of so many rows, samples' with
@@ -221,8 +223,10 @@ struct LayerArguments {
   const real* g;               // derivative of the loss by the outputs
   real* ut;                    // G V^T as [feature][unit, row][L]
   real* c;                     // C = G V^T X^T, then D
-  real* gv;                    // sum over units of Y^T G: (d, p, L)
+  real slope;                  // of linear weights: D is this times C; 0: of softmax
+  real* gv;                    // sum over units of Y^T G: (d, p), of runs (d, p, L)
   bool add;
+  bool sums_lanes;  // lanes are samples, not runs: gv is the sum over them
 };
 
 /// A row of outputs f against targets y, p vectors each; lanes are samples or runs.
@@ -277,8 +281,8 @@ struct TileArguments {
   bool add;
 };
 
-/// A gradient as its chunks left it: `partial` holds, for each chunk, (rows, d) entries, either one
-/// vector each (samples as lanes) or padded to whole vectors by row (features as lanes).
+/// A gradient as its chunks left it: `partial` holds, for each chunk, (rows, d) numbers, padded to
+/// whole vectors by row.
 template <class real>
 struct ReduceArguments {
   const real* partial;

@@ -25,6 +25,7 @@ class ProblemsAsLanes final : public GradientLanes<real> {
                   const real* keys, real* e) const override {
     GradientArguments<real> in = this->arguments(chunk, head, slab, a, dd, keys, e);
     in.units = slab.units;
+    in.sums_lanes = state_.plan.samples_are_lanes() && !slab.laned;
     in.z = slab.z + std::ptrdiff_t(slab.first_row) * state_.data.shape.d * state_.lanes.lanes;
     state_.kernels.gradients_samples(in);
   }
@@ -156,17 +157,20 @@ GradientArguments<real> GradientLanes<real>::arguments(int chunk, int head, cons
   in.dd = dd;
   in.gx = keys;
   in.e = e;
-  if (a) in.gu = to.readout(chunk, head);
+  real* const laned = state_.plan.features_are_lanes() ? nullptr : slab.laned;
+  const std::ptrdiff_t number = laned ? state_.lanes.lanes : 1;  // registers in their place
+  real* const weight = dd ? to.weight(chunk, head, laned) : nullptr;
+  if (a) in.gu = to.readout(chunk, head, laned);
   if (dd && s.shared_query) {
-    in.ge = to.weight(chunk, head) + slab.first_row * to.weight_row();
+    in.ge = weight + slab.first_row * to.weight_row() * number;
   } else if (dd && to.has_factors()) {
     in.rank = s.rank;
     in.fq = state_.model.gradient_q(head);
     in.fk = state_.model.gradient_k(head);
-    in.gq = to.weight(chunk, head);
-    in.gk = in.gq + to.to_k(state_.model.is_tied());
+    in.gq = weight;
+    in.gk = in.gq + to.to_k(state_.model.is_tied()) * number;
   } else if (dd && !to.has_rows())
-    in.gw = to.weight(chunk, head);
+    in.gw = weight;
   in.add = !slab.first || (slab.follows && !s.shared_query);
   return in;
 }

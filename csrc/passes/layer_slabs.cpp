@@ -299,8 +299,9 @@ void LayerSlabs<real>::add_readout_gradient(int chunk, int head, const Slab<real
                                             const Memory& memory, const real* g) const {
   LayerArguments<real> in = layer(head, slab, thread, memory);
   in.g = g;
-  in.gv = state_.gradients.readout(chunk, head);
+  in.gv = state_.gradients.readout(chunk, head, slab.laned);
   in.add = !slab.first || slab.follows;
+  in.sums_lanes = state_.plan.samples_are_lanes() && !slab.laned;
   state_.kernels.layer_gradient(in);
 }
 
@@ -327,11 +328,18 @@ void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thre
     std::fill_n(memory.heads.factors, state_.entries_held(slab), real(1));
     keys = steps_.scale_keys(slab, memory.heads.factors, memory.heads);
   }
+  const RowMap map = state_.data.row_map;
+  // The derivative of linear weights does not depend on the logits.
+  const bool is_linear = map.name == RowMapName::kLinear && !state_.data.is_limited();
+  const real slope = !is_linear      ? real(0)
+                     : map.by_tokens ? real(1) / real(state_.data.shape.T)
+                                     : real(1);
   for (int h = 0; h < state_.data.shape.H; ++h) {
     if (state_.options.wrt_W) {
-      const LayerArguments<real> in = layer(h, slab, thread, memory);
+      LayerArguments<real> in = layer(h, slab, thread, memory);
+      in.slope = slope;
       if (in.v || h == 0) layer_upstream_(in);  // G itself is that of all heads
-      if (state_.data.row_map.is_softmax())
+      if (map.is_softmax() || is_linear)
         state_.kernels.layer_derivative(in);
       else  // needs the logits
         steps_.run_scores(

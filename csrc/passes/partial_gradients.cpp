@@ -22,7 +22,13 @@ PartialGradients<real>::PartialGradients(const Kernels<real>& kernels, const Sha
       has_rows_(options.wrt_W && has_row_gradients(shape, plan.kind)),
       part_(partial_gradient(shape, plan.kind, kernels.lanes)),
       rows_row_(row_gradient_size(shape, kernels.lanes)),
-      embedding_(kernels, shape) {}
+      embedding_(kernels, shape) {
+  const bool by_W = plan.kind == PlanKind::kSamples && options.wrt_W;
+  if (!plan.samples_are_lanes() || readout_by_features_) return;
+  laned_.begin = by_W ? 0 : part_.readout_at;
+  laned_.size =
+      (options.wrt_readout ? part_.size - kernels.lanes : part_.readout_at) - laned_.begin;
+}
 
 template <class real>
 void PartialGradients<real>::lay_out(Arena& layout) {
@@ -110,8 +116,11 @@ void PartialGradients<real>::sum_chunks(const real* partial, int rows, int colum
     std::copy_n(partial, std::ptrdiff_t(rows) * columns * width_, out);
     return;
   }
-  (features ? kernels_.reduce_features
-            : kernels_.reduce_samples)({partial, part_.size, chunks_, rows, columns, out});
+  if (!features) {  // numbers without gaps
+    columns *= rows;
+    rows = 1;
+  }
+  kernels_.reduce_features({partial, part_.size, chunks_, rows, columns, out});
 }
 
 /// The gradients of one head by its factors, from those of the chunks or, of a shared query z, from

@@ -30,15 +30,25 @@ class PartialGradients {
 
   /// A row of the part by W has `weight_row` numbers; where the query is shared it is one of D X.
   std::ptrdiff_t weight_row() const { return part_.weight_row; }
-  real* weight(int chunk, int head) const {
-    return partial_ + chunk * part_.size + head * part_.weight_head;
+  real* weight(int chunk, int head, real* laned = nullptr) const {
+    const std::ptrdiff_t at = head * part_.weight_head;
+    return laned ? laned + at * kernels_.lanes : partial_ + chunk * part_.size + at;
   }
   bool has_factors() const { return has_factors_; }
   /// From the gradient by Q to that by K, which follows; of tied factors both are added to the
   /// same.
   std::ptrdiff_t to_k(bool tied) const { return tied ? 0 : part_.weight_head / 2; }
-  real* readout(int chunk, int head) const {
-    return partial_ + chunk * part_.size + part_.readout_at + head * part_.readout_head;
+  real* readout(int chunk, int head, real* laned = nullptr) const {
+    const std::ptrdiff_t at = part_.readout_at + head * part_.readout_head;
+    return laned ? laned + (at - laned_.begin) * kernels_.lanes
+                 : partial_ + chunk * part_.size + at;
+  }
+
+  /// What samples that are lanes leave of a chunk of several slabs is added up in `laned`,
+  /// registers in the place of numbers; the sums over lanes are taken at the end.
+  std::ptrdiff_t laned_size() const { return laned_.size * kernels_.lanes; }
+  void sum_lanes(int chunk, const real* laned) const {
+    kernels_.sum_lanes(laned, laned_.size, partial_ + chunk * part_.size + laned_.begin);
   }
 
   /// Whether D X of all rows is kept in place of a gradient by W of each chunk; that of a head from
@@ -76,6 +86,9 @@ class PartialGradients {
   const int chunks_, width_;
   const bool features_are_lanes_, readout_by_features_, has_factors_, has_rows_;
   const PartialGradient part_;
+  struct {
+    std::ptrdiff_t begin = 0, size = 0;
+  } laned_;  // the part of a partial gradient that has samples as lanes
   const std::ptrdiff_t rows_row_;
   real* rows_ = nullptr;  // D X of all samples, where it is kept: (H, n, q, rows_row)
   real* partial_ = nullptr;

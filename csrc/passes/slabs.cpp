@@ -44,6 +44,10 @@ void SlabPass<real>::lay_out(Arena& layout) {
     workspace.x = packed_ ? nullptr : layout.take<real>(units * key_size_);
     workspace.z = packed_ || !data.has_z() ? workspace.x : layout.take<real>(units * query_size_);
     workspace.y = packed_ ? nullptr : layout.take<real>(units * sizes_.unit_targets);
+    const std::ptrdiff_t of_chunk =
+        (state_.plan.units + state_.plan.chunks - 1) / state_.plan.chunks;
+    const bool adds = state_.options.gradient && slabs(of_chunk) > 1;
+    workspace.laned = layout.take<real>(adds ? state_.gradients.laned_size() : 0);
     heads.limits = layout.take<real>(data.is_limited() ? units * steps_.rows_size() : 0);
     heads.scores.p = layout.take<real>(units * query_size_ * (s.rank > 0 ? 2 : 1));
     heads.scores.s = layout.take<real>(block * heads_kept() * weights);
@@ -121,12 +125,13 @@ void SlabPass<real>::pack_all(const Member& member) {
 template <class real>
 void SlabPass<real>::run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
                                int thread) {
-  const std::ptrdiff_t units = state_.plan.slab;
-  const std::ptrdiff_t slabs = (last - first + units - 1) / units * tiles();
+  const std::ptrdiff_t slabs = this->slabs(last - first);
   state_.own.run(pass, 0, slabs, block_, workspaces_[thread].own,
                  [&](Pass phase, std::ptrdiff_t begin, std::ptrdiff_t end) {
                    return run_slabs(phase, chunk, first, last, begin, end, thread);
                  });
+  if (is_gradient(pass) && slabs > 1 && state_.gradients.laned_size() > 0)
+    state_.gradients.sum_lanes(chunk, workspaces_[thread].laned);
 }
 
 /// Works on slabs `begin` to `end` of the chunk of units `first` to `last`; a slab is some units
@@ -145,6 +150,8 @@ std::ptrdiff_t SlabPass<real>::run_slabs(Pass pass, int chunk, std::ptrdiff_t fi
       const std::ptrdiff_t unit = first + i / tiles() * state_.plan.slab;
       slab = open_slab(unit, std::min(unit + state_.plan.slab, last), workspace);
       slab.first = unit == first;
+      slab.laned =
+          slabs(last - first) > 1 && state_.gradients.laned_size() > 0 ? workspace.laned : nullptr;
     }
     slab.first_row = tile * sizes_.rows;
     slab.rows = std::min(sizes_.rows, state_.data.shape.q - slab.first_row);

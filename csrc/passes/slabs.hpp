@@ -27,6 +27,7 @@ class SlabPass : public ChunkPass<real> {
     explicit Workspace(const WordLists<real>& lists) : words(lists) {}
 
     real *x, *z, *y;
+    real* laned;  // see PartialGradients, or null
     HeadMemory<real> heads;
     OwnLossNumbers own;  // of a block, or of a slab where the function is called for each
     WordLists<real> words;
@@ -79,6 +80,10 @@ class SlabPass : public ChunkPass<real> {
  private:
   int tiles() const { return (state_.data.shape.q + sizes_.rows - 1) / sizes_.rows; }
   void choose_block();
+  /// Slabs of a chunk of so many units, tiles of rows counted.
+  std::ptrdiff_t slabs(std::ptrdiff_t units) const {
+    return (units + state_.plan.slab - 1) / state_.plan.slab * tiles();
+  }
   /// Rows of an entry with outputs of their own, where `rows` query rows go at a time.
   int output_rows(int rows) const { return state_.data.shape.rows_have_outputs() ? rows : 1; }
   std::ptrdiff_t run_slabs(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,

@@ -74,9 +74,7 @@ struct Cost {
                 queries(N) + 2 * product_cycles(s.T, N, s.d) + softmax_cycles(N, s.T, bytes, L));
   }
   double gradients_samples() const {  // for a block
-    const double gradient = double(partial_gradient(s, PlanKind::kSamples, L).size) * bytes / s.H;
-    return (1 + D) * product_cycles(s.q, s.d, s.T, true) + by_queries(s.q) +
-           (gradient * s.H > kSecondLevelBytes ? 2 * gradient / kStreamBytes : 0);
+    return (1 + D) * product_cycles(s.q, s.d, s.T, true) + by_queries(s.q);
   }
   double gradients_features() const {  // for a sample
     const double N = vectors(s.d);
@@ -186,9 +184,10 @@ struct Cost {
   }
 };
 
-/// Chunks of a plan whose units, `units` of them, take so many cycles.
-int count_chunks(double units, double cycles, double partial_bytes) {
-  const double affordable = kReductionShare * cycles / (2 * partial_bytes / kCopyBytes);
+/// Chunks of a plan whose units, `units` of them, take so many cycles; `summed` for each chunk to
+/// sum over lanes.
+int count_chunks(double units, double cycles, double partial_bytes, double summed) {
+  const double affordable = kReductionShare * cycles / (2 * partial_bytes / kCopyBytes + summed);
   const double wanted =
       std::clamp(affordable, std::min(kFewChunks, cycles / kChunkCycles), kManyChunks);
   return int(std::max(1.0, std::min({units, wanted, kPartialBytes / partial_bytes})));
@@ -208,11 +207,11 @@ struct Prediction {
   /// With so many units of so many cycles in all; adds what chunks cost.
   void set(PlanKind kind, const Cost& cost, double units, double of_units) {
     const PartialGradient part = partial_gradient(cost.s, kind, cost.L);
-    const double size = double(part.size), summed = features_are_lanes(kind) ? 0 : 4.0 / cost.L;
-    const int count = count_chunks(units, of_units, size * cost.bytes);
+    const double size = double(part.size);
+    const double summed = kind == PlanKind::kSamples ? kLaneSumCycles * size : 0;
+    const int count = count_chunks(units, of_units, size * cost.bytes, summed);
     chunks[int(kind)] = count;
-    cycles[int(kind)] =
-        of_units + count * (kBeginCycles + size * cost.bytes / kCopyBytes) + summed * size;
+    cycles[int(kind)] = of_units + count * (kBeginCycles + size * cost.bytes / kCopyBytes + summed);
   }
 };
 
@@ -446,7 +445,9 @@ std::ptrdiff_t row_gradient_size(const Shape& s, int lanes) {
 
 PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
   const auto row = [&](int size) {
-    return features_are_lanes(kind) ? round_up(size, lanes) : std::ptrdiff_t(size) * lanes;
+    return features_are_lanes(kind)  ? round_up(size, lanes)
+           : kind == PlanKind::kRuns ? std::ptrdiff_t(size) * lanes
+                                     : std::ptrdiff_t(size);
   };
   const Readout readout = readout_of(s);
   PartialGradient part{};
@@ -466,8 +467,7 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
     const bool factors = has_factor_gradients(s, kind, lanes);
     part.weight_row = row(factors ? s.rank : s.d);
     part.readout_row = row(readout.columns);
-    if (s.is_layer() && kind == PlanKind::kHybrid)
-      part.readout_row = std::ptrdiff_t(readout.columns) * lanes;
+    if (s.is_layer() && kind == PlanKind::kHybrid) part.readout_row = readout.columns;
     part.weight_head = (s.shared_query                               ? s.q
                         : s.identity_w || has_row_gradients(s, kind) ? 0
                         : factors                                    ? 2 * s.d
@@ -475,8 +475,8 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
                        part.weight_row;
     part.readout_head = readout.rows * part.readout_row;
   }
-  part.readout_at = s.H * part.weight_head;
-  part.size = part.readout_at + s.H * part.readout_head;
+  part.readout_at = round_up(s.H * part.weight_head, lanes);
+  part.size = round_up(part.readout_at + s.H * part.readout_head, lanes) + lanes;
   return part;
 }
 

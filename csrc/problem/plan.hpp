@@ -121,9 +121,10 @@ const char* plan_name(PlanKind kind);
 /// are kept only if "attended" or nothing is forced. Throws std::invalid_argument for another name.
 void force_plan(const std::string& name);
 
-/// Layout of a chunk's partial gradient, in numbers: for all heads the part by W (or that by Q and
+/// Layout of a chunk's partial gradient, in numbers, which of runs as lanes are registers, and of
+/// samples as lanes sums over them: for all heads the part by W (or that by Q and
 /// then that by K; or, if the query is shared, D X; nothing where D X of all rows is kept), then
-/// that by U or V, of a layer with samples as lanes for each of them. Of words: the sum of D
+/// that by U or V. Of words: the sum of D
 /// over all pairs of a key word and a query word (or, if the query is shared, row), then that of A
 /// over key words and query rows, or of a layer A^T G over key words and outputs. Of attended
 /// tokens: for each output a row of features (see attended.hpp), of which a head's begin

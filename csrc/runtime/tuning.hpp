@@ -74,6 +74,8 @@ inline constexpr double kTileCycles = 20, kStoreCycles = 0.5;
 // beyond the first and the second level of the cache.
 inline constexpr double kSoftmaxCycles32 = 14, kSoftmaxCycles64 = 19;
 inline constexpr double kFirstLevelCycles = 4, kSecondLevelCycles = 12;
+// Fitted. Cycles to sum a register of a gradient over lanes that are samples.
+inline constexpr double kLaneSumCycles = 2.5;
 // Fitted. Cycles of a register of keys with features as lanes, where scores of a layer have samples
 // as theirs: a copy for all heads, and products of few rows for each; and with gradients by
 // factors, whose products have few columns.

@@ -127,33 +127,45 @@ inline void store_narrow(real* p, Vec<double> v) {
       __builtin_convertvector(v, typename Narrow<real>::Type);
 }
 
-/// Transposes squares of size `half` of a square of 2 half rows, in every such square of the rows:
-/// the part right of the diagonal changes places with the one below it.
+/// Of every 2 half lanes of two rows, the second `half` of the one above changes places with the
+/// first of the one below.
 template <class real, int half, int... lane>
-inline void exchange_squares(Vec<real>* rows, std::integer_sequence<int, lane...>) {
+inline void exchange_lanes(Vec<real>& above, Vec<real>& below,
+                           std::integer_sequence<int, lane...>) {
   constexpr int L = kLanes<real>;
-#pragma GCC unroll 16
-  for (int r = 0; r < L; ++r) {
-    if (r & half) continue;
-    const Vec<real> above = rows[r], below = rows[r + half];
+  const Vec<real> a = above, b = below;
 #if defined(__clang__) || __GNUC__ >= 12
-    rows[r] = __builtin_shufflevector(above, below, (lane & half ? L + lane - half : lane)...);
-    rows[r + half] =
-        __builtin_shufflevector(above, below, (lane & half ? L + lane : lane + half)...);
+  above = __builtin_shufflevector(a, b, (lane & half ? L + lane - half : lane)...);
+  below = __builtin_shufflevector(a, b, (lane & half ? L + lane : lane + half)...);
 #else
-    rows[r] =
-        __builtin_shuffle(above, below, IntVec<real>{(lane & half ? L + lane - half : lane)...});
-    rows[r + half] =
-        __builtin_shuffle(above, below, IntVec<real>{(lane & half ? L + lane : lane + half)...});
+  above = __builtin_shuffle(a, b, IntVec<real>{(lane & half ? L + lane - half : lane)...});
+  below = __builtin_shuffle(a, b, IntVec<real>{(lane & half ? L + lane : lane + half)...});
 #endif
-  }
 }
 
 /// Transposes a square of as many registers as one has lanes, in place.
 template <class real, int half = kLanes<real> / 2>
 inline void transpose(Vec<real> (&rows)[kLanes<real>]) {
-  exchange_squares<real, half>(rows, std::make_integer_sequence<int, kLanes<real>>());
+  constexpr int L = kLanes<real>;
+#pragma GCC unroll 16
+  for (int r = 0; r < L; ++r)
+    if (!(r & half))
+      exchange_lanes<real, half>(rows[r], rows[r + half], std::make_integer_sequence<int, L>());
   if constexpr (half > 1) transpose<real, half / 2>(rows);
+}
+
+/// The sums over lanes of as many registers as one has lanes, that of row r in lane r. Halves of a
+/// row are added first; the rows are not needed any more.
+template <class real, int half = kLanes<real> / 2>
+inline Vec<real> row_sums(Vec<real> (&rows)[kLanes<real>]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < half; ++r) {
+    exchange_lanes<real, half>(rows[r], rows[r + half],
+                               std::make_integer_sequence<int, kLanes<real>>());
+    rows[r] += rows[r + half];
+  }
+  if constexpr (half > 1) return row_sums<real, half / 2>(rows);
+  return rows[0];
 }
 
 /// Sum over lanes in a fixed order.

@@ -14,11 +14,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "../kernels/philox.hpp"
 #include "../passes/triangular.hpp"
 #include "../problem/data.hpp"
 #include "../problem/rescale.hpp"
 #include "../runtime/team.hpp"
-#include "philox.hpp"
 #include "population.hpp"
 
 namespace mhfast {

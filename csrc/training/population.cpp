@@ -198,16 +198,14 @@ class Markov final : public Population<real> {
 }  // namespace
 
 void SampleNumbers::normals(int part, std::ptrdiff_t count, double* out) const {
-  constexpr int kGroups = 8;
+  constexpr int kGroups = 16;
+  const Kernels<double>& kernels = active_kernels<double>();
   std::uint64_t bits[16 * kGroups];
   const std::ptrdiff_t groups = rounded(count) / 16;
   for (std::ptrdiff_t first = 0; first < groups; first += kGroups) {
     const std::ptrdiff_t now = std::min<std::ptrdiff_t>(kGroups, groups - first);
-    for (std::ptrdiff_t m = 0; m < 4 * now; ++m) {
-      const Philox::Block block = words(part, std::uint64_t(4 * first + m));
-      std::copy(block.begin(), block.end(), bits + 4 * m);
-    }
-    active_kernels<double>().normals(bits, now, out + 16 * first);
+    kernels.random_words(key_, counter(part, std::uint64_t(4 * first)), 4 * now, bits);
+    kernels.normals(bits, now, out + 16 * first);
   }
 }
 

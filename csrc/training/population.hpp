@@ -24,8 +24,8 @@
 #include <memory>
 #include <vector>
 
+#include "../kernels/philox.hpp"
 #include "../problem/data.hpp"
-#include "philox.hpp"
 
 namespace mhfast {
 
@@ -37,7 +37,7 @@ class SampleNumbers {
 
   /// Words 4 m to 4 m + 3.
   Philox::Block words(int part, std::uint64_t m) const {
-    return Philox::block({1 + m, block_, sample_, std::uint64_t(part)}, key_);
+    return Philox::block(counter(part, m), key_);
   }
   double sign(int part) const { return words(part, 0)[0] >> 63 ? -1.0 : 1.0; }
   /// Integers below count(t) from word t, t = 0, ..., times - 1, to take(t, integer).
@@ -54,6 +54,10 @@ class SampleNumbers {
   static std::ptrdiff_t rounded(std::ptrdiff_t count) { return (count + 15) / 16 * 16; }
 
  private:
+  Philox::Block counter(int part, std::uint64_t m) const {
+    return {1 + m, block_, sample_, std::uint64_t(part)};
+  }
+
   const Philox::Key key_;
   const std::uint64_t block_, sample_;
 };

@@ -15,6 +15,8 @@ from mhfast._arguments.lists import ROW_MAPS
 from mhfast.models import problem as arguments
 from mhfast.models.problem import CoreWords
 
+pytestmark = pytest.mark.usefixtures("use_words")
+
 WORDS = 5
 SIDES = {
     "tokens": {},

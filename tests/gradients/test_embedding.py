@@ -11,6 +11,8 @@ import mhfast as mh
 from mhfast import _core
 from mhfast._arguments.lists import ROW_MAPS
 
+pytestmark = pytest.mark.usefixtures("use_words")
+
 WORDS = 4
 SIDES = {
     "tokens": {},

@@ -44,6 +44,7 @@ def of_loss(
     problem = arguments.problem(
         model, X, y, loss=name, query=query, weight=weight, lengths=lengths,
         words=wrt is None or not _of_inputs(wrt),
+        embedding=wrt is not None and "embedding" in _names(wrt),
     )  # fmt: skip
     tokens = None if wrt is None else _tokens(X, wrt)
     result = _differentiated(model, problem, of_loss, wrt, num_threads, tokens)
@@ -72,6 +73,7 @@ def of_outputs(
     problem = arguments.problem(
         model, X, cotangent, loss="cotangent", query=query, lengths=lengths,
         words=wrt is None or not _of_inputs(wrt),
+        embedding=wrt is not None and "embedding" in _names(wrt),
     )  # fmt: skip
     tokens = None if wrt is None else _tokens(X, wrt)
     _, gradients = _differentiated(model, problem, LOSSES["cotangent"], wrt, num_threads, tokens)

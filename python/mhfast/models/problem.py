@@ -85,6 +85,11 @@ READOUTS = ("U", "V", "A", "B")
 MAX_TABLES = 1 << 22
 # Chosen: tables may take this part of the multiply-adds of the samples.
 WORDS_PAY = 0.5
+# Measured (python -m benchmarks.words, and of one query row): looking up a sample of a head, and
+# the gradients of its tables, take as long as so many multiply-adds of float32: in all, for each
+# token, for each query row and, of a classifier, for each query row and word up to the most.
+LOOKED_UP = {"classifier": (4000, 150, 0, 12), "layer": (6000, 400, 2200, 0)}
+MOST_WORDS = 64
 
 
 class CoreModel(NamedTuple):
@@ -343,6 +348,7 @@ def problem(
     lengths: npt.ArrayLike | None = None,
     runs: RunAxis = NO_RUNS,
     words: bool = False,
+    embedding: bool = False,
 ) -> CoreProblem:
     """Check samples and convert them to the form that the core expects.
 
@@ -357,6 +363,8 @@ def problem(
         and attention, where y and weight do not matter.
     runs : Runs
         A run axis from another argument, such as lr or the training data.
+    embedding : bool
+        Whether gradients by the embedding of Tokens are asked for, which change what is cheaper.
     words : bool
         Whether the caller's part of the core looks up Tokens in their dictionary. It then gets them
         as `CoreWords` where that is cheaper than the array of tokens.
@@ -377,7 +385,7 @@ def problem(
     core = model._core
     if isinstance(X, Tokens):
         checks.real(X.embedding, "X", model._sizes[2])
-        looked_up = words and looks_up(model, X, query)
+        looked_up = words and looks_up(model, X, query, embedding=embedding)
         X = CoreWords(X.embedding, X.ids) if looked_up else np.asarray(X)
     else:
         X = checks.real(X, "X", model._sizes[2])
@@ -399,11 +407,14 @@ def problem(
     return _labelled(model, seen, y, weight, loss)
 
 
-def looks_up(model: Model, X: Tokens, query: npt.ArrayLike | None = None) -> bool:
+def looks_up(
+    model: Model, X: Tokens, query: npt.ArrayLike | None = None, *, embedding: bool = False
+) -> bool:
     """Return whether the core can look up tokens in their dictionary, and that is cheaper.
 
     Counted are multiply-adds for a head: of the tables of all pairs of words against those of the
-    samples. A word that is not finite would spoil what does not see it.
+    samples, and of a sample against looking it up, which a gradient by the `embedding` always
+    gains from. A word that is not finite would spoil what does not see it.
     """
     asking = model.query if query is None else query
     if asking is not None and not isinstance(asking, int):
@@ -411,12 +422,26 @@ def looks_up(model: Model, X: Tokens, query: npt.ArrayLike | None = None) -> boo
     if model.W is None or not set(READOUTS) & set(model.parameters):
         return False  # the core has no tables of identities
     (n, T, d), V = X.shape[-3:], X.words
-    fits = model.heads * V * V * X.dtype.itemsize <= MAX_TABLES and X.is_finite
+    if model.heads * V * V * X.dtype.itemsize > MAX_TABLES or not X.is_finite:
+        return False
+    if not (embedding or words_pay(model, X, asking)):
+        return False
     if _looks_up_weights(model, asking, T, V):
-        return fits
+        return True
     tables = V * d * (V + d)
     samples = n * T * (d * d + 2.0 * T * d)
-    return fits and tables <= WORDS_PAY * samples
+    return tables <= WORDS_PAY * samples
+
+
+def words_pay(model: Model, X: Tokens, asking: object) -> bool:
+    """Return whether a sample's products take longer than looking it up; n does not matter."""
+    (T, d), has_prompt = X.shape[-2:], model.prompt is not None
+    rows = 1 if asking is not None else model._query_rows(T)
+    by_W = 0 if has_prompt else 2.0 * rows * d * d  # once for all samples that share a prompt
+    products = (by_W + 4.0 * rows * T * d) * X.dtype.itemsize / 4
+    kind = "classifier" if "U" in model.parameters else "layer"
+    once, of_token, of_row, of_word = LOOKED_UP[kind]
+    return products >= once + of_token * T + rows * (of_row + of_word * min(X.words, MOST_WORDS))
 
 
 def _looks_up_weights(model: Model, asking: object, T: int, V: int) -> bool:

@@ -124,8 +124,9 @@ def _bits(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
         return array  # sums already
     if name not in _BY_ROW:
         return array.astype(np.float64)
-    bits = array.view(np.uint32 if array.dtype == np.float32 else np.uint64)
-    sums: npt.NDArray[Any] = np.add.reduce(bits, axis=-1, dtype=np.uint64)
+    bits: npt.NDArray[Any] = array.view(np.uint32 if array.dtype == np.float32 else np.uint64)
+    # Faster than np.add.reduce, which takes short rows one by one.
+    sums: npt.NDArray[Any] = np.einsum("...k->...", bits, dtype=np.uint64, casting="safe")
     return sums
 
 
