@@ -1,6 +1,6 @@
 """Mutants of the C++ core: one small change at a time, a rebuild, and the tests that concern it.
 
-    python tests/mutation/core.py [--count 100] [--seed 0] [--jobs 1] [FILE ...]
+    python tests/mutation/core.py [--count 100] [--seed 0] [--record FILE] [FILE ...]
     python tests/mutation/core.py --only csrc/training/loop.cpp:310:12
 
 In a copy of the tree, with one instruction set and cheap optimization, where only what includes the
@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from record import Record
 
 ROOT = Path(__file__).parents[2]
 INSTRUCTION_SET = "baseline"  # every processor of the x86-64 family has it
@@ -358,7 +360,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="these mutants")
     parser.add_argument("--tree", type=Path, metavar="FOLDER", help="to be kept for the next time")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="of verdicts, to go on from")
     chosen = parser.parse_args()
+    record = Record(chosen.record)
     every = [mutant for file in chosen.files for mutant in mutants(file)]
     random.Random(chosen.seed).shuffle(every)
     if chosen.only:
@@ -379,8 +383,10 @@ def main() -> int:
         for mutant in every:
             if tried == chosen.count:
                 break
-            begin = time.monotonic()
-            alive = tree.lives(mutant)
+            begin, known = time.monotonic(), record.is_settled(str(mutant))
+            alive = record.known[str(mutant)] if known else tree.lives(mutant)
+            if not known:
+                record.add(str(mutant), alive)
             if alive is None:
                 continue
             tried += 1

@@ -1,7 +1,7 @@
 """Mutants of the Python package, a seeded sample by area, and the tests that execute what changed.
 
     pip install mutmut==3.8.1 coverage
-    python tests/mutation/package.py [--count 300] [--seed 0] [--processes 2] [AREA ...]
+    python tests/mutation/package.py [--count 300] [--seed 0] [--record FILE] [AREA ...]
     python tests/mutation/package.py --only theory/kernel.py#57 --kept executed.json
 
 mutmut makes the mutants.  The tests of all areas run first, without a change: they must pass, and
@@ -40,6 +40,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from record import Record
+
 ROOT = Path(__file__).parents[2]
 LIMIT = 300  # seconds of the processor for one mutant: an endless loop counts as noticed
 
@@ -74,6 +76,9 @@ class Mutant:
     @property
     def name(self) -> str:
         return f"{self.file}#{self.number}"
+
+    def __str__(self) -> str:
+        return "\n".join([self.name, *self.difference()])
 
     def source(self) -> str:
         """The file with the change."""
@@ -376,9 +381,11 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", nargs="*", metavar="NAME", help="these mutants")
     parser.add_argument("--kept", type=Path, metavar="FILE", help="which tests execute which lines")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="of verdicts, to go on from")
     chosen = parser.parse_args()
     if chosen.kept:
         chosen.kept = chosen.kept.absolute()
+    record = Record(chosen.record and chosen.record.absolute())
     os.chdir(ROOT)  # mutmut reads its settings from pyproject.toml
     os.environ.update(ENVIRONMENT)
     sys.dont_write_bytecode = False  # tests are compiled once
@@ -386,8 +393,13 @@ def main() -> int:
         mutants = [Mutant(file, int(k)) for file, k in (n.split("#") for n in chosen.only)]
     else:
         mutants = sample(chosen.areas or AREAS, chosen.count, chosen.seed)
+    settled = [mutant for mutant in mutants if record.is_settled(str(mutant))]
+    left = [mutant for mutant in mutants if mutant not in settled]
     tried, alive = dict.fromkeys(AREAS, 0), dict.fromkeys(AREAS, 0)
-    for mutant, noticed, seconds in judged(mutants, chosen.processes, chosen.kept):
+    for mutant in settled:
+        tried[mutant.file.split("/")[0]] += 1
+    for mutant, noticed, seconds in judged(left, chosen.processes, chosen.kept):
+        record.add(str(mutant), not noticed)
         area = mutant.file.split("/")[0]
         tried[area] += 1
         alive[area] += not noticed
