@@ -20,7 +20,6 @@ import ast
 import compileall
 import difflib
 import functools
-import hashlib
 import importlib.util
 import json
 import multiprocessing
@@ -40,7 +39,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from record import Record
+from record import Record, digest
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 300  # seconds of the processor for one mutant: an endless loop counts as noticed
@@ -237,13 +236,6 @@ class Tree:
             return int(pytest.main(["-x", *SETTINGS, *tests]))
         except BaseException:
             return 1
-
-
-def digest(*paths: Path) -> str:
-    whole = hashlib.sha256()
-    for path in sorted(paths):
-        whole.update(path.read_bytes())
-    return whole.hexdigest()
 
 
 def read_report(data, source: Path, report: Path, found: dict[str, Any]) -> None:  # type: ignore[no-untyped-def]

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+
+
+def digest(*paths: Path) -> str:
+    """Of what files hold, whatever their names and times are."""
+    whole = hashlib.sha256()
+    for path in sorted(paths):
+        whole.update(path.read_bytes())
+    return whole.hexdigest()
 
 
 class Record:
