@@ -189,7 +189,10 @@ class Tree:
 
     def __init__(self, path: Path, jobs: int) -> None:
         self.path, self.jobs = path, jobs
-        self.build = path / "build"
+        self.build, self.clean, self.sources = path / "build", path / "clean", path / "sources"
+        if self.sources.exists():  # the last run may have ended amid a mutant
+            shutil.copytree(self.sources, path, dirs_exist_ok=True)
+            self._restore_build()
         files = subprocess.run(
             ["git", "ls-files", "-co", "--exclude-standard"],
             cwd=ROOT, capture_output=True, text=True, check=True,
@@ -210,7 +213,6 @@ class Tree:
         )  # fmt: skip
         subprocess.run(["cmake", "--build", self.build, "--parallel", str(jobs)], check=True)
         (self.module,) = (module.name for module in self.build.glob("_core*.so"))
-        self.clean, self.sources = path / "clean", path / "sources"
         for before, copy in ((self.build, self.clean), (path / "csrc", self.sources / "csrc")):
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(before, copy)
@@ -364,7 +366,10 @@ class Tree:
     def _restore(self, file: str) -> None:
         """The source and the objects, with their times, so that nothing is to be built."""
         shutil.copy2(self.sources / file, self.path / file)
-        shutil.rmtree(self.build)
+        self._restore_build()
+
+    def _restore_build(self) -> None:
+        shutil.rmtree(self.build, ignore_errors=True)
         shutil.copytree(self.clean, self.build)
 
 
