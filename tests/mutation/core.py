@@ -71,11 +71,13 @@ CONCERNED = {
         "tests/training/test_batches.py tests/training/test_streams.py tests/dataset/test_words.py"
     ),
     "csrc/training/balls.cpp": STEPS,
-    "csrc/training/descent.cpp": TRAINING,
+    "csrc/training/descent.cpp": f"{TRAINING} tests/training/test_constraints.py",
     "csrc/training/directions.cpp": STEPS,
     "csrc/training/loop.cpp": (
         f"{TRAINING} tests/training/test_batches.py tests/training/test_streams.py "
         "tests/training/test_reduce.py tests/training/test_callbacks.py "
+        "tests/training/test_averages.py tests/training/test_constraints.py "
+        "tests/training/test_fixed_attention.py "
         "tests/core/test_scales.py tests/gradients/test_losses.py"
     ),
     "csrc/training/norms.hpp": TRAINING,
