@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "../runtime/tuning.hpp"
+#include "row_losses.hpp"
 
 namespace mhfast {
 

@@ -162,6 +162,20 @@ def test_samples_of_cotangent_zero(kind, query, plan, dtype, use_plan):
             assert all(np.isnan(g).any() for g in pulled_back(model, spoilt, some))
 
 
+@pytest.mark.parametrize("at", [0, n - 1])
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_first_or_last_sample_alone(kind, at):
+    """Whether there are samples without influence is asked of each of them."""
+    model, data = draw(kind, "squared")
+    X = data.X.copy()
+    X[at, 1, 2] = np.nan
+    weighted = replace(data, weight=np.where(np.arange(n) == at, 0.0, 1.0))
+    same(results(model, replace(weighted, X=X), "squared"), results(model, weighted, "squared"))
+    cotangent = np.random.default_rng(2).standard_normal(data.y.shape)
+    cotangent[at] = 0
+    same(pulled_back(model, replace(data, X=X), cotangent), pulled_back(model, data, cotangent))
+
+
 @pytest.mark.parametrize("plan", LAYER_PLANS)
 def test_rows_of_cotangent_zero(plan, use_plan):
     """Of an external query, the rows themselves; of a causal layer the last token, too."""

@@ -224,6 +224,14 @@ def test_hull_cosine_of_any_basis_and_order_of_heads():
     assert 1 - 1e-14 < value <= 1.0  # cosines of small angles are good to rounding
 
 
+def test_hull_cosine_of_float32_is_computed_in_float64():
+    a, b, _, _ = units(0, 4, 7, 2)
+    # Integers are the same numbers in both; 3 / 5 and 4 / 5 are not.
+    one, other = (np.stack([0 * a, x]).astype(np.float32) for x in (3 * a + 4 * b, a))
+    assert abs(hull_cosine(other[1:], one) - 0.6) < 1e-15
+    assert abs(hull_cosine(one[1:], other) - 0.6) < 1e-15
+
+
 def test_hull_cosine_of_other_dimensions():
     a, b, c, d = units(0, 4, 7, 2)
     W = np.stack([c, c + a, c + b])

@@ -68,15 +68,15 @@ def test_normalized_steps_in_saturation(plan, use_plan):
 
 @pytest.mark.parametrize("kind", PLANS)
 def test_what_no_row_sees_is_predicted_to_cost_little(kind):
-    sizes = (4, 256, 64) if kind is mh.Classifier else (4, 64, 64)
+    sizes = (4, 1024, 64) if kind is mh.Classifier else (4, 64, 64)
     full = kind.zeros(*sizes)
     cycles = [
-        mh.explain(model, (2, 256, 64))["predicted_cycles"]
+        mh.explain(model, (2, 1024, 64))["predicted_cycles"]
         for model in (full, full.replace(causal=True))
     ]
     best = [min(value for name, value in of.items() if name != "runs") for of in cycles]
     # Half of all pairs, those on the edges of tiles, and products with W and V, which are the same.
-    assert 0.5 < best[1] / best[0] < 0.7
+    assert 0.5 < best[1] / best[0] < 0.6  # 0.58 in the baseline, where products take longest
     if (
         kind is mh.Classifier
     ):  # where a sample is not cut into tiles, each row goes through all keys

@@ -374,8 +374,11 @@ def test_training_is_that_of_a_stored_identity_which_does_not_move(name):
         assert run.wrt == tuple(the.model.parameters)
         assert run.state.keys() <= set(the.model.parameters)
         for which, array in run.model.parameters.items():
-            # Seven steps amplify the rounding of sums in another order, sign descent most.
-            assert np.abs(array - other.model.parameters[which]).max() < 1e-9, (options, which)
+            # Seven steps amplify the rounding of sums in another order, sign descent most; with
+            # ReLU some of them diverge, to numbers near 1e20.
+            want = other.model.parameters[which]
+            size = max(1.0, np.abs(want).max())
+            assert np.abs(array - want).max() < 1e-9 * size, (options, which)
         for which, rows in run.history.items():
             np.testing.assert_allclose(rows, other.history[which], rtol=1e-8, atol=1e-10)
 

@@ -1,6 +1,6 @@
 """Mutants of the C++ core: one small change at a time, a rebuild, and the tests that concern it.
 
-    python tests/mutation/core.py [--count 100] [--seed 0] [--jobs 1] [FILE ...]
+    python tests/mutation/core.py [--count 100] [--seed 0] [--record FILE] [FILE ...]
     python tests/mutation/core.py --only csrc/training/loop.cpp:310:12
 
 In a copy of the tree, with one instruction set and cheap optimization, where only what includes the
@@ -13,6 +13,7 @@ line.  A mutant that does not compile, or to the same machine code, is replaced 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import re
@@ -28,6 +29,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from record import Record, digest
+
 ROOT = Path(__file__).parents[2]
 INSTRUCTION_SET = "baseline"  # every processor of the x86-64 family has it
 SLOWER = 5.0  # times as long as without a change, and 20 seconds more: endless, and so noticed
@@ -37,7 +40,11 @@ QUICK = 2.0  # seconds of a file of tests that is asked for mutants that it does
 SETTINGS = (
     "-q", "-p", "no:cacheprovider", "-m", "not slow and not peers", "-k", "not numba and not jax",
 )  # fmt: skip
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a third of what a start of pytest takes
+}
 BINDINGS = "csrc/bindings"
 
 # What is mutated where no files are named, and the tests that must notice; the quick ones first.
@@ -68,11 +75,13 @@ CONCERNED = {
         "tests/training/test_batches.py tests/training/test_streams.py tests/dataset/test_words.py"
     ),
     "csrc/training/balls.cpp": STEPS,
-    "csrc/training/descent.cpp": TRAINING,
+    "csrc/training/descent.cpp": f"{TRAINING} tests/training/test_constraints.py",
     "csrc/training/directions.cpp": STEPS,
     "csrc/training/loop.cpp": (
         f"{TRAINING} tests/training/test_batches.py tests/training/test_streams.py "
         "tests/training/test_reduce.py tests/training/test_callbacks.py "
+        "tests/training/test_averages.py tests/training/test_constraints.py "
+        "tests/training/test_fixed_attention.py "
         "tests/core/test_scales.py tests/gradients/test_losses.py"
     ),
     "csrc/training/norms.hpp": TRAINING,
@@ -186,7 +195,10 @@ class Tree:
 
     def __init__(self, path: Path, jobs: int) -> None:
         self.path, self.jobs = path, jobs
-        self.build = path / "build"
+        self.build, self.clean, self.sources = path / "build", path / "clean", path / "sources"
+        if self.sources.exists():  # the last run may have ended amid a mutant
+            shutil.copytree(self.sources, path, dirs_exist_ok=True)
+            self._restore_build()
         files = subprocess.run(
             ["git", "ls-files", "-co", "--exclude-standard"],
             cwd=ROOT, capture_output=True, text=True, check=True,
@@ -207,7 +219,6 @@ class Tree:
         )  # fmt: skip
         subprocess.run(["cmake", "--build", self.build, "--parallel", str(jobs)], check=True)
         (self.module,) = (module.name for module in self.build.glob("_core*.so"))
-        self.clean, self.sources = path / "clean", path / "sources"
         for before, copy in ((self.build, self.clean), (path / "csrc", self.sources / "csrc")):
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(before, copy)
@@ -248,14 +259,29 @@ class Tree:
         return found
 
     def _time_tests(self) -> dict[str, float]:
-        """How long each file takes; ends the program if one fails."""
+        """How long each file takes; ends the program if one fails.
+
+        The tree remembers it of files that have not changed since, with the same package.
+        """
         shutil.copy2(self.build / self.module, self.path / "python" / "mhfast" / self.module)
+        kept = self.path / "seconds.json"
+        known = json.loads(kept.read_text()) if kept.exists() else {}
+        package = digest(
+            self.clean / self.module,
+            *(ROOT / "python" / "mhfast").rglob("*.py"),
+            *(ROOT / "tests").glob("*.py"),
+        )
         seconds = {}
         for file in sorted({file for tests in TESTS.values() for file in tests.split()}):
-            begin = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-            if not self.passes([file], 600.0):
-                sys.exit(f"{file}: tests fail without a change")
-            seconds[file] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begin
+            key = package + digest(ROOT / file)
+            if known.get(file, [None])[0] != key:
+                begin = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+                if not self.passes([file], 600.0):
+                    sys.exit(f"{file}: tests fail without a change")
+                taken = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begin
+                known[file] = [key, taken]
+                kept.write_text(json.dumps(known))
+            seconds[file] = known[file][1]
         return seconds
 
     def compile(self, objects: list[str]) -> bool:
@@ -346,7 +372,10 @@ class Tree:
     def _restore(self, file: str) -> None:
         """The source and the objects, with their times, so that nothing is to be built."""
         shutil.copy2(self.sources / file, self.path / file)
-        shutil.rmtree(self.build)
+        self._restore_build()
+
+    def _restore_build(self) -> None:
+        shutil.rmtree(self.build, ignore_errors=True)
         shutil.copytree(self.clean, self.build)
 
 
@@ -358,7 +387,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="these mutants")
     parser.add_argument("--tree", type=Path, metavar="FOLDER", help="to be kept for the next time")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="of verdicts, to go on from")
     chosen = parser.parse_args()
+    record = Record(chosen.record)
     every = [mutant for file in chosen.files for mutant in mutants(file)]
     random.Random(chosen.seed).shuffle(every)
     if chosen.only:
@@ -379,8 +410,10 @@ def main() -> int:
         for mutant in every:
             if tried == chosen.count:
                 break
-            begin = time.monotonic()
-            alive = tree.lives(mutant)
+            begin, known = time.monotonic(), record.is_settled(str(mutant))
+            alive = record.known[str(mutant)] if known else tree.lives(mutant)
+            if not known:
+                record.add(str(mutant), alive)
             if alive is None:
                 continue
             tried += 1

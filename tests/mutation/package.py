@@ -1,7 +1,7 @@
 """Mutants of the Python package, a seeded sample by area, and the tests that execute what changed.
 
     pip install mutmut==3.8.1 coverage
-    python tests/mutation/package.py [--count 300] [--seed 0] [--processes 2] [AREA ...]
+    python tests/mutation/package.py [--count 300] [--seed 0] [--record FILE] [AREA ...]
     python tests/mutation/package.py --only theory/kernel.py#57 --kept executed.json
 
 mutmut makes the mutants.  The tests of all areas run first, without a change: they must pass, and
@@ -9,7 +9,7 @@ coverage tells which of them execute which lines, which the file of --kept remem
 time only files of tests that have changed run, or all if the package has.  Then each mutant is
 written into a copy of the tree, where a forked process runs the tests that execute its lines, quick
 ones first, up to the first that fails.  Left out: strings, types, what is raised or asserted (with
-`strict` of zip), and what draws.
+`strict` of zip), what draws, and tests that measure time.
 Prints every mutant that no test notices, with its change.
 """
 
@@ -20,7 +20,6 @@ import ast
 import compileall
 import difflib
 import functools
-import hashlib
 import importlib.util
 import json
 import multiprocessing
@@ -40,6 +39,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from record import Record, digest
+
 ROOT = Path(__file__).parents[2]
 LIMIT = 300  # seconds of the processor for one mutant: an endless loop counts as noticed
 
@@ -54,8 +55,13 @@ TESTS = (
     ("tests/learner", "tests/optimizers"),
     ("tests/theory", "tests/training", "tests/arguments", "tests/gradients/test_hvp.py"),
 )
+TIMED = ("test_interrupt.py", "test_learner_interrupt.py")  # fail where the machine is busy
 SETTINGS = ("-q", "-p", "no:cacheprovider", "-m", "not slow and not peers")
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a third of what a start of pytest takes
+}
 COVERAGE = """\
 [run]
 dynamic_context = test_function
@@ -74,6 +80,9 @@ class Mutant:
     @property
     def name(self) -> str:
         return f"{self.file}#{self.number}"
+
+    def __str__(self) -> str:
+        return "\n".join([self.name, *self.difference()])
 
     def source(self) -> str:
         """The file with the change."""
@@ -233,13 +242,6 @@ class Tree:
             return 1
 
 
-def digest(*paths: Path) -> str:
-    whole = hashlib.sha256()
-    for path in sorted(paths):
-        whole.update(path.read_bytes())
-    return whole.hexdigest()
-
-
 def read_report(data, source: Path, report: Path, found: dict[str, Any]) -> None:  # type: ignore[no-untyped-def]
     """Add what one process of tests has measured to `found`, see `Executed._run`."""
     tests = {}  # by the name of their contexts
@@ -267,6 +269,7 @@ class Executed:
         )
         folders = [ROOT / path for group in TESTS for path in group]
         files = [p for f in folders for p in (sorted(f.rglob("test_*.py")) if f.is_dir() else [f])]
+        files = [file for file in files if file.name not in TIMED]
         keys = {str(file.relative_to(ROOT)): package + digest(file) for file in files}
         changed = [file for file, key in keys.items() if known.get(file, {}).get("key") != key]
         groups = [
@@ -376,9 +379,11 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--only", nargs="*", metavar="NAME", help="these mutants")
     parser.add_argument("--kept", type=Path, metavar="FILE", help="which tests execute which lines")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="of verdicts, to go on from")
     chosen = parser.parse_args()
     if chosen.kept:
         chosen.kept = chosen.kept.absolute()
+    record = Record(chosen.record and chosen.record.absolute())
     os.chdir(ROOT)  # mutmut reads its settings from pyproject.toml
     os.environ.update(ENVIRONMENT)
     sys.dont_write_bytecode = False  # tests are compiled once
@@ -386,8 +391,13 @@ def main() -> int:
         mutants = [Mutant(file, int(k)) for file, k in (n.split("#") for n in chosen.only)]
     else:
         mutants = sample(chosen.areas or AREAS, chosen.count, chosen.seed)
+    settled = [mutant for mutant in mutants if record.is_settled(str(mutant))]
+    left = [mutant for mutant in mutants if mutant not in settled]
     tried, alive = dict.fromkeys(AREAS, 0), dict.fromkeys(AREAS, 0)
-    for mutant, noticed, seconds in judged(mutants, chosen.processes, chosen.kept):
+    for mutant in settled:
+        tried[mutant.file.split("/")[0]] += 1
+    for mutant, noticed, seconds in judged(left, chosen.processes, chosen.kept):
+        record.add(str(mutant), not noticed)
         area = mutant.file.split("/")[0]
         tried[area] += 1
         alive[area] += not noticed

@@ -11,7 +11,7 @@ from side_by_side import TOLERANCE, same_run
 from trainings import MODELS, PARAMETERS, PLANS, draw
 
 import mhfast as mh
-from mhfast.training.batches import Batches
+from mhfast.training.batches import Batches, chosen
 
 n, B = 23, 6  # epochs of 3 steps, which leave 5 samples out
 OPTIMIZERS = with_every(
@@ -342,3 +342,9 @@ def test_refusals(options, message):
         seed=np.random.default_rng(0),
     )  # fmt: skip
     assert 0 <= drawn.batches.seed < 2**64
+
+
+def test_samples_are_counted_in_32_bits():
+    assert chosen(2, None, 1, None, 2**32 - 1) == Batches(2, seed=1)
+    with pytest.raises(ValueError, match=r"batch: .*less than 2\^32 samples, got 4294967296"):
+        chosen(2, None, 1, None, 2**32)
