@@ -1,8 +1,9 @@
 """Build the documentation site: `python docs/site/build.py`, with the packages of the extra `docs`.
 
 Sphinx reads a folder that this script fills: the pages of `docs/`, the README as the front page, a
-page for each public name, from its docstring, and a page for each script in `examples/`. Warnings
-are errors, so a link that leads nowhere ends the build.
+page for each public name, from its docstring, and the scripts of `examples/`, of which
+sphinx-gallery makes pages. It does not run them, since some take minutes, and shows the figures of
+`docs/`. Warnings are errors, so a link that leads nowhere ends the build.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import numpy as np
+from markup import as_rst
+from matplotlib.image import imsave
 
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
@@ -55,7 +60,7 @@ def relinked(text: str) -> str:
     text = re.sub(r"\]\((?:docs/)?atlas/README\.md", "](atlas/index.md", text)
     text = re.sub(r"\]\((?:\.\./)?README\.md", "](index.md", text)
     text = re.sub(r"\]\((?:\.\./)?(CONTRIBUTING|CHANGELOG)\.md", _lowered, text)
-    text = re.sub(r"\]\((?:\.\./)?examples/(\w+)\.py\)", r"](gallery/\1.md)", text)
+    text = re.sub(r"\]\((?:\.\./)?examples/(\w+)\.py\)", r"](gallery/\1.rst)", text)
     # Other files of the repository are not on the site: the words of the link stay.
     return re.sub(r"\[([^]]+)\]\((?!http)[\w./]+(?<!\.md)(?<!\.png)\)", r"\1", text)
 
@@ -131,31 +136,31 @@ def figures() -> dict[str, str]:
     return dict(reversed(commands))  # of several figures, the first
 
 
-def write_gallery(source: Path) -> None:
-    """Write a page for each example: what it shows, its figure, the command, its code."""
-    drawn, links, names = figures(), [], []
+def write_scripts(source: Path) -> None:
+    """Write the examples as sphinx-gallery takes them: what each shows, its command, its figure."""
+    drawn = figures()
     for path in sorted((ROOT / "examples").glob("*.py")):
-        text = ast.get_docstring(ast.parse(path.read_text("utf-8")))
+        code = path.read_text("utf-8")
+        text = ast.get_docstring(ast.parse(code))
         assert text is not None, path
         first, _, rest = text.partition("\n")
-        title = first.partition(";")[0].rstrip(".")
-        picture, option = "", ""
+        title = first.partition(";")[0].rstrip(".").replace("`", "")
+        option, picture, thumbnail = "", [], "scripts/no_figure.png"
         if path.stem in drawn:
-            picture = f"![{title}](../{drawn[path.stem]})\n"
-            option = f" --output {drawn[path.stem]}"
-        write(
-            source / "gallery" / f"{path.stem}.md",
-            f"# {title}\n",
-            rest.strip() + "\n",
-            picture,
-            f"```sh\npython examples/{path.name}{option}\n```\n",
-            f"```{{literalinclude}} {path.name}\n:language: python\n```\n",
-        )
-        shutil.copy(path, source / "gallery")
-        links.append(f"## [{title}]({path.stem}.md)\n\n{picture}")
-        names.append(path.stem)
-    head = "# Examples\n\nScripts of a page each. They need the packages of the extra `demo`.\n"
-    write(source / "gallery" / "index.md", head, *links, toctree(names, ":hidden:"))
+            figure = drawn[path.stem]
+            option, thumbnail = f" --output {figure}", figure
+            picture = [f".. image:: ../{figure}", f"   :alt: {title}", ""]
+        shown = [as_rst(rest).strip(), ""]
+        command = [".. code-block:: sh", "", f"   python examples/{path.name}{option}", ""]
+        head = "\n".join([title, "=" * len(title), "", *shown, *command, *picture])
+        body = code[code.index('"""', 3) + 3 :]
+        write(source / "scripts" / path.name, f'r"""{head}"""{body}', f"# sphinx_gallery_thumbnail_path = '{thumbnail}'\n")
+    imsave(source / "scripts" / "no_figure.png", np.ones((1, 2, 3)))  # white
+    write(
+        source / "scripts" / "GALLERY_HEADER.rst",
+        "Examples\n========\n",
+        "Scripts of a page each. They need the packages of the extra ``demo``.\n",
+    )
 
 
 def main() -> int:
@@ -169,7 +174,7 @@ def main() -> int:
     source.mkdir(parents=True)
     copy_pages(source)
     write_reference(source)
-    write_gallery(source)
+    write_scripts(source)
     builder = "linkcheck" if arguments.linkcheck else "html"
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", builder]
     command += ["-c", str(Path(__file__).parent), str(source), str(arguments.output / builder)]

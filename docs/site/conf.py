@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
-import re
+import sys
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from markup import as_rst
 
 project = "mhfast"
 author = copyright = "The mhfast developers"  # noqa: A001  (the name that Sphinx reads)
@@ -20,6 +24,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
 ]
 myst_heading_anchors = 3
 autosummary_generate = True
@@ -28,6 +33,18 @@ autodoc_typehints = "none"  # the docstrings give kinds, shapes and units
 numpydoc_show_class_members = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+exclude_patterns = ["scripts"]  # which sphinx-gallery makes pages of
+sphinx_gallery_conf = {
+    "examples_dirs": "scripts",
+    "gallery_dirs": "gallery",
+    "plot_gallery": False,
+    "remove_config_comments": True,
+    "download_all_examples": False,
+    "show_signature": False,
+    "thumbnail_size": (560, 280),
+    "within_subsection_order": "FileNameSortKey",
+}
 
 templates_path = [str(Path(__file__).parent / "templates")]
 html_theme = "pydata_sphinx_theme"
@@ -63,7 +80,7 @@ def own_members(module: str, name: str) -> list[tuple[str, str]]:
 autosummary_context = {"own_members": own_members}
 
 
-def as_rst(_app: Any, _what: str, _name: str, _obj: Any, _opt: Any, lines: list[str]) -> None:
+def marked(_app: Any, _what: str, _name: str, _obj: Any, _opt: Any, lines: list[str]) -> None:
     """Turn a docstring's conventions into reStructuredText.
 
     A formula is an indented block after a line that ends with a colon; `names` are code; bars and
@@ -78,15 +95,9 @@ def as_rst(_app: Any, _what: str, _name: str, _obj: Any, _opt: Any, lines: list[
         deeper = len(following) - len(following.lstrip()) > indent
         blank = row + 1 < len(lines) and not lines[row + 1]
         formula = indent if line.endswith(":") and blank and deeper else None
-        parts = re.split(r"(``.*?``|`[^`]+`)", line)
-        for j, part in enumerate(parts):
-            if part.startswith("`"):
-                parts[j] = part if part.startswith("``") else rf"``{part[1:-1]}``\ "
-            else:
-                parts[j] = re.sub(r"([|*])", r"\\\1", part)
-        lines[row] = "".join(parts) + (":" if formula is not None else "")
+        lines[row] = as_rst(line) + (":" if formula is not None else "")
 
 
 def setup(app: Any) -> None:
     """Register what this file adds to Sphinx."""
-    app.connect("autodoc-process-docstring", as_rst, priority=400)
+    app.connect("autodoc-process-docstring", marked, priority=400)
