@@ -154,7 +154,8 @@ def write_scripts(source: Path) -> None:
         command = [".. code-block:: sh", "", f"   python examples/{path.name}{option}", ""]
         head = "\n".join([title, "=" * len(title), "", *shown, *command, *picture])
         body = code[code.index('"""', 3) + 3 :]
-        write(source / "scripts" / path.name, f'r"""{head}"""{body}', f"# sphinx_gallery_thumbnail_path = '{thumbnail}'\n")
+        setting = f"# sphinx_gallery_thumbnail_path = '{thumbnail}'\n"
+        write(source / "scripts" / path.name, f'r"""{head}"""{body}', setting)
     imsave(source / "scripts" / "no_figure.png", np.ones((1, 2, 3)))  # white
     write(
         source / "scripts" / "GALLERY_HEADER.rst",
