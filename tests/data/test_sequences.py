@@ -94,6 +94,30 @@ def test_priorities() -> None:
         assert y == next(word for word in order[sample[-1]] if word in sample)
 
 
+def test_priorities_with_cycles() -> None:
+    """The next word is that of any token of the highest component, each as often."""
+    data = mh.data.word_priorities(20_000, 4, 5, component=2, seed=5)
+    place = np.argsort(data.truth["order"], axis=1)
+    ids, y = data.words.ids, data.y[:, 0]
+    component = place[ids[:, -1:], ids] // 2
+    first = component == component.min(axis=1, keepdims=True)
+    assert (place[ids[:, -1], y] // 2 == component.min(axis=1)).all()
+    assert (np.sort(place, axis=1) == np.arange(5)).all()  # the last component has one word
+    # Where two of four tokens come first and are different words, the earlier one is next half
+    # the time; five standard deviations.
+    two = first.sum(axis=1) == 2
+    places = np.argsort(~first[two], axis=1, kind="stable")[:, :2]
+    pairs = np.take_along_axis(ids[two], places, axis=1)
+    differ = pairs[:, 0] != pairs[:, 1]
+    earlier = (y[two] == pairs[:, 0])[differ]
+    assert abs(earlier.mean() - 0.5) < 2.5 / np.sqrt(len(earlier))
+    svm = mh.theory.next_token_svm(ids, y)
+    for last, order in enumerate(data.truth["order"]):
+        # The last word is a token: what has a lower priority never comes next.
+        pairs = [order[:2], order[2:4]][: place[last, last] // 2 + 1]
+        assert all(set(svm.components[last, pair]) == {pair.min()} for pair in pairs)
+
+
 def test_recall() -> None:
     data = MAKERS["recall"](300, seed=0)
     ids = data.words.ids
@@ -213,6 +237,8 @@ def test_weights_leave_rows_out() -> None:
          "triggers: expected at most words = 3, got 4"),
         (lambda: mh.data.bigram_triggers(5, 1, 3, seed=0), ValueError,
          "tokens: expected enough that some trigger occurs twice in a sample, got 1"),
+        (lambda: mh.data.word_priorities(5, 4, 3, component=4, seed=0), ValueError,
+         "component: expected at most words = 3, got 4"),
         (lambda: mh.data.associative_recall(5, 4, 3, 2, seed=0), ValueError,
          "pairs: expected at most keys = 3, got 4"),
         (lambda: mh.data.sparse_parity(5, 4, 5, seed=0), ValueError,

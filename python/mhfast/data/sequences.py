@@ -240,6 +240,7 @@ def word_priorities(
     tokens: int,
     words: int,
     *,
+    component: int = 1,
     embedding: ArrayLike | None = None,
     seed: Seed | Seeds,
     dtype: DTypeLike = np.float64,
@@ -247,13 +248,17 @@ def word_priorities(
     """Draw sequences whose next word is the one of highest priority among their words.
 
     Words are independent and uniform.  Every word v that may be the last one has a random order of
-    all words, an acyclic graph of priorities; the next word is the first one in the order of the
-    last word that occurs in the sample.
+    all words, of which `component` at a time have the same priority.  The next word is that of a
+    token of the highest priority in the sample, each of these tokens with equal probability.
 
     Parameters
     ----------
     n, tokens, words : int
         Samples n, tokens T, words V of the dictionary.
+    component : int
+        The words of equal priority, from 1 to V: the first ones in the order, the next ones, and
+        so on; the last may be fewer.  With enough samples those that come next are a strongly
+        connected component of the graph of priorities, a cycle; with 1 there are no cycles.
     embedding : array (V, d), optional
         The tokens of the words; the identity by default, which makes them one-hot.
     seed : int or numpy.random.Generator, or a sequence of R of them
@@ -278,7 +283,7 @@ def word_priorities(
     Notes
     -----
     The token-priority graphs of Li, Huang, Ildiz, Rawat, Oymak, "Mechanics of Next Token Prediction
-    with Self-Attention", without cycles.
+    with Self-Attention".  `mhfast.theory.next_token_svm` has what attention tends to.
 
     Examples
     --------
@@ -286,11 +291,19 @@ def word_priorities(
     >>> data = mh.data.word_priorities(10, 4, 6, seed=0)
     >>> data.y.shape
     (10, 1)
+    >>> tied = mh.data.word_priorities(100, 4, 6, component=3, seed=0)
+    >>> svm = mh.theory.next_token_svm(tied.words.ids, tied.y[:, 0])
+    >>> cycle = tied.truth["order"][0, :3]  # the words of highest priority after word 0
+    >>> bool((svm.components[0, cycle] == cycle.min()).all())
+    True
     """
     seed, V = integer_seed(seed), checks.count(words, "words")
+    component = checks.count(component, "component")
+    if component > V:
+        raise ValueError(f"component: expected at most words = {V}, got {component}")
     return _word_priorities(
         n, seed=seed, role=FIRST, order=permutations(stream(seed, POPULATION), V, V),
-        embedding=_embedding(embedding, V), tokens=tokens, dtype=dtype,
+        component=component, embedding=_embedding(embedding, V), tokens=tokens, dtype=dtype,
     )  # fmt: skip
 
 
@@ -300,6 +313,7 @@ def _word_priorities(
     seed: int,
     role: int,
     order: Integers,
+    component: int,
     embedding: Doubles,
     tokens: int,
     dtype: DTypeLike,
@@ -307,9 +321,13 @@ def _word_priorities(
     n, T, V = checks.count(n, "n"), checks.count(tokens, "tokens"), len(embedding)
     ids = choices(stream(seed, role, 0), V, (n, T))
     place = np.argsort(order, axis=1, kind="stable")  # of each word in the order of a last word
-    of_tokens = np.take_along_axis(place[ids[:, -1]], ids, axis=1)
-    y = np.take_along_axis(ids, of_tokens.argmin(axis=1)[:, None], axis=1)
-    fixed = {"order": order, "embedding": embedding}
+    of_tokens = np.take_along_axis(place[ids[:, -1]], ids, axis=1) // component
+    first = of_tokens == of_tokens.min(axis=1, keepdims=True)
+    # The k-th of these tokens, k from 1.
+    k = 1 + (stream(seed, role, 1).random(n) * first.sum(axis=1)).astype(np.int64)
+    next_one = (first.cumsum(axis=1) == k[:, None]).argmax(axis=1)
+    y = np.take_along_axis(ids, next_one[:, None], axis=1)
+    fixed = {"order": order, "component": component, "embedding": embedding}
     return _dataset(
         ids, y, embedding, dtype, truth={"order": order},
         generator=Population(_word_priorities, fixed, {"tokens": T, "dtype": dtype}),
