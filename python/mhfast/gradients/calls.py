@@ -9,7 +9,7 @@ from .._arguments.losses import Loss
 from .._arguments.values import Value
 from ..dataset.dataset import Dataset
 from ..models import AnyModel, Stack
-from ..models.depth import no_query
+from ..models.depth_samples import no_query
 from . import depth, single
 from .record import Gradients
 

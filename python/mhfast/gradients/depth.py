@@ -22,10 +22,9 @@ from .._arguments.losses import Loss
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..dataset.words import Tokens
-from ..models import Stack
-from ..models import depth as layers
+from ..models import Stack, depth_parameters, depth_samples
 from ..models import problem as arguments
-from ..models.depth import Lengths
+from ..models.depth_samples import Lengths
 from . import single
 from .record import Gradients
 
@@ -41,13 +40,13 @@ def of_loss(
     num_threads: int | None,
 ) -> tuple[float, Gradients]:
     """Return what `mhfast.value_and_grad` does."""
-    X, y, weight, lengths = layers.labelled(X, y, weight, lengths)
+    X, y, weight, lengths = depth_samples.labelled(X, y, weight, lengths)
     loss = arguments.loss(stack, loss, y)
-    names = layers.wrt(stack, wrt, inputs=True)
-    x, visible = layers.samples(stack, X, lengths)
+    names = depth_parameters.wrt(stack, wrt, inputs=True)
+    x, visible = depth_samples.samples(stack, X, lengths)
     reads_out = stack._residuals[-1] is False
     states = _forward(stack, x, visible, num_threads, stack.depth - reads_out)
-    end = layers.end_of(stack, states[-1], y, loss, weight, visible)
+    end = depth_samples.end_of(stack, states[-1], y, loss, weight, visible)
     lowest = _lowest(stack, names)
     found: dict[str, Array] = {}
     own = _of_layer(names, stack.depth - 1) if reads_out else ()
@@ -78,8 +77,8 @@ def of_outputs(
     """Return what `mhfast.backward` does."""
     if cotangent is None:
         raise TypeError("cotangent: expected an array of the shape of the outputs, got None")
-    names = layers.wrt(stack, wrt, inputs=True)
-    x, visible = layers.samples(stack, X, lengths)
+    names = depth_parameters.wrt(stack, wrt, inputs=True)
+    x, visible = depth_samples.samples(stack, X, lengths)
     back = checks.real(cotangent, "cotangent", stack.dtype)
     rows = x.shape[1] if stack.layers[-1].query is None else 1
     checks.shape(back, "cotangent", "n q p", (len(x), rows, stack.out_dim))
@@ -99,7 +98,7 @@ def _forward(
     """Return x_0, ..., x_count."""
     states = [x]
     for j in range(count):
-        states.append(layers.after(stack, j, states[-1], lengths, num_threads))
+        states.append(depth_samples.after(stack, j, states[-1], lengths, num_threads))
     return states
 
 
@@ -139,7 +138,7 @@ def _lowest(stack: Stack, names: Sequence[str]) -> int:
     """Return the first layer that has something to differentiate by, -1 for what it is given."""
     if "X" in names:
         return -1
-    return min((layers.of_layer(name)[0] for name in names), default=stack.depth)
+    return min((depth_parameters.of_layer(name)[0] for name in names), default=stack.depth)
 
 
 def _of_input(x: Array | Tokens) -> tuple[str]:
@@ -148,12 +147,12 @@ def _of_input(x: Array | Tokens) -> tuple[str]:
 
 
 def _of_layer(names: Sequence[str], j: int) -> tuple[str, ...]:
-    pairs = map(layers.of_layer, names)
+    pairs = map(depth_parameters.of_layer, names)
     return tuple(own for layer, own in pairs if layer == j)
 
 
 def _gradients(stack: Stack, names: Sequence[str], found: dict[str, Array]) -> Gradients:
-    own = layers.by_layer({name: found[name] for name in names})
+    own = depth_parameters.by_layer({name: found[name] for name in names})
     return Gradients(
         layers=tuple(Gradients(**own.get(j, {})) for j in range(stack.depth)),
         **{name: found[name] for name in ("X", "embedding") if name in names},

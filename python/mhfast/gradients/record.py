@@ -16,7 +16,8 @@ from .._arguments.lists import AXES
 from .._arguments.runs import NO_RUNS, RunAxis
 from .._arguments.values import Array, Optional, Value, describe, same_fields
 from ..models import AnyModel, Model, Stack
-from ..models.depth import by_layer, of_layer, with_arrays
+from ..models.depth import with_arrays
+from ..models.depth_parameters import by_layer, of_layer
 from ..models.problem import CoreGradients
 
 M = TypeVar("M", bound=AnyModel)

@@ -20,9 +20,10 @@ from .._arguments.values import Array
 from ..dataset.dataset import Dataset, as_dataset
 from ..dataset.words import Tokens
 from ..gradients import Gradients
-from ..models import AnyModel, Model, Stack, depth
+from ..models import AnyModel, Model, Stack, depth_parameters
 from ..models import problem as _core_arguments
-from ..models.depth import of_layer
+from ..models.depth_parameters import of_layer
+from ..models.depth_samples import words_apart
 from ..models.distinct import Compact, compact
 from ..models.problem import CoreParameters, CoreProblem
 from ..optimizers import OPTIMIZERS, ByParameter, Optimizer, Solver, StepRule
@@ -85,8 +86,8 @@ def dataset(X: npt.ArrayLike | Dataset, y: npt.ArrayLike | None, model: AnyModel
     """Return the training data; lists of numbers adapt to the dtype of the model."""
     if isinstance(model, Stack) and model.embedding is not None:
         if isinstance(X, Dataset):
-            return as_dataset(X, y)._with(X=depth.words_apart(model, X._given))
-        return as_dataset(depth.words_apart(model, X), y)
+            return as_dataset(X, y)._with(X=words_apart(model, X._given))
+        return as_dataset(words_apart(model, X), y)
     if isinstance(X, Dataset):
         return as_dataset(X, y)
     dtype = model.dtype if isinstance(model, Stack) else model._sizes[2]
@@ -333,7 +334,7 @@ def last_step(first: int, count: int | None, until: int | None) -> int:
 def wrt(model: AnyModel, names: Wrt) -> tuple[str, ...]:
     """Return the names of the trained parameters, at least one."""
     if isinstance(model, Stack):
-        asked = depth.wrt(model, names)
+        asked = depth_parameters.wrt(model, names)
     else:
         asked = _core_arguments.wrt(model, names)
     if not asked:

@@ -20,7 +20,8 @@ from .._arguments.lists import AXES, LETTERS, PARAMETERS
 from .._arguments.values import Array, frozen
 from ..gradients import Gradients
 from ..models import AnyModel, Model, Stack
-from ..models.depth import by_layer, of_layer, with_arrays
+from ..models.depth import with_arrays
+from ..models.depth_parameters import by_layer, of_layer
 from ..optimizers import MirrorDescent, NormalizedGradientDescent, Optimizer, SteepestDescent
 from ..optimizers import of_parameter as setting_of
 from .partition import FIXED, CoreConstraint, Labels, Partition, Parts, partition

@@ -23,7 +23,8 @@ from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..gradients import Gradients, norm, value_and_grad
 from ..models import Stack
-from ..models.depth import by_layer, of_layer, with_arrays
+from ..models.depth import with_arrays
+from ..models.depth_parameters import by_layer, of_layer
 from ..models.problem import bits as bits_of
 from ..models.problem import differentiable
 from ..optimizers import Optimizer, core_settings
