@@ -201,7 +201,7 @@ class Loop:
         if self.checkpoint is not None and saving:
             # The core records θ_k after this call, and so does a run resumed from the file.
             written = [count_due(self.run.step, k - 1, rows.entry.every) for rows in self.named]
-            self.so_far(k, "checkpoint", written).save(self.checkpoint[0])
+            self.so_far(k, "checkpoint", written, model).save(self.checkpoint[0])
         if calls is not None and calls(k, model):
             self.ended_by = "callback"
         elif stop is not None and np.all(np.asarray(stop(k, model))):  # of R runs, all
@@ -223,7 +223,9 @@ class Loop:
             array.flags.writeable = False
         return borrowing(model, trained)
 
-    def so_far(self, reached: int, reason: str, written: Sequence[int]) -> Run:
+    def so_far(
+        self, reached: int, reason: str, written: Sequence[int], model: Model | None = None
+    ) -> Run:
         """Return the run up to θ_reached.
 
         Parameters
@@ -233,6 +235,8 @@ class Loop:
             Why it ends there, for those that were not frozen before.
         written : sequence of int
             The number of rows written for each record in `named`.
+        model : Classifier or Layer, optional
+            What `model` returns at θ_reached, where it has been called.
         """
         run = self.run
         parts = [
@@ -247,7 +251,7 @@ class Loop:
             subspace = replace(self.subspace, model=self._trained(self.subspace.model), state=state)
             state = subspace.whole_state(state)
         return run._replace(
-            model=self.model(),
+            model=self.model() if model is None else model,
             history=history,
             steps=steps,
             step=reached,
@@ -280,11 +284,12 @@ class Loop:
 
     def finish(self, end: _core.TrainingResult) -> Run:
         """Return the run as it ended, after writing its last checkpoint."""
+        model = self.model()
         for rows in self.functions:
-            rows.take(end.reached, self.parameters if rows.inside else self.model())
+            rows.take(end.reached, self.parameters if rows.inside else model)
         if self.callback is not None:
-            self.callback(end.reached, self.model(), at_end=True)
-        run = self.so_far(end.reached, self.ended_by or "steps", end.rows)
+            self.callback(end.reached, model, at_end=True)
+        run = self.so_far(end.reached, self.ended_by or "steps", end.rows, model)
         if self.checkpoint is not None:
             run.save(self.checkpoint[0])
         return run
