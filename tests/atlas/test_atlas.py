@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 from dataclasses import replace
@@ -85,6 +86,37 @@ def test_a_claim_that_does_not_hold_is_the_exit_status(experiment, monkeypatch, 
     assert cli.main(["reproduce", "rank_growth", "token_selection", "--output", str(tmp_path)]) == 1
     assert "DOES NOT HOLD: a cosine: 0.5 (at least 0.99)" in capsys.readouterr().out
     assert len(list(tmp_path.iterdir())) == 6  # all are run all the same
+
+
+def test_numbers_as_json(experiment, monkeypatch, tmp_path, capsys):
+    """With the exit status of what is printed otherwise; None for what JSON has no number for."""
+    monkeypatch.setattr(
+        command, "load", lambda _: replace(experiment, run=lambda _: outcome(math.nan))
+    )
+    assert cli.main(["reproduce", "rank_growth", "--json", "--output", str(tmp_path)]) == 1
+    [found] = json.loads(capsys.readouterr().out)
+    assert found.pop("seconds") >= 0.0
+    assert found == {
+        "name": "rank_growth",
+        "title": "A title",
+        "paper": "Authors, Paper, 2024",
+        "columns": ["steps", "loss"],
+        "rows": [["ten", 0.25], ["a hundred", 1 / 3]],
+        "claims": [
+            {"statement": "a cosine", "value": None, "limit": 0.99, "at_least": True,
+             "holds": False},
+            {"statement": "an error", "value": 1e-3, "limit": 1e-2, "at_least": False,
+             "holds": True},
+        ],
+        "figure": str(tmp_path / "rank_growth.png"),
+    }  # fmt: skip
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_list_as_json(capsys):
+    assert cli.main(["reproduce", "--json"]) == 0
+    titles = {name: catalogue.load(name).title for name in catalogue.NAMES}
+    assert json.loads(capsys.readouterr().out) == titles
 
 
 def test_the_list_names_every_experiment(capsys):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import math
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from .experiment import Experiment, Outcome
 
@@ -28,6 +31,27 @@ def text(experiment: Experiment, outcome: Outcome) -> str:
     """Return table and claims for a terminal."""
     claims = "\n".join(map(str, outcome.claims))
     return f"{experiment.title}\n{experiment.paper}\n\n{table(outcome)}\n\n{claims}"
+
+
+def numbers(experiment: Experiment, outcome: Outcome) -> dict[str, Any]:
+    """Return what was found in the types of JSON; a NaN or an infinity is None."""
+    return {
+        "title": experiment.title,
+        "paper": experiment.paper,
+        "columns": list(outcome.columns),
+        "rows": [list(map(_json, row)) for row in outcome.rows],
+        "claims": [
+            {key: _json(value) for key, value in asdict(claim).items()}
+            | {"holds": bool(claim.holds)}
+            for claim in outcome.claims
+        ],
+    }
+
+
+def _json(value: str | float) -> str | float | None:
+    if isinstance(value, str | bool):
+        return value
+    return float(value) if math.isfinite(value) else None
 
 
 def page(name: str, experiment: Experiment, outcome: Outcome, *, quick: bool) -> str:
