@@ -2,6 +2,7 @@
 
 #include "../passes/attention_weights.hpp"
 #include "../passes/curvature.hpp"
+#include "../passes/tangent_rows.hpp"
 #include "../problem/alike_heads.hpp"
 
 #include "problem.hpp"
@@ -160,6 +161,43 @@ py::tuple call_hvp(const py::tuple& samples, const py::tuple& parameters, const 
   });
 }
 
+/// Rows of a tangent kernel (n, q, g, d) of g heads, those of D X of a layer (n, q, p, g, d), and
+/// for each run the exponent of the unit of the latter; None if the numbers of the problem are not
+/// ordinary.
+py::object call_tangent_rows(const py::tuple& samples, const py::tuple& parameters,
+                             py::ssize_t runs, double scale, bool causal, RowMap row_map,
+                             int first_head, int last_head, bool derivative, int threads) {
+  return with_type_of(numbers_of(samples), [&](auto zero) -> py::object {
+    using real = decltype(zero);
+    const auto problem =
+        read_problem<real>(samples, parameters, runs, causal, row_map, std::nullopt);
+    const auto& model = problem.model;
+    const auto& data = problem.data;
+    const Shape& s = data.shape;
+    if (data.has_words()) throw py::value_error("X: expected tokens that are no words");
+    for (std::ptrdiff_t r = 0; r < std::max<py::ssize_t>(runs, 1); ++r)
+      if (!is_ordinary(at_run(data, r, 1), model.of(r), real(scale))) return py::none();
+    if (first_head < 0 || last_head <= first_head || last_head > computed_heads(s))
+      throw py::value_error("heads: expected a range of the model's");
+    const py::ssize_t g = last_head - first_head, q = s.q, d = s.d;
+    Results<real> pooled({s.n, q, g, d}, runs);
+    std::optional<Results<real>> moved;
+    if (derivative && s.is_layer()) moved.emplace(ArrayShape{s.n, q, s.p, g, d}, runs);
+    if (derivative && !s.is_layer()) moved.emplace(ArrayShape{s.n, q, g, d}, runs);
+    std::vector<std::int64_t> units(std::max<py::ssize_t>(runs, 1));
+    {
+      const py::gil_scoped_release released;
+      for_runs(std::ptrdiff_t(units.size()), threads, flops(s), [&](std::ptrdiff_t r, int k) {
+        units[r] =
+            tangent_rows(at_run(data, r, 1), model.of(r), real(scale), k,
+                         {first_head, last_head, pooled.of(r), moved ? moved->of(r) : nullptr});
+      });
+    }
+    return py::make_tuple(pooled.array(), moved ? py::object(moved->array()) : py::none(),
+                          py::array_t<std::int64_t>(py::ssize_t(units.size()), units.data()));
+  });
+}
+
 }  // namespace
 
 void register_evaluation(py::module_& m) {
@@ -173,6 +211,8 @@ void register_evaluation(py::module_& m) {
   // By position too: keywords would take half a microsecond of a call that takes five.
   m.def("value_and_grad", call_value_and_grad, samples, parameters, runs, scale, causal, row_map,
         loss, wrt, threads);
+  m.def("tangent_rows", call_tangent_rows, samples, parameters, runs, scale, causal, row_map,
+        py::arg("first_head"), py::arg("last_head"), py::arg("derivative"), threads);
   m.def("hvp", call_hvp, samples, parameters, py::arg("tangent"), by_name, runs, scale, causal,
         row_map, loss, wrt, threads);
 }

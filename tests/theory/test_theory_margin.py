@@ -83,7 +83,9 @@ def own_jacobian(model: mh.Classifier, data: mh.Dataset, names: tuple[str, ...])
     return -data.y[:, None] * np.array(rows)
 
 
-@pytest.mark.parametrize("kind", ["factors", "one row", "tied", "prompt", "causal", "lengths"])
+@pytest.mark.parametrize(
+    "kind", ["factors", "one row", "tied", "prompt", "tied prompt", "causal", "lengths"]
+)
 def test_kernel_of_the_whole_family(kind: str) -> None:
     rng = np.random.default_rng(3)
     X = rng.standard_normal((6, 3, 5))
@@ -97,6 +99,7 @@ def test_kernel_of_the_whole_family(kind: str) -> None:
         "one row": mh.Classifier(factors, U[:, :1], query=1, causal=True),
         "tied": mh.Classifier(mh.LowRank(Q), U),
         "prompt": mh.Classifier(W, U, prompt=prompt, scale=-0.5),
+        "tied prompt": mh.Classifier(mh.LowRank(Q), U, prompt=prompt),
         "causal": mh.Classifier(W, U, causal=True),
         "lengths": mh.Classifier(W, U),
     }[kind]
@@ -105,6 +108,57 @@ def test_kernel_of_the_whole_family(kind: str) -> None:
         J = own_jacobian(model, data, names if wrt is None else (wrt,))
         K = theory.ntk(model, data, wrt=wrt)
         np.testing.assert_allclose(K, J @ J.T, rtol=0, atol=1e-12 * np.abs(K).max())  # rounding
+
+
+@pytest.mark.parametrize("rows", [4, 9])  # fewer than features, and more
+def test_kernel_of_a_prompt_is_that_of_its_rows(rows: int) -> None:
+    rng = np.random.default_rng(12)
+    X, X2 = rng.standard_normal((6, 3, 5)), rng.standard_normal((1, 3, 5))
+    W, U = rng.standard_normal((2, 5, 5)), rng.standard_normal((2, rows, 5))
+    model = mh.Classifier(W, U, prompt=rng.standard_normal((rows, 5)))
+    J, J2 = (own_jacobian(model, mh.Dataset(x, np.ones(len(x))), ("W",)) for x in (X, X2))
+    for K, want in (
+        (theory.ntk(model, X, wrt="W"), J @ J.T),
+        (theory.ntk(model, X, X2, wrt="W"), J @ J2.T),
+        (theory.ntk(model, X2, X, wrt="W"), J2 @ J.T),
+    ):
+        np.testing.assert_allclose(K, want, rtol=0, atol=1e-12 * np.abs(want).max())  # rounding
+
+
+def test_kernel_of_samples_of_several_tiles_of_rows() -> None:
+    rng = np.random.default_rng(13)
+    X = rng.standard_normal((2, 150, 5))  # 450 rows; some 200 fit a tile
+    W, U = rng.standard_normal((3, 5, 5)), rng.standard_normal((3, 150, 5))
+    model = mh.Classifier(W, U, causal=True)
+    J = own_jacobian(model, mh.Dataset(X, np.ones(2)), ("W", "U"))
+    K = theory.ntk(model, X)
+    np.testing.assert_allclose(K, J @ J.T, rtol=0, atol=1e-12 * np.abs(K).max())  # rounding
+
+
+@pytest.mark.parametrize("kind", ["dense", "factors", "prompt", "last"])
+@pytest.mark.parametrize("name", ["X", "U"])
+def test_kernel_of_numbers_far_from_one_is_that_of_numbers_near_it(kind: str, name: str) -> None:
+    """Powers of two change no digit; where numbers are far from 1 another code computes A and D."""
+    rng = np.random.default_rng(14)
+    Q, K = rng.standard_normal((2, 3, 5, 2))
+    shapes = {"X": (6, 4, 5), "U": (3, 1 if kind == "last" else 4, 5)}
+    arrays = {key: rng.standard_normal(shape) for key, shape in shapes.items()}
+    options = {
+        "dense": {"W": rng.standard_normal((3, 5, 5)), "causal": True},
+        "factors": {"W": mh.LowRank(Q, K)},
+        "prompt": {"W": mh.LowRank(Q), "prompt": rng.standard_normal((4, 5))},
+        "last": {"W": rng.standard_normal((3, 5, 5)), "query": -1},
+    }[kind]
+
+    def kernel(exponent: int) -> Any:
+        far = arrays | {name: np.ldexp(arrays[name], exponent)}
+        times = 0 if name == "U" else 1 if kind == "prompt" else 2  # that X is in the logits
+        model = mh.Classifier(**{**options, "U": far["U"], "scale": 2.0 ** (-times * exponent)})
+        names = tuple(key for key in model.parameters if key != "U")  # linear in U, and X then
+        return np.ldexp(theory.ntk(model, far["X"], wrt=names), -2 * exponent)
+
+    near, far = kernel(0), kernel(300)
+    np.testing.assert_allclose(far, near, rtol=0, atol=1e-12 * np.abs(near).max())  # rounding
 
 
 def test_runs_are_treated_one_by_one() -> None:
