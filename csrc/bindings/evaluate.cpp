@@ -198,6 +198,20 @@ py::object call_tangent_rows(const py::tuple& samples, const py::tuple& paramete
   });
 }
 
+/// K (rows, p, columns, p), and (rows, columns) or None; see join_outputs.
+void call_join_outputs(const py::array& K, const py::object& alike, const py::object& of_rows) {
+  with_type_of(K, [&](auto zero) {
+    using real = decltype(zero);
+    real* const at = write_array<real>(K, "K", {-1, -1, -1, -1});
+    const ArrayShape shape{K.shape(0), K.shape(2)};
+    const auto read = [&](const py::object& x, const char* name) -> const real* {
+      return x.is_none() ? nullptr : read_array<real>(x, name, shape);
+    };
+    join_outputs(shape[0], shape[1], int(K.shape(1)), read(alike, "alike"),
+                 read(of_rows, "of_rows"), at);
+  });
+}
+
 }  // namespace
 
 void register_evaluation(py::module_& m) {
@@ -213,6 +227,7 @@ void register_evaluation(py::module_& m) {
         loss, wrt, threads);
   m.def("tangent_rows", call_tangent_rows, samples, parameters, runs, scale, causal, row_map,
         py::arg("first_head"), py::arg("last_head"), py::arg("derivative"), threads);
+  m.def("join_outputs", call_join_outputs, py::arg("K"), py::arg("alike"), py::arg("of_rows"));
   m.def("hvp", call_hvp, samples, parameters, py::arg("tangent"), by_name, runs, scale, causal,
         row_map, loss, wrt, threads);
 }

@@ -291,9 +291,26 @@ int tangent_rows(const Data<real>& data, const Model<const real*>& model, real s
   return exponent;
 }
 
-#define MHFAST_INSTANTIATE(real)                                                           \
-  template bool is_ordinary<real>(const Data<real>&, const Model<const real*>&, real);     \
-  template int tangent_rows<real>(const Data<real>&, const Model<const real*>&, real, int, \
+template <class real>
+void join_outputs(std::ptrdiff_t rows, std::ptrdiff_t columns, int outputs, const real* alike,
+                  const real* of_rows, real* K) {
+  std::vector<real> repeated(columns * outputs);  // a row's factors, for each output
+  for (std::ptrdiff_t i = 0; i < rows; ++i) {
+    for (std::ptrdiff_t j = 0; alike && j < columns; ++j)
+      std::fill_n(repeated.begin() + j * outputs, outputs, alike[i * columns + j]);
+    for (int o = 0; o < outputs; ++o, K += columns * outputs) {
+      for (std::ptrdiff_t j = 0; alike && j < columns * outputs; ++j) K[j] *= repeated[j];
+      for (std::ptrdiff_t j = 0; of_rows && j < columns; ++j)
+        K[j * outputs + o] += of_rows[i * columns + j];
+    }
+  }
+}
+
+#define MHFAST_INSTANTIATE(real)                                                                  \
+  template void join_outputs<real>(std::ptrdiff_t, std::ptrdiff_t, int, const real*, const real*, \
+                                   real*);                                                        \
+  template bool is_ordinary<real>(const Data<real>&, const Model<const real*>&, real);            \
+  template int tangent_rows<real>(const Data<real>&, const Model<const real*>&, real, int,        \
                                   const TangentRows<real>&);
 MHFAST_INSTANTIATE(float)
 MHFAST_INSTANTIATE(double)

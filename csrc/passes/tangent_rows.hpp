@@ -28,4 +28,10 @@ template <class real>
 int tangent_rows(const Data<real>& data, const Model<const real*>& model, real scale, int threads,
                  const TangentRows<real>& out);
 
+/// Of pairs of rows i, j and outputs o, r of a layer, in place:
+/// K[i][o][j][r] alike[i][j] + [o = r] of_rows[i][j]; either may be null, which is 1 or 0.
+template <class real>
+void join_outputs(std::ptrdiff_t rows, std::ptrdiff_t columns, int outputs, const real* alike,
+                  const real* of_rows, real* K);
+
 }  // namespace mhfast

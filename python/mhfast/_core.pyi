@@ -199,6 +199,10 @@ def tangent_rows(
     threads: int,
 ) -> tuple[Array, Array | None, npt.NDArray[np.int64]] | None: ...
 
+# K (rows, p, columns, p) becomes K alike, and where outputs are the same + of_rows, in place; both
+# (rows, columns), None: 1 and 0.
+def join_outputs(K: Array, alike: Array | None, of_rows: Array | None) -> None: ...
+
 # tangent: as parameters, None for those that are zero.
 def hvp(
     samples: CoreData,

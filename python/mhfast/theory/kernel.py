@@ -157,15 +157,14 @@ def _is_one_batch(model: Classifier, X: object) -> bool:
 
 @over_runs
 def _of_each_run(
-    model: Classifier,
+    model: Classifier | Layer,
     X: npt.ArrayLike | Dataset,
     X2: npt.ArrayLike | Dataset | None,
     wrt: str | Sequence[str] | None,
 ) -> Array:
-    return _of_classifier(model, X, X2, wrt)
+    return ntk(model, X, X2, wrt=wrt)
 
 
-@over_runs
 def _of_layer(
     model: Layer,
     X: npt.ArrayLike | Dataset,
@@ -174,7 +173,9 @@ def _of_layer(
 ) -> Array:
     if not isinstance(model, Layer):
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
-    return layer_kernel(model, samples(X), None if X2 is None else samples(X2), wrt)
+    if model.runs is None and not (isinstance(X, Dataset) and X.runs):
+        return layer_kernel(model, samples(X), None if X2 is None else samples(X2), wrt)
+    return _of_each_run(model, X, X2, wrt)
 
 
 def scaled_kernel(
@@ -209,11 +210,8 @@ def _kernels(
     for some in _slices(heads, min(side.heads_at_a_time for side in sides)):
         found = [side.features(some) for side in sides]
         of_a, of_b = found[0], found[-1]
-        if "U" in names:
-            K = _products(of_a.pooled, of_b.pooled)
-            if model.W is None:  # all heads of an identity have the same A X
-                K *= model.heads
-            total.add(K, _joint(a.pooled_unit, b.pooled_unit))
+        if "U" in names:  # of all heads of an identity, if they are one, which have the same A X
+            total.add(_products(of_a.pooled, of_b.pooled), _joint(a.pooled_unit, b.pooled_unit))
         if "prompt" in names:
             for prompt, side, of in zip(prompts, sides, found, strict=True):
                 prompt.add(side.of_prompt(of.moved, some), of.prompt_unit)
@@ -221,10 +219,11 @@ def _kernels(
             total.add(_outer_products(left[0], right[0]), _joint(left[1], right[1]))
     if "prompt" in names:
         p, p2 = prompts[0], prompts[-1]
-        total.add(_products(p.value, p2.value), _joint(p.unit, p2.unit))
+        K = _products(p.value, p2.value)
+        total.add(K if model.W is not None else K / model.heads, _joint(p.unit, p2.unit))
     if total.value is None:  # no names
         return np.zeros((model.runs or 1, first.n, b.data.n), model.dtype), None
-    return total.value / model.heads, total.unit
+    return total.value if heads == 1 else total.value / heads, total.unit
 
 
 def _joint(unit: Unit, unit2: Unit) -> Unit:
@@ -302,6 +301,9 @@ class _Side:
     def __init__(self, model: Classifier, data: Dataset, names: tuple[str, ...]) -> None:
         self.model, self.data, self._names = model, data, names
         self._differentiates = names != ("U",)
+        q, d = model.U.shape[-2:]
+        numbers = (model.runs or data.runs or 1) * data.n * q * max(d, data.tokens)
+        self.heads_at_a_time = max(1, BLOCK // max(1, numbers))  # A X or A of each fits a block
         self._prepare()
 
     def _prepare(self) -> None:
@@ -320,14 +322,6 @@ class _Side:
     def is_ordinary(self) -> bool:
         """Whether the core has the rows, whose numbers need no units."""
         return self._found is not None
-
-    @property
-    def heads_at_a_time(self) -> int:
-        """As many as fit a block, A X or A of each."""
-        q, d = self.model.U.shape[-2:]
-        runs = self.model.runs or self.data.runs or 1
-        numbers = runs * self.data.n * q * max(d, self.data.tokens)
-        return max(1, BLOCK // max(1, int(numbers)))
 
     def features(self, some: slice) -> _Features:
         """Return the rows of some heads and their gradients."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import _core
 from .._arguments.values import Array
 from ..dataset.dataset import Dataset
 from ..models import Layer
@@ -62,19 +63,19 @@ def layer_kernel(
         some = slice(begin, min(begin + each, heads))
         parts = [side.features(some) for side in sides]
         (pooled, moved, m), (pooled2, moved2, m2) = parts[0], parts[-1]
-        if alike is not None:
-            p = len(moved) // rows
-            together = (moved @ moved2.T).reshape(rows, p, columns, p)
-            together *= _in_units(alike, -(a.z + b.z + m + m2))[:, None, :, None]
-            K = together if K is None else K + together
-        if K is None:
-            p = model._out_dim if model._out_dim > 0 else a.Z.shape[-1]
-            K = np.zeros((rows, p, columns, p), model.dtype)
+        p = model._out_dim if model._out_dim > 0 else a.Z.shape[-1]
+        of_W = of_V = None
+        if alike is None:
+            part = np.zeros((rows, p, columns, p), model.dtype)
+        else:
+            part = (moved @ moved2.T).reshape(rows, p, columns, p)
+            of_W = _in_units(alike, -(a.z + b.z + m + m2))
         if "V" in names:
-            of_rows = _in_units(pooled @ pooled2.T, -(a.x + b.x))
+            of_V = _in_units(pooled @ pooled2.T, -(a.x + b.x))
             if model.W is None:
-                of_rows *= model.heads
-            np.einsum("ioko->iko", K)[...] += of_rows[..., None]
+                of_V *= model.heads
+        _core.join_outputs(part, of_W, of_V)
+        K = part if K is None else K + part
     assert K is not None
     n, n2 = inputs[0].n, inputs[-1].n
     return K.reshape(n, rows // n, p, n2, columns // n2, p)
@@ -95,10 +96,16 @@ class _Side:
         self.layer, self._data, self._differentiates = model, data, differentiate
         self._prepare()
 
+    def _set_queries(self, Z: Array) -> None:
+        """Set Z, and how many heads at a time fit a block, M or D of each."""
+        self.Z = Z
+        p = self.layer._out_dim if self.layer._out_dim > 0 else Z.shape[-1]
+        self.heads_at_a_time = max(1, BLOCK // max(1, Z.size * p, len(Z) * p * self._data.tokens))
+
     def _prepare(self) -> None:
         self._rows = RowsOfModel(self.layer, self._data)
         Z = self._rows.queries
-        self.Z: Array = Z.reshape(-1, Z.shape[-1])
+        self._set_queries(Z.reshape(-1, Z.shape[-1]))
         heads = 1 if self.layer.W is None else self.layer.heads
         self._last = slice(0, min(heads, self.heads_at_a_time))
         self._found = self._rows.of_heads(self._last, derivative=self._differentiates)
@@ -107,14 +114,6 @@ class _Side:
     def is_ordinary(self) -> bool:
         """Whether the core has the rows, whose numbers need no units."""
         return self._found is not None
-
-    @property
-    def heads_at_a_time(self) -> int:
-        """As many as fit a block, M or D of each."""
-        dim = self.Z.shape[-1]
-        p = self.layer._out_dim if self.layer._out_dim > 0 else dim
-        numbers = len(self.Z) * p * max(dim, self._data.tokens)
-        return max(1, BLOCK // max(1, int(numbers)))
 
     def features(self, some: slice) -> tuple[Array, Array, int]:
         """Return P (n q, g d) and M (n q p, g d) of some heads, and the exponent of M's unit."""
@@ -137,7 +136,8 @@ class _SideInUnits(_Side):
         data = replace(self._data, weight=None)  # samples of weight 0 keep their places
         self.layer, self._data = plain_layer(self.layer, data, identities=True, in_double=False)
         Z = query_side(self.layer, self._data).reshape(-1, self._data.dim)
-        self.Z, self.z = _scaled(Z)
+        Z, self.z = _scaled(Z)
+        self._set_queries(Z)
         self._X, self.x = _scaled(self._data.X)
 
     def features(self, some: slice) -> tuple[Array, Array, int]:
