@@ -271,7 +271,7 @@ def wrt(model: Model, names: Wrt, *, inputs: bool = False) -> tuple[str, ...]:
 def names_from(names: str | Sequence[str], known: Collection[str], expected: str) -> Sequence[str]:
     """Return the names of a `wrt`, each of which must be among `known`; errors list `expected`."""
     asked = (names,) if isinstance(names, str) else names
-    if not isinstance(asked, Sequence):
+    if not isinstance(asked, tuple | Sequence):
         raise TypeError(f"wrt: expected names from {expected}, got {type(names).__name__}")
     for name in asked:
         if name not in known:
