@@ -77,6 +77,9 @@ CoreData: TypeAlias = tuple[
 CoreGradients: TypeAlias = tuple[Array | None, ...]
 
 
+FACTORS = frozenset("QKAB")
+"""The parameters that are parts of a W or V."""
+
 READOUTS = ("U", "V", "A", "B")
 """The parameters of readouts: without any of them V is the identity."""
 
@@ -199,12 +202,12 @@ def borrowing(model: M, arrays: Mapping[str, Array]) -> M:
     """
     new = {**model.parameters, **arrays}
     made = object.__new__(type(model))
-    vars(made).update(vars(model))
-    vars(made).update(
-        _fields(model, {name: new[name] for name in arrays}),
-        parameters=MappingProxyType(new),
-        _core=model._core._replace(parameters=_core_parameters(new)),
-    )
+    fields = vars(made)
+    fields.update(vars(model))
+    fields.update(arrays if FACTORS.isdisjoint(arrays) else _fields(model, arrays))
+    fields["parameters"] = MappingProxyType(new)
+    _, *others = model._core
+    fields["_core"] = CoreModel(_core_parameters(new), *others)
     return made
 
 
