@@ -36,7 +36,8 @@ double largest(const real* x, std::ptrdiff_t size) {
 
 /// All query rows of a few samples, or of a prompt, go through W together; then a sample at a time,
 /// in tiles of rows that are the lanes of its weights. There is a row for each query row, output
-/// and head, in this order, so that few query rows fill the lanes too.
+/// and head, in this order, so that few query rows fill the lanes too. Where they fill less than
+/// half of them, samples are the lanes.
 template <class real>
 class RowsOfTangents {
  public:
@@ -59,7 +60,11 @@ class RowsOfTangents {
     const double of_query = 1.0 * heads_ * dL_ * sizeof(real);
     const double most = std::min<double>(kTangentRows, kTangentTileBytes / of_query);
     const std::ptrdiff_t group = std::max<std::ptrdiff_t>(1, std::ptrdiff_t(most) / s_.q);
+    const double of_samples = double(s_.T) * (s_.d * L() + dL_ * L()) * sizeof(real);
+    by_samples_ = outputs_ == 1 && !s_.shared_query && 2 * rows_ <= L() && s_.n >= L() &&
+                  of_samples <= kTangentTileBytes;
     group_ = s_.shared_query ? 1 : int(std::min(group, s_.n));
+    if (by_samples_) group_ = L();
     groups_ = (s_.n + group_ - 1) / group_;
     const double flops = double(s_.n) * heads_ * s_.q *
                          (s_.flops_of_w() / 2 + outputs_ * (out.moved ? 8.0 : 4.0) * s_.T * s_.d);
@@ -79,6 +84,10 @@ class RowsOfTangents {
       const Workspace& workspace = workspaces_[member.index];
       for (std::ptrdiff_t g; (g = next.fetch_add(1, std::memory_order_relaxed)) < groups_;) {
         const std::ptrdiff_t first = g * group_, last = std::min(first + group_, s_.n);
+        if (by_samples_) {
+          run_block(first, int(last - first), workspace);
+          continue;
+        }
         if (!s_.shared_query)
           load_queries(data_.z + first * s_.q * s_.d, int(last - first) * s_.q, workspace);
         for (std::ptrdiff_t i = first; i < last; ++i)
@@ -110,6 +119,19 @@ class RowsOfTangents {
     take(s_.identity_w ? 0 : heads_ * (r > 0 ? r : d) * dL, {&w_});
     take(out_.moved ? d * rows_row_ : 0, {&ut_});
     for (Workspace& workspace : workspaces_) {
+      if (by_samples_) {
+        const std::ptrdiff_t keys = d * T * L(), queries = d * s_.q * L(), row = s_.q * L();
+        take(keys, {&workspace.xt});
+        take(T * dL * L(), {&workspace.x});
+        take(queries, {&workspace.zt});
+        take(queries * (r > 0 ? 2 : 1), {&workspace.p});
+        take(T * row, {&workspace.s});
+        take(out_.moved ? T * row : 0, {&workspace.c});
+        take(row, {&workspace.limits, &workspace.row_readouts, &workspace.row_gaps});
+        take(row * dL, {&workspace.rows});
+        take(L(), {&workspace.readout});
+        continue;
+      }
       take(s_.identity_w ? 0 : d * padded(queries()), {&workspace.zt});
       take(r * padded(queries()), {&workspace.zq});
       take(queries() * heads_ * dL, {&workspace.p});
@@ -125,14 +147,15 @@ class RowsOfTangents {
     return layout.size();
   }
 
-  /// W or K^T with whole vectors in a row, and what each row is read out with, (d, rows).
+  /// W or K^T with whole vectors in a row, and what each row is read out with, (d, rows). Samples
+  /// as lanes: K^T (r, d), and the latter of each head by itself, (H, d, q).
   void load_model() {
     const int d = s_.d, r = model_.rank;
     const real* const K = model_.at[kK] ? model_.at[kK] : model_.at[kQ];
     for (int h = 0; h < heads_ && !s_.identity_w; ++h)
       if (r > 0)
-        kernels_.pack_rows(K + std::ptrdiff_t(h) * d * r, d, r, dL_, w_of(h));
-      else if (d != dL_)
+        kernels_.pack_rows(K + std::ptrdiff_t(h) * d * r, d, r, by_samples_ ? d : dL_, w_of(h));
+      else if (d != dL_ && !by_samples_)
         kernels_.scale_rows(model_.at[kW] + std::ptrdiff_t(h) * d * d, real(1), d, d, dL_, w_of(h));
     if (!out_.moved) return;
     std::fill_n(ut_, std::ptrdiff_t(d) * rows_row_, real(0));
@@ -145,7 +168,8 @@ class RowsOfTangents {
       for (int t = 0; t < s_.q; ++t)
         for (int o = 0; o < outputs_; ++o)
           for (int k = 0; k < d; ++k)
-            ut_[std::ptrdiff_t(k) * rows_row_ + (t * outputs_ + o) * heads_ + h % heads_] +=
+            ut_[by_samples_ ? (h % heads_ * d + k) * s_.q + t
+                            : k * rows_row_ + (t * outputs_ + o) * heads_ + h % heads_] +=
                 of_row(h, t, o, k);
   }
   real* w_of(int h) const {
@@ -219,6 +243,56 @@ class RowsOfTangents {
     }
   }
 
+  /// `count` samples from `i` on, as lanes.
+  void run_block(std::ptrdiff_t i, int count, const Workspace& of) const {
+    const int T = s_.T, q = s_.q, d = s_.d, r = model_.rank;
+    const std::ptrdiff_t keys = std::ptrdiff_t(T) * d, queries = std::ptrdiff_t(q) * d;
+    const real* const x = data_.x + i * keys;
+    kernels_.pack_lanes(x, keys, count, keys, of.xt);
+    kernels_.scale_rows(x, real(1), count * T, d, dL_, of.x);
+    const real* z = of.xt;
+    if (!data_.self || scale_ != real(1)) {
+      kernels_.pack_lanes(data_.z + i * queries, queries, count, queries, of.zt);
+      std::transform(of.zt, of.zt + queries * L(), of.zt,
+                     [this](real entry) { return scale_ * entry; });
+      z = of.zt;
+    }
+    for (int t = 0; t < q && data_.is_limited(); ++t)
+      for (int l = 0; l < L(); ++l)
+        of.limits[t * L() + l] = real(l < count ? data_.limit(i + l, 0, t) : T);
+    const ScoreMemory<real> memory{of.p, of.s, of.c, of.readout, of.row_readouts, of.row_gaps};
+    const RowMode mode = out_.moved ? RowMode::kDerivative : RowMode::kWeights;
+    const std::ptrdiff_t apart = std::ptrdiff_t(heads_) * d;
+    for (int h = 0; h < heads_; ++h) {
+      ScoreOperands<real> operands{nullptr, of.xt, z, data_.is_limited() ? of.limits : nullptr};
+      if (!s_.identity_w)
+        operands.w = model_.at[r > 0 ? kQ : kW] + std::ptrdiff_t(h) * d * (r > 0 ? r : d);
+      operands.rank = r;
+      operands.kt = r > 0 ? w_of(h) : nullptr;
+      operands.ut = out_.moved ? ut_ + h * queries : nullptr;
+      operands.ut_k = q;
+      kernels_.scores_samples(score_arguments(mode, d, {T, q, 1}, operands, memory, 0));
+      const auto write = [&](const real* weights, real* out) {
+        const bool directly = d == dL_;
+        real* to = out + (i * q * heads_ + h) * d;
+        GradientArguments<real> in{};
+        in.T = T;
+        in.q = q;
+        in.d = d;
+        in.units = count;
+        in.dd = weights;
+        in.gx = of.x;
+        in.e = directly ? to : of.rows;
+        in.e_row = directly ? apart : dL_;
+        kernels_.gradients_features_of_samples(in);
+        for (int t = 0; t < count * q && !directly; ++t, to += apart)
+          std::copy_n(of.rows + std::ptrdiff_t(t) * dL_, d, to);
+      };
+      write(of.s, out_.pooled);
+      if (out_.moved) write(of.c, out_.moved);
+    }
+  }
+
   /// Rows of weights times the keys.
   void multiply(const real* weights, int rows, const Workspace& of, real* to) const {
     kernels_.product(
@@ -233,6 +307,7 @@ class RowsOfTangents {
   const Kernels<real>& kernels_ = active_kernels<real>();
   const int heads_, outputs_, rows_;  // rows: of a sample
   const int dL_, rows_row_;
+  bool by_samples_ = false;
   int tile_, group_, members_;
   std::ptrdiff_t groups_;
   double seconds_;

@@ -12,6 +12,7 @@ import theory_instances as instances
 
 import mhfast as mh
 from mhfast import theory
+from mhfast.theory.tangent_rows import RowsOfModel
 
 
 def problem(seed: int, q: int | None = None, **keywords: Any) -> tuple[Any, Any]:
@@ -133,6 +134,56 @@ def test_kernel_of_samples_of_several_tiles_of_rows() -> None:
     J = own_jacobian(model, mh.Dataset(X, np.ones(2)), ("W", "U"))
     K = theory.ntk(model, X)
     np.testing.assert_allclose(K, J @ J.T, rtol=0, atol=1e-12 * np.abs(K).max())  # rounding
+
+
+def in_dtype(dtype: str, model: mh.Classifier, data: mh.Dataset) -> tuple[Any, Any]:
+    """Return both in another dtype, by arrays of it."""
+    cast = {name: array.astype(dtype) for name, array in model.parameters.items()}
+    W = mh.LowRank(cast["Q"], cast["K"]) if "Q" in cast else cast.get("W")
+    query = None if data.query is None else data.query.astype(dtype)
+    samples = mh.Dataset(
+        data.X.astype(dtype), data.y.astype(dtype), query=query, lengths=data.lengths
+    )
+    return model.replace(W=W, U=cast["U"]), samples
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["last", "external", "factors", "lengths", "identity"])
+def test_kernel_of_many_samples_of_one_row(kind: str, dtype: str) -> None:
+    """More samples than lanes, which they then are; of three heads where registers are wide."""
+    rng = np.random.default_rng(15)
+    for H, d in ((1, 5), (3, 16)):
+        X, Z = rng.standard_normal((19, 7, d)), rng.standard_normal((19, 1, d))
+        Q, K = rng.standard_normal((2, H, d, 2)) / d**0.5
+        W: Any = rng.standard_normal((H, d, d)) / d
+        W = {"factors": mh.LowRank(Q, K), "identity": None}.get(kind, W)
+        query, lengths = (Z, None) if kind == "external" else (None, None)
+        if kind == "lengths":
+            lengths = rng.integers(1, 8, 19)
+        asking = None if kind == "external" else -1
+        model = mh.Classifier(W, rng.standard_normal((H, 1, d)), query=asking, scale=0.7)
+        data = mh.Dataset(X, np.ones(19), query=query, lengths=lengths)
+        J = own_jacobian(model, data, tuple(model.parameters))
+        found = theory.ntk(*in_dtype(dtype, model, data))
+        tolerance = 1e-12 if dtype == "float64" else 1e-5  # rounding of inputs, and of sums
+        assert np.abs(found - J @ J.T).max() < tolerance * np.abs(J @ J.T).max()
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_rows_of_kernels_do_not_depend_on_threads(rows: int) -> None:
+    rng = np.random.default_rng(16)
+    X = rng.standard_normal((700, 6, 20))
+    model = mh.Classifier(
+        rng.standard_normal((2, 20, 20)) / 20, rng.standard_normal((2, rows, 20)),
+        query=-1 if rows == 1 else None,
+    )  # fmt: skip
+    of_model = RowsOfModel(model, mh.Dataset(X, np.ones(700)))
+    found = []
+    for threads in (1, 3):
+        with mh.num_threads(threads):
+            found.append(of_model.of_heads(slice(0, 2), derivative=True))
+    np.testing.assert_array_equal(found[0].pooled, found[1].pooled)
+    np.testing.assert_array_equal(found[0].moved, found[1].moved)
 
 
 @pytest.mark.parametrize("kind", ["dense", "factors", "prompt", "last"])

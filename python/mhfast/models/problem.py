@@ -206,8 +206,8 @@ def borrowing(model: M, arrays: Mapping[str, Array]) -> M:
     fields.update(vars(model))
     fields.update(arrays if FACTORS.isdisjoint(arrays) else _fields(model, arrays))
     fields["parameters"] = MappingProxyType(new)
-    _, *others = model._core
-    fields["_core"] = CoreModel(_core_parameters(new), *others)
+    _, runs, bits, plain, row_map_name, row_map = model._core
+    fields["_core"] = CoreModel(_core_parameters(new), runs, bits, plain, row_map_name, row_map)
     return made
 
 
