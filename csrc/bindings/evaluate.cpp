@@ -2,7 +2,9 @@
 
 #include "../passes/attention_weights.hpp"
 #include "../passes/curvature.hpp"
+#include "../passes/tangent_rows.hpp"
 #include "../problem/alike_heads.hpp"
+#include "../problem/padding.hpp"
 
 #include "problem.hpp"
 #include "register.hpp"
@@ -160,6 +162,74 @@ py::tuple call_hvp(const py::tuple& samples, const py::tuple& parameters, const 
   });
 }
 
+/// Rows of a tangent kernel (n, q, g, d) of g heads, those of D X of a layer (n, q, p, g, d), and
+/// for each run the exponent of the unit of the latter; None if the numbers of the problem are not
+/// ordinary.
+py::object call_tangent_rows(const py::tuple& samples, const py::tuple& parameters,
+                             py::ssize_t runs, double scale, bool causal, RowMap row_map,
+                             int first_head, int last_head, bool derivative, int threads) {
+  return with_type_of(numbers_of(samples), [&](auto zero) -> py::object {
+    using real = decltype(zero);
+    const auto problem =
+        read_problem<real>(samples, parameters, runs, causal, row_map, std::nullopt);
+    const auto& model = problem.model;
+    const auto& data = problem.data;
+    const Shape& s = data.shape;
+    if (data.has_words()) throw py::value_error("X: expected tokens that are no words");
+    for (std::ptrdiff_t r = 0; r < std::max<py::ssize_t>(runs, 1); ++r)
+      if (!is_ordinary(at_run(data, r, 1), model.of(r), real(scale))) return py::none();
+    if (first_head < 0 || last_head <= first_head || last_head > computed_heads(s))
+      throw py::value_error("heads: expected a range of the model's");
+    const py::ssize_t g = last_head - first_head, q = s.q, d = s.d;
+    Results<real> pooled({s.n, q, g, d}, runs);
+    std::optional<Results<real>> moved;
+    if (derivative && s.is_layer()) moved.emplace(ArrayShape{s.n, q, s.p, g, d}, runs);
+    if (derivative && !s.is_layer()) moved.emplace(ArrayShape{s.n, q, g, d}, runs);
+    std::vector<std::int64_t> units(std::max<py::ssize_t>(runs, 1));
+    {
+      const py::gil_scoped_release released;
+      for_runs(std::ptrdiff_t(units.size()), threads, flops(s), [&](std::ptrdiff_t r, int k) {
+        units[r] =
+            tangent_rows(at_run(data, r, 1), model.of(r), real(scale), k,
+                         {first_head, last_head, pooled.of(r), moved ? moved->of(r) : nullptr});
+      });
+    }
+    return py::make_tuple(pooled.array(), moved ? py::object(moved->array()) : py::none(),
+                          py::array_t<std::int64_t>(py::ssize_t(units.size()), units.data()));
+  });
+}
+
+/// K (rows, p, columns, p), and (rows, columns) or None; see join_outputs.
+void call_join_outputs(const py::array& K, const py::object& alike, const py::object& of_rows) {
+  with_type_of(K, [&](auto zero) {
+    using real = decltype(zero);
+    real* const at = write_array<real>(K, "K", {-1, -1, -1, -1});
+    const ArrayShape shape{K.shape(0), K.shape(2)};
+    const auto read = [&](const py::object& x, const char* name) -> const real* {
+      return x.is_none() ? nullptr : read_array<real>(x, name, shape);
+    };
+    join_outputs(shape[0], shape[1], int(K.shape(1)), read(alike, "alike"),
+                 read(of_rows, "of_rows"), at);
+  });
+}
+
+/// Whether integers (n,) are in least ... most.
+bool call_all_within(const py::array& x, std::int64_t least, std::int64_t most) {
+  return all_within(read_array<std::int64_t>(x, "x", {-1}), x.shape(0), least, most);
+}
+
+/// Whether X (n, T, d) is 0 at and beyond lengths (n,).
+bool call_is_zero_beyond(const py::array& X, const py::array& lengths) {
+  return with_type_of(X, [&](auto zero) {
+    using real = decltype(zero);
+    const real* const x = read_array<real>(X, "X", {-1, -1, -1});
+    const auto* const of = read_array<std::int64_t>(lengths, "lengths", {X.shape(0)});
+    if (!all_within(of, X.shape(0), 0, X.shape(1)))
+      throw py::value_error("lengths: expected integers in 0 ... T");
+    return is_zero_beyond(x, X.shape(0), X.shape(1), X.shape(2), of);
+  });
+}
+
 }  // namespace
 
 void register_evaluation(py::module_& m) {
@@ -173,6 +243,11 @@ void register_evaluation(py::module_& m) {
   // By position too: keywords would take half a microsecond of a call that takes five.
   m.def("value_and_grad", call_value_and_grad, samples, parameters, runs, scale, causal, row_map,
         loss, wrt, threads);
+  m.def("tangent_rows", call_tangent_rows, samples, parameters, runs, scale, causal, row_map,
+        py::arg("first_head"), py::arg("last_head"), py::arg("derivative"), threads);
+  m.def("all_within", call_all_within, py::arg("x"), py::arg("least"), py::arg("most"));
+  m.def("is_zero_beyond", call_is_zero_beyond, py::arg("X"), py::arg("lengths"));
+  m.def("join_outputs", call_join_outputs, py::arg("K"), py::arg("alike"), py::arg("of_rows"));
   m.def("hvp", call_hvp, samples, parameters, py::arg("tangent"), by_name, runs, scale, causal,
         row_map, loss, wrt, threads);
 }

@@ -121,8 +121,8 @@ class LayerHessian final : public HessianProduct<real> {
 
  private:
   using Base = HessianProduct<real>;
-  using Base::data_, Base::kernels_, Base::loss_, Base::model_, Base::out_, Base::readout_,
-      Base::readout_size_, Base::s_, Base::tangent_, Base::tile_rows_, Base::total_,
+  using Base::by_V_, Base::data_, Base::kernels_, Base::loss_, Base::model_, Base::out_,
+      Base::readout_, Base::readout_size_, Base::s_, Base::tangent_, Base::tile_rows_, Base::total_,
       Base::wants_readout_;
   using typename Base::Sums, typename Base::Tile, typename Base::Workspace;
 
@@ -227,31 +227,80 @@ void LayerHessian<real>::run_sample(std::ptrdiff_t i, Workspace& workspace, cons
   }
 }
 
-/// (A. X)^T G + (A X)^T G., transposed.
+/// (A. X)^T G + (A X)^T G. and (A X)^T G, transposed.
 template <class real>
 void LayerHessian<real>::add_readout_terms(int h, const Tile& tile, Workspace& workspace,
                                            const Sums& sums, bool fresh) const {
   if (!wants_readout_) return;
   const int T = s_.T, dL = this->padded(s_.d);
-  const std::ptrdiff_t R = tile_rows_;
-  const TangentArguments<real> in = this->rows_of(h, tile, workspace);
-  real* sum = sums.of_readout + h * readout_size_;
-  const auto add_term = [&](const real* weights, const real* g, bool add) {
+  const std::ptrdiff_t R = tile_rows_, of_head = h * readout_size_;
+  const bool more = !fresh || tile.first > 0;
+  const auto attend = [&](const real* weights) {
     this->multiply(tile.rows, dL, T, weights, R, workspace.x, dL, workspace.e, dL, false);
-    this->multiply(s_.p, dL, tile.rows, g, s_.p, workspace.e, dL, sum, dL, add);
   };
-  const WithTangent<real> weights = this->weights_of(in, workspace);
-  add_term(weights.tangent, workspace.g_rows, !fresh || tile.first > 0);
-  add_term(weights.value, workspace.dg_rows, true);
+  const auto add_term = [&](const real* g, real* sum, bool add) {
+    this->multiply(s_.p, dL, tile.rows, g, s_.p, workspace.e, dL, sum + of_head, dL, add);
+  };
+  const WithTangent<real> weights = this->weights_of(this->rows_of(h, tile, workspace), workspace);
+  attend(weights.tangent);
+  add_term(workspace.g_rows, sums.of_readout, more);
+  attend(weights.value);
+  add_term(workspace.dg_rows, sums.of_readout, true);
+  if (by_V_) add_term(workspace.g_rows, sums.by_V, more);
 }
 
 template <class real>
 void LayerHessian<real>::store_readout(int h) const {
   const int d = s_.d, p = s_.p;
   std::vector<real> vt(std::size_t(p) * d);
-  this->sum_chunks(&Sums::of_readout, h * readout_size_, p, vt.data());
-  for (int k = 0; k < d; ++k)
-    for (int o = 0; o < p; ++o) out_[kV][(std::ptrdiff_t(h) * d + k) * p + o] = vt[o * d + k];
+  const auto store = [&](real* Sums::* part, real* to) {
+    this->sum_chunks(part, h * readout_size_, p, vt.data());
+    for (int k = 0; k < d; ++k)
+      for (int o = 0; o < p; ++o) to[(std::ptrdiff_t(h) * d + k) * p + o] = vt[o * d + k];
+  };
+  store(&Sums::of_readout, out_[kV]);
+  if (by_V_) store(&Sums::by_V, by_V_);
+}
+
+/// With V as it is; `by_V`: the gradient by it, or null.
+template <class real>
+void product_of_dense(const Data<real>& data, const Model<const real*>& given_model,
+                      const Tensors<const real*>& tangent, real scale, Loss loss, int threads,
+                      const Tensors<real*>& out, real* by_V) {
+  AlikeHeads<real> heads(data, given_model);
+  const Model<const real*>& model = heads.model();
+  const CleanData<real> clean(heads.data(), 1);
+  const Shape& s = heads.data().shape;
+  const bool tied = model.is_tied();
+  const Exponents exponents = exponents_of_call(*clean, model, true);
+  const RescaledData<real> scaled_data(*clean, 1, exponents);
+  const RescaledTensors<real> tensors(model.at, s, model.rank, tied, exponents);
+  const RescaledTensors<real> tangents(heads.merged(tangent), s, model.rank, tied, exponents);
+  const Model<const real*> scaled_model{*tensors, model.rank};
+  std::optional<OwnLossResults> own;
+  if (loss.own) {
+    std::vector<real> f(s.n * s.outputs());
+    outputs(*clean, model, scale, threads, f.data());
+    own.emplace(*clean, *loss.own, f.data(), true);
+    if (!own->succeeded()) return;
+    loss.results = &*own;
+  }
+  const CheaperKeys<real> keys(*scaled_data, TriangleUse::kGradient, threads);
+  const HessianCall<real> call{*keys, scaled_model, *tangents, scale, loss, threads, out, by_V};
+  if (s.is_layer())
+    LayerHessian<real>(call).run();
+  else
+    ClassifierHessian<real>(call).run();
+  for (int name = 0; name < kTensors && exponents.any(); ++name)
+    if (out[name])
+      scale_by_power(out[name], extent(TensorName(name), s, model.rank).all(),
+                     exponents.of(TensorName(name), tied), out[name]);
+  heads.spread(out);
+  if (!by_V) return;
+  scale_by_power(by_V, extent(kV, s, 0).all(), exponents.of(kV, tied), by_V);
+  Tensors<real*> gradient{};
+  gradient[kV] = by_V;
+  heads.spread(gradient);
 }
 
 /// That of V = A B: H. = V' of the dense product for V. = A. B + A B., and by the factors
@@ -280,60 +329,28 @@ void product_by_values(const Data<real>& data, const Model<const real*>& model,
   }
   dense.at[kV] = value.data();
   if (dA || dB) along[kV] = moving.data();
-  std::vector<real> change(out[kValueA] || out[kValueB] ? size : 0), gradient;
-  if (!change.empty()) to[kV] = change.data();
-  hessian_product(data, dense, along, scale, loss, threads, to);
-  if (change.empty()) return;
-  for (int h = 0; h < s.H; ++h)
-    differentiate_values(kernels, s, A, B, change.data(), h, 1, out[kValueA], out[kValueB]);
+  std::vector<real> change(out[kValueA] || out[kValueB] ? size : 0);
   real* const by_A = dB ? out[kValueA] : nullptr;
   real* const by_B = dA ? out[kValueB] : nullptr;
-  if (!by_A && !by_B) return;
-  gradient.resize(size);
-  Gradients<real> gradients;
-  gradients.of[kV] = gradient.data();
-  value_and_grad(data, dense, scale, loss, threads, gradients);
-  for (int h = 0; h < s.H; ++h)
+  std::vector<real> gradient(by_A || by_B ? size : 0);
+  if (!change.empty()) to[kV] = change.data();
+  product_of_dense(data, dense, along, scale, loss, threads, to,
+                   gradient.empty() ? nullptr : gradient.data());
+  for (int h = 0; h < s.H && !change.empty(); ++h)
+    differentiate_values(kernels, s, A, B, change.data(), h, 1, out[kValueA], out[kValueB]);
+  for (int h = 0; h < s.H && !gradient.empty(); ++h)
     differentiate_values(kernels, s, dA, dB, gradient.data(), h, 1, by_A, by_B, true);
 }
 
 }  // namespace
 
 template <class real>
-void hessian_product(const Data<real>& data, const Model<const real*>& given_model,
+void hessian_product(const Data<real>& data, const Model<const real*>& model,
                      const Tensors<const real*>& tangent, real scale, Loss loss, int threads,
                      const Tensors<real*>& out) {
-  if (given_model.has_factored_values())
-    return product_by_values(data, given_model, tangent, scale, loss, threads, out);
-  AlikeHeads<real> heads(data, given_model);
-  const Model<const real*>& model = heads.model();
-  const CleanData<real> clean(heads.data(), 1);
-  const Shape& s = heads.data().shape;
-  const bool tied = model.is_tied();
-  const Exponents exponents = exponents_of_call(*clean, model, true);
-  const RescaledData<real> scaled_data(*clean, 1, exponents);
-  const RescaledTensors<real> tensors(model.at, s, model.rank, tied, exponents);
-  const RescaledTensors<real> tangents(heads.merged(tangent), s, model.rank, tied, exponents);
-  const Model<const real*> scaled_model{*tensors, model.rank};
-  std::optional<OwnLossResults> own;
-  if (loss.own) {
-    std::vector<real> f(s.n * s.outputs());
-    outputs(*clean, model, scale, threads, f.data());
-    own.emplace(*clean, *loss.own, f.data(), true);
-    if (!own->succeeded()) return;
-    loss.results = &*own;
-  }
-  const CheaperKeys<real> keys(*scaled_data, TriangleUse::kGradient, threads);
-  const HessianCall<real> call{*keys, scaled_model, *tangents, scale, loss, threads, out};
-  if (s.is_layer())
-    LayerHessian<real>(call).run();
-  else
-    ClassifierHessian<real>(call).run();
-  for (int name = 0; name < kTensors && exponents.any(); ++name)
-    if (out[name])
-      scale_by_power(out[name], extent(TensorName(name), s, model.rank).all(),
-                     exponents.of(TensorName(name), tied), out[name]);
-  heads.spread(out);
+  if (model.has_factored_values())
+    return product_by_values(data, model, tangent, scale, loss, threads, out);
+  product_of_dense<real>(data, model, tangent, scale, loss, threads, out, nullptr);
 }
 
 template void hessian_product<float>(const Data<float>&, const Model<const float*>&,

@@ -19,6 +19,7 @@ HessianProduct<real>::HessianProduct(const HessianCall<real>& call, int sum_rows
       scale_(call.scale),
       loss_(call.loss),
       out_(call.out),
+      by_V_(call.by_V),
       s_(call.data.shape),
       total_(call.data.total_weight(0, call.loss)),
       wants_W_(out_[kW] || out_[kQ] || out_[kK] || out_[kPrompt]),
@@ -99,6 +100,7 @@ void HessianProduct<real>::lay_out(Arena& layout) {
     take(wants_W_ ? H * weight_size_ : 0, {&sums.of_W});
     take(wants_plain_ ? H * weight_size_ : 0, {&sums.plain});
     take(wants_readout_ ? H * readout_size_ : 0, {&sums.of_readout});
+    take(by_V_ ? H * readout_size_ : 0, {&sums.by_V});
   }
   const std::size_t rows = has_rows_ ? H * s_.n * s_.q * rows_row_ : 0;
   take(rows, {&rows_moved_});

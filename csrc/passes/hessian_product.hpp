@@ -39,6 +39,7 @@ struct HessianCall {
   Loss loss;
   int threads;
   const Tensors<real*>& out;
+  real* by_V;  // the gradient by V of a layer, or null
 };
 
 template <class real>
@@ -69,6 +70,7 @@ class HessianProduct {
   struct Sums {          // of a chunk
     real *of_W, *plain;  // (H, d, dL), or of a prompt D X (H, q, dL): moved and as it is
     real* of_readout;    // (H, q, dL), of a layer transposed (H, p, dL)
+    real* by_V;          // as this, of the gradient
   };
   struct Tile {
     int first, rows, padded;
@@ -146,6 +148,7 @@ class HessianProduct {
   const real scale_;
   const Loss loss_;
   const Tensors<real*>& out_;
+  real* const by_V_;
   const Shape s_;
   const double total_;
   const bool wants_W_, wants_readout_, wants_plain_;

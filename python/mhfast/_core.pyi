@@ -183,6 +183,30 @@ def value_and_grad(
     threads: int,
 ) -> tuple[float | npt.NDArray[np.float64], CoreGradients]: ...
 
+# Of a range of g heads A X (n, q, g, d) and, if the derivative is asked for, scale D X, of a layer
+# (n, q, p, g, d), in units of 2^unit with one for each run; heads of an identity are one. None if
+# numbers are not finite, or so far from 1 that products might leave their range.
+def tangent_rows(
+    samples: CoreData,
+    parameters: CoreParameters,
+    runs: int,
+    scale: float,
+    causal: bool,
+    row_map: RowMap,
+    first_head: int,
+    last_head: int,
+    derivative: bool,
+    threads: int,
+) -> tuple[Array, Array | None, npt.NDArray[np.int64]] | None: ...
+
+# Of integers (n,); and of X (n, T, d) at and beyond lengths (n,).
+def all_within(x: npt.NDArray[np.int64], least: int, most: int) -> bool: ...
+def is_zero_beyond(X: Array, lengths: npt.NDArray[np.int64]) -> bool: ...
+
+# K (rows, p, columns, p) becomes K alike, and where outputs are the same + of_rows, in place; both
+# (rows, columns), None: 1 and 0.
+def join_outputs(K: Array, alike: Array | None, of_rows: Array | None) -> None: ...
+
 # tangent: as parameters, None for those that are zero.
 def hvp(
     samples: CoreData,

@@ -247,6 +247,31 @@ def test_data_frames_keep_their_names():
     assert fitted.feature_names_in_.tolist() == list(frame.columns)
     with pytest.raises(ValueError, match="feature names should match"):
         fitted.predict(frame[frame.columns[::-1]])
+    with pytest.warns(UserWarning, match="X does not have valid feature names"):
+        found = fitted.predict(ROWS)
+    np.testing.assert_array_equal(found, fitted.predict(frame))
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_arrays_to_predict_are_those_that_scikit_learn_takes(rows):
+    """Most arrays need none of its checks, and go without them."""
+    X = ROWS if rows else DATA.X
+    fitted = estimator(tokens=T if rows else None).fit(X, DATA.y)
+    want = fitted.decision_function(X)
+    for same in (X.tolist(), np.asfortranarray(X), X.astype(">f8"), np.ma.array(X)):
+        np.testing.assert_array_equal(fitted.decision_function(same), want)
+    for bad, name in ((np.nan, "NaN"), (np.inf, "infinity"), (-np.inf, "infinity")):
+        wrong = np.array(X)
+        wrong[(3, *(2,) * (X.ndim - 1))] = bad
+        with pytest.raises(ValueError, match=f"Input X contains {name}"):
+            fitted.predict(wrong)
+    huge = np.full_like(X, 1e308)  # whose sum is not finite
+    assert np.isfinite(huge).all()
+    assert len(fitted.predict(huge)) == len(X)
+    with pytest.raises(ValueError, match=r"expected|features"):
+        fitted.predict(X[..., :-1])
+    with pytest.raises(ValueError, match="minimum of 1 is required"):
+        fitted.predict(X[:0])
 
 
 BLOBS = mh.data.tokenized_mixture(90, T, d, noise=0.3, seed=4)

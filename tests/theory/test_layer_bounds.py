@@ -135,7 +135,7 @@ def test_padding_weights_and_runs() -> None:
     assert both.values[1] == pytest.approx(theory.layer_bounds(other, X).values)
 
 
-@pytest.mark.parametrize("query", [None, -1, "external"])
+@pytest.mark.parametrize("query", [None, -1, "external", "causal", "lengths"])
 def test_kernel_of_a_layer_is_that_of_its_gradients(query: Any) -> None:
     rng = np.random.default_rng(5)
     n, T, d, p, H = 3, 4, 5, 2, 3
@@ -143,11 +143,12 @@ def test_kernel_of_a_layer_is_that_of_its_gradients(query: Any) -> None:
     y = np.zeros((n, T, p))
     external = None
     if query == "external":
-        external, query = rng.standard_normal((n, 2, d)), None
+        external = rng.standard_normal((n, 2, d))
     layer = mh.Layer(
-        rng.standard_normal((H, d, d)) / d, rng.standard_normal((H, d, p)), query=query, scale=1.3
-    )
-    data = mh.Dataset(X, y, query=external)
+        rng.standard_normal((H, d, d)) / d, rng.standard_normal((H, d, p)),
+        query=-1 if query == -1 else None, causal=query == "causal", scale=1.3,
+    )  # fmt: skip
+    data = mh.Dataset(X, y, query=external, lengths=[4, 2, 3] if query == "lengths" else None)
     shape = layer(data).shape
     for names in (None, "W", ("V",)):
         rows = []

@@ -12,6 +12,7 @@ import theory_instances as instances
 
 import mhfast as mh
 from mhfast import theory
+from mhfast.theory.tangent_rows import RowsOfModel
 
 
 def problem(seed: int, q: int | None = None, **keywords: Any) -> tuple[Any, Any]:
@@ -83,7 +84,9 @@ def own_jacobian(model: mh.Classifier, data: mh.Dataset, names: tuple[str, ...])
     return -data.y[:, None] * np.array(rows)
 
 
-@pytest.mark.parametrize("kind", ["factors", "one row", "tied", "prompt", "causal", "lengths"])
+@pytest.mark.parametrize(
+    "kind", ["factors", "one row", "tied", "prompt", "tied prompt", "causal", "lengths"]
+)
 def test_kernel_of_the_whole_family(kind: str) -> None:
     rng = np.random.default_rng(3)
     X = rng.standard_normal((6, 3, 5))
@@ -97,6 +100,7 @@ def test_kernel_of_the_whole_family(kind: str) -> None:
         "one row": mh.Classifier(factors, U[:, :1], query=1, causal=True),
         "tied": mh.Classifier(mh.LowRank(Q), U),
         "prompt": mh.Classifier(W, U, prompt=prompt, scale=-0.5),
+        "tied prompt": mh.Classifier(mh.LowRank(Q), U, prompt=prompt),
         "causal": mh.Classifier(W, U, causal=True),
         "lengths": mh.Classifier(W, U),
     }[kind]
@@ -105,6 +109,107 @@ def test_kernel_of_the_whole_family(kind: str) -> None:
         J = own_jacobian(model, data, names if wrt is None else (wrt,))
         K = theory.ntk(model, data, wrt=wrt)
         np.testing.assert_allclose(K, J @ J.T, rtol=0, atol=1e-12 * np.abs(K).max())  # rounding
+
+
+@pytest.mark.parametrize("rows", [4, 9])  # fewer than features, and more
+def test_kernel_of_a_prompt_is_that_of_its_rows(rows: int) -> None:
+    rng = np.random.default_rng(12)
+    X, X2 = rng.standard_normal((6, 3, 5)), rng.standard_normal((1, 3, 5))
+    W, U = rng.standard_normal((2, 5, 5)), rng.standard_normal((2, rows, 5))
+    model = mh.Classifier(W, U, prompt=rng.standard_normal((rows, 5)))
+    J, J2 = (own_jacobian(model, mh.Dataset(x, np.ones(len(x))), ("W",)) for x in (X, X2))
+    for K, want in (
+        (theory.ntk(model, X, wrt="W"), J @ J.T),
+        (theory.ntk(model, X, X2, wrt="W"), J @ J2.T),
+        (theory.ntk(model, X2, X, wrt="W"), J2 @ J.T),
+    ):
+        np.testing.assert_allclose(K, want, rtol=0, atol=1e-12 * np.abs(want).max())  # rounding
+
+
+def test_kernel_of_samples_of_several_tiles_of_rows() -> None:
+    rng = np.random.default_rng(13)
+    X = rng.standard_normal((2, 150, 5))  # 450 rows; some 200 fit a tile
+    W, U = rng.standard_normal((3, 5, 5)), rng.standard_normal((3, 150, 5))
+    model = mh.Classifier(W, U, causal=True)
+    J = own_jacobian(model, mh.Dataset(X, np.ones(2)), ("W", "U"))
+    K = theory.ntk(model, X)
+    np.testing.assert_allclose(K, J @ J.T, rtol=0, atol=1e-12 * np.abs(K).max())  # rounding
+
+
+def in_dtype(dtype: str, model: mh.Classifier, data: mh.Dataset) -> tuple[Any, Any]:
+    """Return both in another dtype, by arrays of it."""
+    cast = {name: array.astype(dtype) for name, array in model.parameters.items()}
+    W = mh.LowRank(cast["Q"], cast["K"]) if "Q" in cast else cast.get("W")
+    query = None if data.query is None else data.query.astype(dtype)
+    samples = mh.Dataset(
+        data.X.astype(dtype), data.y.astype(dtype), query=query, lengths=data.lengths
+    )
+    return model.replace(W=W, U=cast["U"]), samples
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["last", "external", "factors", "lengths", "identity"])
+def test_kernel_of_many_samples_of_one_row(kind: str, dtype: str) -> None:
+    """More samples than lanes, which they then are; of three heads where registers are wide."""
+    rng = np.random.default_rng(15)
+    for H, d in ((1, 5), (3, 16)):
+        X, Z = rng.standard_normal((19, 7, d)), rng.standard_normal((19, 1, d))
+        Q, K = rng.standard_normal((2, H, d, 2)) / d**0.5
+        W: Any = rng.standard_normal((H, d, d)) / d
+        W = {"factors": mh.LowRank(Q, K), "identity": None}.get(kind, W)
+        query, lengths = (Z, None) if kind == "external" else (None, None)
+        if kind == "lengths":
+            lengths = rng.integers(1, 8, 19)
+        asking = None if kind == "external" else -1
+        model = mh.Classifier(W, rng.standard_normal((H, 1, d)), query=asking, scale=0.7)
+        data = mh.Dataset(X, np.ones(19), query=query, lengths=lengths)
+        J = own_jacobian(model, data, tuple(model.parameters))
+        found = theory.ntk(*in_dtype(dtype, model, data))
+        tolerance = 1e-12 if dtype == "float64" else 1e-5  # rounding of inputs, and of sums
+        assert np.abs(found - J @ J.T).max() < tolerance * np.abs(J @ J.T).max()
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_rows_of_kernels_do_not_depend_on_threads(rows: int) -> None:
+    rng = np.random.default_rng(16)
+    X = rng.standard_normal((700, 6, 20))
+    model = mh.Classifier(
+        rng.standard_normal((2, 20, 20)) / 20, rng.standard_normal((2, rows, 20)),
+        query=-1 if rows == 1 else None,
+    )  # fmt: skip
+    of_model = RowsOfModel(model, mh.Dataset(X, np.ones(700)))
+    found = []
+    for threads in (1, 3):
+        with mh.num_threads(threads):
+            found.append(of_model.of_heads(slice(0, 2), derivative=True))
+    np.testing.assert_array_equal(found[0].pooled, found[1].pooled)
+    np.testing.assert_array_equal(found[0].moved, found[1].moved)
+
+
+@pytest.mark.parametrize("kind", ["dense", "factors", "prompt", "last"])
+@pytest.mark.parametrize("name", ["X", "U"])
+def test_kernel_of_numbers_far_from_one_is_that_of_numbers_near_it(kind: str, name: str) -> None:
+    """Powers of two change no digit; where numbers are far from 1 another code computes A and D."""
+    rng = np.random.default_rng(14)
+    Q, K = rng.standard_normal((2, 3, 5, 2))
+    shapes = {"X": (6, 4, 5), "U": (3, 1 if kind == "last" else 4, 5)}
+    arrays = {key: rng.standard_normal(shape) for key, shape in shapes.items()}
+    options = {
+        "dense": {"W": rng.standard_normal((3, 5, 5)), "causal": True},
+        "factors": {"W": mh.LowRank(Q, K)},
+        "prompt": {"W": mh.LowRank(Q), "prompt": rng.standard_normal((4, 5))},
+        "last": {"W": rng.standard_normal((3, 5, 5)), "query": -1},
+    }[kind]
+
+    def kernel(exponent: int) -> Any:
+        far = arrays | {name: np.ldexp(arrays[name], exponent)}
+        times = 0 if name == "U" else 1 if kind == "prompt" else 2  # that X is in the logits
+        model = mh.Classifier(**{**options, "U": far["U"], "scale": 2.0 ** (-times * exponent)})
+        names = tuple(key for key in model.parameters if key != "U")  # linear in U, and X then
+        return np.ldexp(theory.ntk(model, far["X"], wrt=names), -2 * exponent)
+
+    near, far = kernel(0), kernel(300)
+    np.testing.assert_allclose(far, near, rtol=0, atol=1e-12 * np.abs(near).max())  # rounding
 
 
 def test_runs_are_treated_one_by_one() -> None:

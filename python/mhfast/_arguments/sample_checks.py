@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .. import _core
 from . import checks
 from .lists import OF_CLASSES, TARGETS
 from .values import Array
@@ -36,7 +37,7 @@ def lengths(value: npt.ArrayLike, n: int, tokens: int) -> Integers:
         raise TypeError(f"lengths: expected integers, got dtype {array.dtype.name}")
     checks.shape(array, "lengths", "n", (n,), runs=True)
     array = checks.ready(array.astype(np.int64, copy=False))
-    if array.size and not (array.min() >= 0 and array.max() <= tokens):
+    if not _core.all_within(array.reshape(-1), 0, tokens):
         wrong = tuple(np.argwhere((array < 0) | (array > tokens))[0].tolist())
         raise ValueError(
             f"lengths: expected integers in [0, {tokens}], got {array[wrong]} at {_place(wrong)}"
@@ -46,8 +47,11 @@ def lengths(value: npt.ArrayLike, n: int, tokens: int) -> Integers:
 
 def padded(X: Array, lengths: Integers) -> Array:
     """Return X (n, T, d) with zeros at and beyond `lengths` (n,), copied if it has others there."""
+    plain = X.ndim == 3 and lengths.ndim == 1
+    if plain and _core.is_zero_beyond(X, lengths):
+        return X
     beyond = np.arange(X.shape[-2]) >= lengths[..., None]
-    if X.shape[:-1] == beyond.shape and not X[beyond].any():
+    if not plain and X.shape[:-1] == beyond.shape and not X[beyond].any():
         return X
     return np.ascontiguousarray(np.where(beyond[..., None], X.dtype.type(0), X))
 

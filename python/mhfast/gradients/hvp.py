@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy.typing as npt
 
 from .. import _core, config
@@ -83,7 +81,7 @@ def hvp(
     loss = arguments.loss(model, loss, X.y if isinstance(X, Dataset) else y)
     kind = losses.name_of(loss)
     problem = arguments.problem(model, X, y, loss=kind, query=query, weight=weight, lengths=lengths)
-    if model.attention == "hardmax":
+    if model._core.row_map_name == "hardmax":
         raise ValueError("model: expected a row map with derivatives, got attention 'hardmax'")
     tangents, runs = _tangents(model, tangent), problem.runs
     for name, array in tangents.items():
@@ -92,12 +90,12 @@ def hvp(
     check_curvature(of_loss)
     bits = core.bits if wrt is None else arguments.bits(arguments.wrt(model, wrt))
     products = _core.hvp(
-        problem.data, core.parameters, tuple(tangents.get(name) for name in PARAMETERS),
+        problem.data, core.parameters, tuple(map(tangents.get, PARAMETERS)),
         runs=runs.length, scale=model.scale, causal=problem.causal, row_map=core.row_map,
         loss=of_loss, wrt=bits, threads=config.threads(num_threads),
     )  # fmt: skip
     raise_error_of(of_loss)
-    return Gradients(*products)
+    return Gradients._of_core((*products, None, None))
 
 
 def _tangents(model: Model, tangent: object) -> dict[str, Array]:
@@ -105,8 +103,7 @@ def _tangents(model: Model, tangent: object) -> dict[str, Array]:
     if isinstance(tangent, Model):
         given = dict(tangent.parameters)
     elif isinstance(tangent, Gradients):
-        pairs = ((field.name, getattr(tangent, field.name)) for field in fields(tangent))
-        given = {name: array for name, array in pairs if array is not None}
+        given = {name: array for name, array in vars(tangent).items() if array is not None}
     else:
         raise TypeError(f"tangent: expected Gradients, got {type(tangent).__name__}")
     parameters = model.parameters
@@ -115,11 +112,13 @@ def _tangents(model: Model, tangent: object) -> dict[str, Array]:
             raise ValueError(
                 f"tangent: expected parameters of the model, {', '.join(parameters)}, got {name}"
             )
-    tangents = {
-        name: checks.real(array, f"tangent.{name}", model.dtype) for name, array in given.items()
-    }
-    for name, array in tangents.items():
-        want = parameters[name].shape[-AXES[name] :]
-        if array.shape[-AXES[name] :] != want or array.ndim > AXES[name] + 1:
+    dtype = model.dtype
+    tangents = {}
+    for name, value in given.items():
+        array = checks.real(value, f"tangent.{name}", dtype)
+        axes = AXES[name]
+        want = parameters[name].shape[-axes:]
+        if array.shape[-axes:] != want or array.ndim > axes + 1:
             raise ValueError(f"tangent.{name}: expected shape {want}, got {array.shape}")
+        tangents[name] = array
     return tangents

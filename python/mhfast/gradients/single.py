@@ -88,6 +88,8 @@ def _check_model(model: object) -> None:
 
 
 def _names(wrt: object) -> Sequence[object]:
+    if isinstance(wrt, tuple):  # at once: the check below takes half a microsecond
+        return wrt
     return wrt if isinstance(wrt, Sequence) and not isinstance(wrt, str) else (wrt,)
 
 

@@ -29,9 +29,9 @@ def borrowed(kind: Any, arrays: Mapping[str, Array], query: int | None, *setting
     settings
         `scale`, `causal`, `attention` and `normalize`.
     """
-    shapes = tuple((name, array.shape, array.dtype) for name, array in arrays.items())
-    model = _checked(kind, shapes, query, *settings)
-    return borrowing(model, {name: checks.ready(array) for name, array in arrays.items()})
+    ready = {name: checks.ready(array) for name, array in arrays.items()}
+    shapes = tuple([(name, array.shape, array.dtype) for name, array in ready.items()])
+    return borrowing(_checked(kind, shapes, query, *settings), ready)
 
 
 @lru_cache(maxsize=64)

@@ -77,6 +77,9 @@ CoreData: TypeAlias = tuple[
 CoreGradients: TypeAlias = tuple[Array | None, ...]
 
 
+FACTORS = frozenset("QKAB")
+"""The parameters that are parts of a W or V."""
+
 READOUTS = ("U", "V", "A", "B")
 """The parameters of readouts: without any of them V is the identity."""
 
@@ -199,12 +202,12 @@ def borrowing(model: M, arrays: Mapping[str, Array]) -> M:
     """
     new = {**model.parameters, **arrays}
     made = object.__new__(type(model))
-    vars(made).update(vars(model))
-    vars(made).update(
-        _fields(model, {name: new[name] for name in arrays}),
-        parameters=MappingProxyType(new),
-        _core=model._core._replace(parameters=_core_parameters(new)),
-    )
+    fields = vars(made)
+    fields.update(vars(model))
+    fields.update(arrays if FACTORS.isdisjoint(arrays) else _fields(model, arrays))
+    fields["parameters"] = MappingProxyType(new)
+    _, runs, bits, plain, row_map_name, row_map = model._core
+    fields["_core"] = CoreModel(_core_parameters(new), runs, bits, plain, row_map_name, row_map)
     return made
 
 
@@ -271,7 +274,7 @@ def wrt(model: Model, names: Wrt, *, inputs: bool = False) -> tuple[str, ...]:
 def names_from(names: str | Sequence[str], known: Collection[str], expected: str) -> Sequence[str]:
     """Return the names of a `wrt`, each of which must be among `known`; errors list `expected`."""
     asked = (names,) if isinstance(names, str) else names
-    if not isinstance(asked, Sequence):
+    if not isinstance(asked, tuple | Sequence):
         raise TypeError(f"wrt: expected names from {expected}, got {type(names).__name__}")
     for name in asked:
         if name not in known:

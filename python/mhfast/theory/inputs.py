@@ -145,6 +145,40 @@ def settled(
     return model, data, counting
 
 
+def check_plain_layer(model: object, *, identities: bool = False) -> Layer:
+    """Return a single layer of softmax with dense W and V and no prompt, or raise.
+
+    Parameters
+    ----------
+    identities : bool
+        Whether W and V may be identities.
+
+    Raises
+    ------
+    TypeError
+        The model is not a Layer of this kind.
+    ValueError
+        It has a run axis, or is not of softmax attention.
+    """
+    if not isinstance(model, Layer):
+        raise TypeError(f"model: expected a Layer, got {type(model).__name__}")
+    if model.runs is not None:
+        raise ValueError(f"model: expected one run, as model[0] is, got {model.runs} runs")
+    if not (identities and model.W is None):
+        _dense(model)
+    if not identities and model.V is None:
+        raise TypeError("V: expected an array (H, d, p), got None, an identity")
+    if model.B is not None:
+        raise TypeError(
+            "V: expected an array (H, d, p), got a ValueOutput; "
+            "model.replace(V=model.V.dense()) has their product"
+        )
+    if model.prompt is not None:
+        raise TypeError("prompt: expected None, got an array, which these bounds do not cover")
+    softmax_only(model)
+    return model
+
+
 def plain_layer(
     model: object, data: Dataset, *, identities: bool = False, in_double: bool = True
 ) -> tuple[Layer, Dataset]:
@@ -166,27 +200,12 @@ def plain_layer(
     ValueError
         A number is not finite, or the model has a run axis.
     """
-    if not isinstance(model, Layer):
-        raise TypeError(f"model: expected a Layer, got {type(model).__name__}")
-    if model.runs is not None:
-        raise ValueError(f"model: expected one run, as model[0] is, got {model.runs} runs")
-    if not (identities and model.W is None):
-        _dense(model)
-    if not identities and model.V is None:
-        raise TypeError("V: expected an array (H, d, p), got None, an identity")
-    if model.B is not None:
+    layer = check_plain_layer(model, identities=identities)
+    if data.dtype != layer.dtype:
         raise TypeError(
-            "V: expected an array (H, d, p), got a ValueOutput; "
-            "model.replace(V=model.V.dense()) has their product"
+            f"X: expected dtype {layer.dtype.name}, that of the model, got {data.dtype.name}"
         )
-    if model.prompt is not None:
-        raise TypeError("prompt: expected None, got an array, which these bounds do not cover")
-    softmax_only(model)
-    if data.dtype != model.dtype:
-        raise TypeError(
-            f"X: expected dtype {model.dtype.name}, that of the model, got {data.dtype.name}"
-        )
-    layer = double(model) if in_double else model
+    layer = double(layer) if in_double else layer
     data = double(data) if in_double else data
     if isinstance(layer.query, np.ndarray):
         data = dataclasses.replace(data, query=layer.query if data.query is None else data.query)

@@ -9,11 +9,13 @@ keeps its digits where attention saturates),
 All are formed for as many heads at a time as fit `BLOCK` numbers.  All but the last and that by U
 are products leftᵀ right over query rows, and their inner products are found in the cheaper of two
 ways: from the features, for as many rows of leftᵀ as fit `BLOCK` numbers, or from pairs of query
-rows, ⟨leftᵀ right, left'ᵀ right'⟩ = Σ_ts ⟨left_t, left'_s⟩ ⟨right_t, right'_s⟩.  Heads of an
-identity are one head, whose U is the sum of theirs.
+rows, ⟨leftᵀ right, left'ᵀ right'⟩ = Σ_ts ⟨left_t, left'_s⟩ ⟨right_t, right'_s⟩.  Of a prompt P, the
+left of all samples, they are ⟨P Pᵀ right, right'⟩.  Heads of an identity are one head, whose U is
+the sum of theirs.
 
-Tokens, readout and factors enter in units of their own size, powers of two, of each run, and so
-does each product, so that a kernel of any size is as exact as one of size 1.
+The core computes A X and D X where all numbers are near 1.  Else tokens, readout and factors enter
+in units of their own size, powers of two, of each run, and so does each product, so that a kernel
+of any size is as exact as one of size 1.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +38,6 @@ from ..reference.model import inputs
 from .inputs import (
     WHOLE_UNIT,
     check_finite,
-    classifier,
     in_units,
     moderate,
     query_side,
@@ -44,6 +45,7 @@ from .inputs import (
 )
 from .layer_kernel import layer_kernel, score_gradient
 from .runs import over_runs
+from .tangent_rows import RowsOfModel
 
 # Numbers of one block of features, or of attention weights: 32 MiB in float64.
 BLOCK = 1 << 22
@@ -51,8 +53,11 @@ BLOCK = 1 << 22
 # left (R, n, q, G, a), right (R, n, q, g, b) of g heads; features are leftᵀ right (g, a, b).  G is
 # g, or 1 where all heads have the same left.
 Outer = tuple[Array, Array]
-# Products whose sum is the gradient by one parameter, and the exponents (R,) of its unit.
-Part = tuple[list[Outer], Array]
+# Exponents (R,) of units, powers of two by which arrays (R, ...) are divided; None where there are
+# none.
+Unit = npt.NDArray[Any] | None
+# Products whose sum is the gradient by one parameter, and its unit.
+Part = tuple[list[Outer], Unit]
 
 
 def ntk(
@@ -109,14 +114,32 @@ def ntk(
     >>> bool(np.allclose(K, sum(parts)))
     True
     """
-    if isinstance(model, Classifier) and X2 is None and _is_one_batch(model, X):
-        return _kernel_of_runs(model, samples(X), wrt)
-    return _each(model, X, X2, wrt)
+    if isinstance(model, Classifier):
+        return _of_classifier(model, X, X2, wrt)
+    return _of_layer(model, X, X2, wrt)
+
+
+def _of_classifier(
+    model: Classifier,
+    X: npt.ArrayLike | Dataset,
+    X2: npt.ArrayLike | Dataset | None,
+    wrt: str | Sequence[str] | None,
+) -> Array:
+    if model._core.row_map_name == "hardmax":
+        raise ValueError("model: expected a row map with derivatives, got attention 'hardmax'")
+    of_data = X.runs if isinstance(X, Dataset) else None
+    if model.runs is None and not of_data:
+        second = None if X2 is None else samples(X2)
+        K: Array = _in_dtype(_kernels(model, samples(X), second, wrt))[0]
+        return K
+    if X2 is None and _is_one_batch(model, X):
+        return _in_dtype(_kernels(model, samples(X), None, wrt))
+    return _of_each_run(model, X, X2, wrt)
 
 
 def _is_one_batch(model: Classifier, X: object) -> bool:
     """Whether all runs fit one block; over runs that are larger there is nothing to gain."""
-    if model.attention != "softmax":
+    if model._core.row_map_name != "softmax":
         return False
     data = X if isinstance(X, Dataset) else None
     of_data = None if data is None else data.runs
@@ -133,30 +156,26 @@ def _is_one_batch(model: Classifier, X: object) -> bool:
 
 
 @over_runs
-def _each(
+def _of_each_run(
     model: Classifier | Layer,
     X: npt.ArrayLike | Dataset,
     X2: npt.ArrayLike | Dataset | None,
     wrt: str | Sequence[str] | None,
 ) -> Array:
-    """Return the kernel of one run; `over_runs` makes it that of all."""
-    if isinstance(model, Layer):
+    return ntk(model, X, X2, wrt=wrt)
+
+
+def _of_layer(
+    model: Layer,
+    X: npt.ArrayLike | Dataset,
+    X2: npt.ArrayLike | Dataset | None,
+    wrt: str | Sequence[str] | None,
+) -> Array:
+    if not isinstance(model, Layer):
+        raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
+    if model.runs is None and not (isinstance(X, Dataset) and X.runs):
         return layer_kernel(model, samples(X), None if X2 is None else samples(X2), wrt)
-    model = classifier(model, any_map=True)
-    if model.attention == "hardmax":
-        raise ValueError("model: expected a row map with derivatives, got attention 'hardmax'")
-    first = samples(X)
-    second = None if X2 is None else samples(X2)
-    for data in (first,) if second is None else (first, second):
-        check_finite(model, data)
-    K, unit = scaled_kernel(model, first, second, wrt)
-    return in_units(K, -2 * unit)
-
-
-def _kernel_of_runs(model: Classifier, data: Dataset, wrt: str | Sequence[str] | None) -> Array:
-    check_finite(model, data)
-    K, unit = _scaled_kernels(model, data, None, wrt)
-    return _in_units(K, -2 * unit)
+    return _of_each_run(model, X, X2, wrt)
 
 
 def scaled_kernel(
@@ -166,44 +185,52 @@ def scaled_kernel(
     wrt: str | Sequence[str] | None = None,
 ) -> tuple[Array, int]:
     """Return the kernel of one run as K 4^unit, with the entries of K of moderate size."""
-    K, unit = _scaled_kernels(model, first, second, wrt)
-    return K[0], int(unit[0])
+    K, unit = _kernels(model, first, second, wrt)
+    own = np.frexp(_largest(K))[1]
+    top = own if unit is None else own + unit
+    unit = top - top % 2
+    return _in_units(K, own - top % 2)[0], int(unit[0] // 2)
 
 
-def _scaled_kernels(
+def _in_dtype(kernels: tuple[Array, Array | None]) -> Array:
+    K, unit = kernels
+    return K if unit is None else _in_units(K, -unit)
+
+
+def _kernels(
     model: Classifier, first: Dataset, second: Dataset | None, wrt: str | Sequence[str] | None
-) -> tuple[Array, Array]:
-    """Return K (R, n, n2) and units (R,); of one run R is 1."""
+) -> tuple[Array, Array | None]:
+    """Return K (R, n, n2) and its units (R,), None where it is in none; of one run R is 1."""
     names = _names(model, wrt)
     inputs = (first,) if second is None else (first, second)
-    sides = [_Side(model, data, names) for data in inputs]
+    sides = [_side(model, data, names) for data in inputs]
     a, b = sides[0], sides[-1]
-    runs = model.runs or first.runs or 1
-    total = _Sum(np.zeros((runs, first.n, b.data.n), model.dtype))
-    prompts: list[Any] = [0.0 for _ in sides]
+    total, prompts = _Sum(), [_Sum() for _ in sides]
     heads = 1 if model.W is None else model.heads
-    each = max(1, BLOCK // max(1, runs * a.numbers_of_head, runs * b.numbers_of_head))
-    for some in _slices(heads, each):
+    for some in _slices(heads, min(side.heads_at_a_time for side in sides)):
         found = [side.features(some) for side in sides]
-        (pooled, _, parts), (pooled2, _, parts2) = found[0], found[-1]
-        if "U" in names:
-            # All heads of an identity have the same A X.
-            alike = model.heads // heads
-            total.add(alike * _products(pooled, pooled2), a.pooled_unit + b.pooled_unit)
+        of_a, of_b = found[0], found[-1]
+        if "U" in names:  # of all heads of an identity, if they are one, which have the same A X
+            total.add(_products(of_a.pooled, of_b.pooled), _joint(a.pooled_unit, b.pooled_unit))
         if "prompt" in names:
-            prompts = [
-                p + side.of_prompt(rows, some)
-                for p, side, (_, rows, _) in zip(prompts, sides, found, strict=True)
-            ]
-        for left, right in zip(parts, parts2, strict=True):
-            total.add(_outer_products(left[0], right[0]), left[1] + right[1])
+            for prompt, side, of in zip(prompts, sides, found, strict=True):
+                prompt.add(side.of_prompt(of.moved, some), of.prompt_unit)
+        for left, right in zip(of_a.parts, of_b.parts, strict=True):
+            total.add(_outer_products(left[0], right[0]), _joint(left[1], right[1]))
     if "prompt" in names:
-        unit = a.prompt_unit + b.prompt_unit
-        total.add(_products(prompts[0], prompts[-1]), unit)
-    K = total.value / model.heads
-    top = np.where(total.unit == _NONE, 0, total.unit)
-    unit = top - top % 2
-    return _in_units(K, unit - top), unit // 2
+        p, p2 = prompts[0], prompts[-1]
+        K = _products(p.value, p2.value)
+        total.add(K if model.W is not None else K / model.heads, _joint(p.unit, p2.unit))
+    if total.value is None:  # no names
+        return np.zeros((model.runs or 1, first.n, b.data.n), model.dtype), None
+    return total.value if heads == 1 else total.value / heads, total.unit
+
+
+def _joint(unit: Unit, unit2: Unit) -> Unit:
+    """Return the unit of a product."""
+    if unit is None or unit2 is None:
+        return unit if unit2 is None else unit2
+    return unit + unit2
 
 
 # The unit of a sum of nothing.
@@ -211,19 +238,31 @@ _NONE = -(10**6)
 
 
 class _Sum:
-    """A sum of arrays, each times a power of two, kept in units of its largest part, by runs."""
+    """A sum of arrays (R, ...); if one is in units, in that of its largest part, by runs."""
 
-    def __init__(self, zeros: Array) -> None:
-        self.value, self.unit = zeros, np.full(len(zeros), _NONE)
+    value: Any = None
+    unit: Unit = None
 
-    def add(self, part: Array, unit: Array) -> None:
-        size = _largest(part)
-        top = np.where(size > 0, unit + np.frexp(size)[1], _NONE)
-        largest = np.maximum(self.unit, top)
-        if (self.unit != _NONE).any():
-            self.value = _in_units(self.value, np.where(largest == _NONE, 0, largest - self.unit))
+    def add(self, part: Array, unit: Unit) -> None:
+        if self.value is None or (unit is None and self.unit is None):
+            self.value = part if self.value is None else self.value + part
+            self.unit = unit
+            return
+        tops = [_top(x, u) for x, u in ((self.value, self.unit), (part, unit))]
+        largest = np.maximum(*tops)
+        largest = np.where(largest == _NONE, 0, largest)
+        self.value = sum(
+            _in_units(x, np.where(top == _NONE, 0, largest - (0 if u is None else u)))
+            for x, u, top in zip((self.value, part), (self.unit, unit), tops, strict=True)
+        )
         self.unit = largest
-        self.value = self.value + _in_units(part, np.where(top == _NONE, 0, largest - unit))
+
+
+def _top(array: Array, unit: Unit) -> Array:
+    """Return the exponents (R,) of the largest numbers of an array in units; `_NONE` of zeros."""
+    size = _largest(array)
+    top: Array = np.where(size > 0, np.frexp(size)[1] + (0 if unit is None else unit), _NONE)
+    return top
 
 
 def _names(model: Classifier, wrt: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -235,67 +274,82 @@ def _names(model: Classifier, wrt: str | Sequence[str] | None) -> tuple[str, ...
     return names
 
 
+class _Features(NamedTuple):
+    """Of some heads A X, D X (R, n, q, g, d) and the gradients, each in its unit."""
+
+    pooled: Array
+    moved: Array
+    prompt_unit: Unit
+    parts: list[Part]
+
+
+def _side(model: Classifier, data: Dataset, names: tuple[str, ...]) -> _Side:
+    """Return one data set as a model sees it, in units if its numbers are not near 1."""
+    if model._core.row_map_name == "softmax":
+        side = _Side(model, data, names)
+        if side.is_ordinary:
+            return side
+    check_finite(model, data)
+    return _SideInUnits(model, data, names)
+
+
 class _Side:
-    """One data set as a model sees it, with all arrays in units, and an axis of runs in front."""
+    """One data set as a model sees it, with numbers as they are, and an axis of runs in front."""
+
+    pooled_unit: Unit = None
 
     def __init__(self, model: Classifier, data: Dataset, names: tuple[str, ...]) -> None:
         self.model, self.data, self._names = model, data, names
-        self._of_map = model.attention != "softmax"
-        self._X, self.pooled_unit = _scaled(_with_runs(data.X, 4))
-        U, self._u = _scaled(_with_runs(model.U, 4))
-        self._U = U.sum(axis=1, keepdims=True) if model.W is None else U
         self._differentiates = names != ("U",)
-        if self._differentiates:
-            self._Z, self._z = self._query_rows()
-            self._scale, s = math.frexp(model.scale)
-            self._moved_unit = 2 * self.pooled_unit + self._u + s
-            self._W = self._factors()
-            tied = len(self._W) == 1 and not isinstance(model.W, np.ndarray)
-            factors = [*self._W, *self._W] if tied else self._W
-            self.prompt_unit = sum((unit for _, unit in factors), self._moved_unit)
+        q, d = model.U.shape[-2:]
+        numbers = (model.runs or data.runs or 1) * data.n * q * max(d, data.tokens)
+        self.heads_at_a_time = max(1, BLOCK // max(1, numbers))  # A X or A of each fits a block
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._rows = RowsOfModel(self.model, self.data)
+        heads = 1 if self.model.W is None else self.model.heads
+        self._last = slice(0, min(heads, self.heads_at_a_time))
+        self._found = self._rows.of_heads(self._last, derivative=self._differentiates)
+        self._Z = _with_runs(self._rows.queries, 4)
+        W: Any = self.model.W
+        factors = () if W is None else (W,) if isinstance(W, np.ndarray) else (W.Q, W.K)
+        self._W: list[tuple[Array, Unit]] = [
+            (_with_runs(x, 4), None) for x in factors if x is not None
+        ]
 
     @property
-    def numbers_of_head(self) -> int:
-        """Of A X, or of A."""
-        q, d = self._U.shape[-2:]
-        return int(self.data.n * q * max(d, self.data.tokens))
+    def is_ordinary(self) -> bool:
+        """Whether the core has the rows, whose numbers need no units."""
+        return self._found is not None
 
-    def _query_rows(self) -> tuple[Array, Array]:
-        if self.model.prompt is None:
-            return _scaled(_with_runs(query_side(self.model, self.data), 4))
-        prompt, unit = _scaled(_with_runs(self.model.prompt, 3))
-        runs, q, d = prompt.shape
-        return np.broadcast_to(prompt[:, None], (runs, self.data.n, q, d)), unit
+    def features(self, some: slice) -> _Features:
+        """Return the rows of some heads and their gradients."""
+        if some != self._last:
+            self._last = some
+            self._found = self._rows.of_heads(some, derivative=self._differentiates)
+        assert self._found is not None
+        pooled, moved, unit = self._found
+        pooled = _with_runs(pooled, 5)
+        if moved is None:
+            return _Features(pooled, pooled, None, [])
+        moved = _with_runs(moved, 5)
+        return _Features(pooled, moved, unit, self._parts(moved, unit, some))
 
-    def _factors(self) -> list[tuple[Array, Array]]:
-        """Return W, or Q and K (or Q alone if they are tied), in units."""
-        W: Any = self.model.W
-        if W is None:
-            return []
-        if isinstance(W, np.ndarray):
-            return [_scaled(_with_runs(W, 4))]
-        return [_scaled(_with_runs(x, 4)) for x in (W.Q, W.K) if x is not None]
-
-    def features(self, some: slice) -> tuple[Array, Array, list[Part]]:
-        """Return A X and D X (R, n, q, g, d) of some heads, and their gradients."""
-        pooled, moved = self._pooled(some)
-        if not self._differentiates:
-            return pooled, moved, []
-        moved *= moved.dtype.type(self._scale)
-        of_head, own = _scaled(moved)  # near underflow where attention saturates
-        unit = self._z + self._moved_unit + own
-        Z = self._Z[:, :, :, None]
+    def _parts(self, moved: Array, unit: Unit, some: slice) -> list[Part]:
+        """Return the gradients by W, or Q and K, of D X in units, with those of Z there."""
         if self.model.W is None:
-            return pooled, moved, []
+            return []
+        Z = self._Z[:, :, :, None]
         if isinstance(self.model.W, np.ndarray):
-            return pooled, moved, [([(Z, of_head)], unit)] if "W" in self._names else []
+            return [([(Z, moved)], unit)] if "W" in self._names else []
         (Q, of_Q), (K, of_K) = self._W[0], self._W[-1]
-        by_Q = Z, _by_heads(of_head, K[:, some])
-        by_K = of_head, _by_heads(Z, Q[:, some])
+        by_Q = _of_samples(Z, moved), _by_heads(moved, K[:, some])
+        by_K = moved, _of_samples(_by_heads(Z, Q[:, some]), moved)
         if len(self._W) == 1:
-            return pooled, moved, [([by_Q, by_K], unit + of_Q)] if "Q" in self._names else []
-        parts = {"Q": ([by_Q], unit + of_K), "K": ([by_K], unit + of_Q)}
-        return pooled, moved, [part for name, part in parts.items() if name in self._names]
+            return [([by_Q, by_K], _joint(unit, of_Q))] if "Q" in self._names else []
+        parts = {"Q": ([by_Q], _joint(unit, of_K)), "K": ([by_K], _joint(unit, of_Q))}
+        return [part for name, part in parts.items() if name in self._names]
 
     def of_prompt(self, moved: Array, some: slice) -> Array:
         """Return the part of some heads in the gradient by the query rows, (R, n, q, d)."""
@@ -308,6 +362,51 @@ class _Side:
         stacked = W.swapaxes(-1, -2).reshape(len(W), 1, -1, W.shape[-1])
         found: Array = moved.reshape(*moved.shape[:3], -1) @ stacked
         return found
+
+
+class _SideInUnits(_Side):
+    """The same with all arrays in units, or of a row map other than softmax."""
+
+    def _prepare(self) -> None:
+        model, data = self.model, self.data
+        self._of_map = model.attention != "softmax"
+        self._X, self.pooled_unit = _scaled(_with_runs(data.X, 4))
+        U, self._u = _scaled(_with_runs(model.U, 4))
+        self._U = U.sum(axis=1, keepdims=True) if model.W is None else U
+        if self._differentiates:
+            self._Z, self._z = self._query_rows()
+            self._scale, s = math.frexp(model.scale)
+            self._moved_unit = 2 * self.pooled_unit + self._u + s
+            self._W = self._factors()
+            tied = len(self._W) == 1 and not isinstance(model.W, np.ndarray)
+            factors = [*self._W, *self._W] if tied else self._W
+            self._prompt_unit: Unit = self._moved_unit
+            for _, unit in factors:
+                self._prompt_unit = _joint(self._prompt_unit, unit)
+
+    def _query_rows(self) -> tuple[Array, Array]:
+        if self.model.prompt is None:
+            return _scaled(_with_runs(query_side(self.model, self.data), 4))
+        prompt, unit = _scaled(_with_runs(self.model.prompt, 3))
+        return prompt[:, None], unit
+
+    def _factors(self) -> list[tuple[Array, Unit]]:
+        """Return W, or Q and K (or Q alone if they are tied), in units."""
+        W: Any = self.model.W
+        if W is None:
+            return []
+        if isinstance(W, np.ndarray):
+            return [_scaled(_with_runs(W, 4))]
+        return [_scaled(_with_runs(x, 4)) for x in (W.Q, W.K) if x is not None]
+
+    def features(self, some: slice) -> _Features:
+        pooled, moved = self._pooled(some)
+        if not self._differentiates:
+            return _Features(pooled, moved, None, [])
+        moved *= moved.dtype.type(self._scale)
+        of_head, own = _scaled(moved)  # near underflow where attention saturates
+        parts = self._parts(of_head, self._z + self._moved_unit + own, some)
+        return _Features(pooled, moved, self._prompt_unit, parts)
 
     def _pooled(self, some: slice) -> tuple[Array, Array]:
         """Return A X and D X of some heads, (R, n, q, g, d) each, a block of samples at a time."""
@@ -382,6 +481,13 @@ def _in_units(array: Array, unit: Array) -> Array:
     return np.stack([in_units(x, int(u)) for x, u in zip(array, unit, strict=True)])
 
 
+def _of_samples(rows: Array, samples: Array) -> Array:
+    """Repeat rows (R, 1, ...) that all samples (R, n, ...) share."""
+    if rows.shape[1] == samples.shape[1]:
+        return rows
+    return np.broadcast_to(rows, (len(rows), samples.shape[1], *rows.shape[2:]))
+
+
 def _by_heads(rows: Array, factor: Array) -> Array:
     """Multiply rows (R, n, q, g or 1, d) by the factors (R, g, d, r) of the heads."""
     found: Array = rows.swapaxes(2, 3) @ factor[:, None]
@@ -416,9 +522,17 @@ def _products(a: Array, b: Array) -> Array:
 
 def _outer_products(left: list[Outer], right: list[Outer]) -> Array:
     """Return the inner products of features that are sums of products over query rows."""
-    (first, columns), second = left[0], right[0][0]
-    n, n2, q = first.shape[1], second.shape[1], first.shape[2]
+    (first, columns), (second, columns2) = left[0], right[0]
+    n, n2, q = columns.shape[1], columns2.shape[1], first.shape[2]
     g, rows, of_column = columns.shape[3], first.shape[4], columns.shape[4]
+    if first.shape[1] != n or second.shape[1] != n2:  # rows of a prompt, which all samples share
+        if q <= rows:
+            prompt = first[:, :, :, 0]
+            alike = prompt @ prompt.swapaxes(-1, -2)
+            moved = alike @ columns.reshape(*columns.shape[:3], -1)
+            return _products(moved, columns2)
+        left = [(_of_samples(first, columns), columns)]
+        right = left if columns is columns2 else [(_of_samples(second, columns2), columns2)]
     # Multiplications; an entry of a product of two products counts as four.
     by_features = (n + n2) * q * g * rows * of_column * len(left) + n * n2 * g * rows * of_column
     by_pairs = sum(
@@ -444,9 +558,20 @@ def _by_pairs(left: list[Outer], right: list[Outer]) -> Array:
             heads = [slice(None)] if a.shape[3] == a2.shape[3] == 1 else None
             for h in heads or [slice(h, h + 1) for h in range(b.shape[3])]:
                 own, own2 = (x if x.shape[3] == 1 else x[:, :, :, h] for x in (a, a2))
-                pairs = _pairs(own, own2) * _pairs(b[:, :, :, h], b2[:, :, :, h])
-                K = K + pairs.sum(axis=(2, 4))
+                pairs = _pairs(own, own2 if a2 is not a else own)
+                of_b = b[:, :, :, h]
+                pairs = pairs * _pairs(of_b, of_b if b2 is b else b2[:, :, :, h])
+                K = K + _sums(pairs)
     return np.asarray(K)
+
+
+def _sums(pairs: Array) -> Array:
+    """Return the sums over both axes of rows of pairs (R, n, q, n2, q2)."""
+    q2 = pairs.shape[4]
+    if q2 > 1:  # a product is faster than a sum over a short last axis
+        pairs = pairs @ np.ones(q2, pairs.dtype)
+    found: Array = pairs.reshape(pairs.shape[:4]).sum(axis=2)
+    return found
 
 
 def _pairs(a: Array, b: Array) -> Array:

@@ -191,7 +191,8 @@ class MultiHeadEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _seen(self, X: Any) -> Array:
         """Return samples of the shape of those of `fit` as (n, T, d)."""
-        check_is_fitted(self, "model_")
+        if not hasattr(self, "model_"):
+            check_is_fitted(self, "model_")  # which raises
         X = samples.validated(self, X, self.model_.dtype, reset=False)
         X = samples.tokenized(X, self.tokens_, self.dim_)
         return samples.with_constant(X) if self._constant else X

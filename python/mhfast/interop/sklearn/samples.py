@@ -24,10 +24,24 @@ except ImportError:  # before scikit-learn 1.6 it is a method
 
 def validated(estimator: Any, X: Any, dtype: np.dtype[Any], reset: bool, **y: Any) -> Any:
     """Return X, and y if it is given, as arrays validated by scikit-learn."""
+    if not (reset or y) and _is_valid(estimator, X, dtype):
+        return X
     ndim = X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim
     return validate_data(
         estimator, X, **y, reset=reset, dtype=dtype, allow_nd=True, ensure_2d=ndim < 3
     )
+
+
+def _is_valid(estimator: Any, X: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether scikit-learn would return X as it is, which it takes several small calls to find."""
+    if type(X) is not np.ndarray or X.dtype != dtype or X.ndim < 2 or X.size == 0:
+        return False
+    if hasattr(estimator, "feature_names_in_"):
+        return False  # of which it warns
+    if X.ndim == 2 and X.shape[1] != estimator.n_features_in_:
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(X.sum()))  # NaN and infinite numbers stay so in sums
 
 
 def tokenized(X: Array, tokens: int | None, dim: int | None = None) -> Array:

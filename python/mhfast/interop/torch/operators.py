@@ -88,9 +88,11 @@ def _model(
     """Make the model that borrows the memory of the tensors for one call."""
     is_layer, token, *others, _ = settings
     kind: Any = Layer if is_layer else Classifier
-    names = names_of(kind)[:3]
-    tensors = zip(names, (W, readout, prompt), strict=True)
-    return borrowed(kind, {n: array(t) for n, t in tensors if t is not None}, token, *others)
+    arrays = {}
+    for name, tensor in (("W", W), (READOUT[kind], readout), ("prompt", prompt)):
+        if tensor is not None:
+            arrays[name] = array(tensor)
+    return borrowed(kind, arrays, token, *others)
 
 
 def _outputs(*inputs: Any) -> Tensor:
@@ -330,10 +332,13 @@ def _below(op: Any, keyset: Any, inputs: Sequence[Any]) -> Any:
         return op.redispatch(keyset & torch._C._after_autograd_keyset, *inputs)
 
 
-def _differentiable(op: Any, function: Any) -> Callable[..., Any]:
+def _differentiable(op: Any, cpu: Callable[..., Any], function: Any) -> Callable[..., Any]:
     def kernel(keyset: Any, *inputs: Any) -> Any:
         recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs)
         if not recorded and forward_ad._current_level < 0:
+            below = keyset & torch._C._after_autograd_keyset
+            if below.highestPriorityTypeId() == torch._C.DispatchKey.CPU:
+                return cpu(*inputs)  # which a dispatch would call, with all arguments converted
             return _below(op, keyset, inputs)
         if torch._C._are_functorch_transforms_active():
             with enable_single_level_autograd_function():
@@ -409,6 +414,6 @@ for _op, _first, _cpu, _fake, _function in (
     _name = _op._schema.name
     library.impl(_name, _cpu, "CPU")
     if _function is not None:
-        library.impl(_name, _differentiable(_op, _function), "Autograd", with_keyset=True)
+        library.impl(_name, _differentiable(_op, _cpu, _function), "Autograd", with_keyset=True)
     torch.library.register_fake(_name, _fake, lib=library)
     torch.library.register_vmap(_name, partial(_mapped, _op, _first), lib=library)
