@@ -30,7 +30,9 @@ def drawn(name, dtype):
     case = dict(CASES[name])
     rng = np.random.default_rng(3)
     normal = lambda *shape: rng.standard_normal(shape).astype(dtype)  # noqa: E731
-    rows, prompt, lengths, rank = (case.pop(k, None) for k in ("query", "prompt", "lengths", "rank"))
+    rows, prompt, lengths, rank = (
+        case.pop(k, None) for k in ("query", "prompt", "lengths", "rank")
+    )
     W = normal(H, d, d)
     if rank:
         W = mh.LowRank(normal(H, d, rank), normal(H, d, rank))
@@ -54,9 +56,7 @@ def drawn(name, dtype):
 def test_weights_follow_the_reference(name, dtype):
     model, data = drawn(name, dtype)
     weights = model.attention(data)
-    expected = mh.reference.attention(
-        model, data.X, query=data.query, lengths=data.lengths
-    )
+    expected = mh.reference.attention(model, data.X, query=data.query, lengths=data.lengths)
     assert weights.dtype == dtype
     assert weights.shape == expected.shape
     assert np.abs(weights - expected).max() < TOLERANCE[dtype] * np.abs(expected).max()
