@@ -441,7 +441,8 @@ def test_a_basis_is_orthonormal_and_holds_the_tokens():
     np.testing.assert_array_equal(together[1], _subspace._orthonormal(dependent[2:]))
 
 
-def test_the_part_outside_is_a_difference_of_squares_or_summed(small, monkeypatch):
+def test_the_part_outside_is_a_difference_of_squares_or_summed(monkeypatch):
+    monkeypatch.setattr(_subspace, "MIN_SIZE", 0)
     model = classifier()
     inside = mh.train(model, samples(), steps=1, optimizer=mh.GradientDescent(0.3)).subspace
     rest = float(inside.rest(model))
