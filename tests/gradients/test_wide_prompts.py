@@ -21,11 +21,11 @@ def test_gradients_follow_the_reference(isa, dtype, form, rows, d, use_isa):
     use_isa(isa)
     rng = np.random.default_rng(d + rows)
     normal = lambda *shape: (rng.standard_normal(shape) / d**0.5).astype(dtype)  # noqa: E731
-    W = d**0.5 * normal(H, d, d)
+    W = d**-0.5 * normal(H, d, d)  # logits of order one
     if form == "low rank":
-        W = mh.LowRank(d**0.25 * normal(H, d, 21), d**0.25 * normal(H, d, 21))
+        W = mh.LowRank(0.5 * normal(H, d, 21), 0.5 * normal(H, d, 21))
     elif form == "tied":
-        W = mh.LowRank(d**0.25 * normal(H, d, 3))
+        W = mh.LowRank(normal(H, d, 3))
     model = mh.Classifier(
         W, normal(H, rows, d), prompt=d**0.5 * normal(rows, d),
         scale=0.7 if form == "scaled" else 1.0,
