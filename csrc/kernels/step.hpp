@@ -152,38 +152,126 @@ void measure(const MeasureArguments<real>& in) {
     in.sum[l] = is_safe(l) ? squares[l] * inverse[l] * inverse[l] : sum[l];
 }
 
-/// Rows of B are gathered a block at a time, so that all rows of A meet a block in a row of memory.
+// Numbers of B that a batched product gathers at a time, and of how many of its rows where an entry
+// is one number, or one for each run.
+inline constexpr int kGathered = 2048, kGatheredRows = 16, kGatheredRowsOfRuns = 4;
+
+/// Rows of B, of `columns` entries side by side.
+template <class real>
+struct GatheredRows {
+  const real* at;
+  Index row;
+  int rows, columns;
+};
+
+/// A row of C (+)= the rows of a block of B, each times an entry of A, in their order.
+template <class real>
+inline void add_rows(const real* a, Index a_column, const GatheredRows<real>& b, bool add, real* c,
+                     Index c_column) {
+  constexpr int L = kLanes<real>;
+  int n = 0;
+  for (; c_column == 1 && n + L <= b.columns; n += L) {
+    Vec<real> sum = add ? load<real>(c + n) : Vec<real>{};
+    for (int k = 0; k < b.rows; ++k)
+      sum += broadcast<real>(a[k * a_column]) * load<real>(b.at + k * b.row + n);
+    store<real>(c + n, sum);
+  }
+  for (; n < b.columns; ++n) {
+    real sum = add ? c[n * c_column] : real(0);
+    for (int k = 0; k < b.rows; ++k) sum += a[k * a_column] * b.at[k * b.row + n];
+    c[n * c_column] = sum;
+  }
+}
+
+/// The same of entries that are one number for each of `width` runs.
+template <class real>
+inline void add_rows_of_runs(const real* a, Index a_column, const GatheredRows<real>& b, int width,
+                             bool add, real* c, Index c_column) {
+  for (int k = 0; k < b.rows; ++k)
+    for (int n = 0; n < b.columns; ++n)
+      for (int l = 0; l < width; ++l) {
+        real& to = c[n * c_column * width + l];
+        to = (add || k > 0 ? to : real(0)) +
+             a[k * a_column * width + l] * b.at[k * b.row + n * width + l];
+      }
+}
+
+// Rows of A up to which B is read where it lies: gathering it would take as long as the product.
+inline constexpr int kFewRows = 4;
+
+/// Few rows of A times columns of B that are consecutive in memory, as A's rows are: inner products
+/// over lanes, of several columns at a time.
+template <class real, int M>
+void few_inner_products(const BatchedGemm<real>& p) {
+  constexpr int L = kLanes<real>, kColumns = 4;
+  for (int first = 0; first < p.N; first += kColumns) {
+    const int columns = p.N - first < kColumns ? p.N - first : kColumns;
+    Vec<real> sums[kColumns][M] = {};
+    const real* b[kColumns];
+    for (int n = 0; n < kColumns; ++n) b[n] = p.b + (first + (n < columns ? n : 0)) * p.b_column;
+    int k = 0;
+    for (; k + L <= p.K; k += L) {
+      Vec<real> a[M];
+      for (int m = 0; m < M; ++m) a[m] = load<real>(p.a + m * p.a_row + k);
+#pragma GCC unroll 4
+      for (int n = 0; n < kColumns; ++n) {
+        const Vec<real> entry = load<real>(b[n] + k);
+        for (int m = 0; m < M; ++m) sums[n][m] += a[m] * entry;
+      }
+    }
+    for (int n = 0; n < columns; ++n)
+      for (int m = 0; m < M; ++m) {
+        real sum = 0;
+        for (int l = 0; l < L; ++l) sum += sums[n][m][l];
+        for (int rest = k; rest < p.K; ++rest) sum += p.a[m * p.a_row + rest] * b[n][rest];
+        real& c = p.c[m * p.c_row + (first + n) * p.c_column];
+        c = p.factor * sum + (p.add ? c : real(0));
+      }
+  }
+}
+
+template <class real, int M = kFewRows>
+void few_rows(const BatchedGemm<real>& p) {
+  if (p.M == M) return few_inner_products<real, M>(p);
+  if constexpr (M > 1) few_rows<real, M - 1>(p);
+}
+
+/// A block of B is gathered at a time, so that all rows of A meet it in the first-level cache.
 template <class real>
 void batched_gemm(const BatchedGemm<real>& p) {
-  constexpr int kBlock = 512;
-  const int width = p.width, columns = kBlock / width;
-  real block[kBlock];
+  if (p.width == 1 && p.M <= kFewRows && p.a_column == 1 && p.b_row == 1) return few_rows(p);
+  const bool in_place = p.width == 1 && p.M <= kFewRows && p.b_column == 1 && p.factor == real(1);
+  const int width = p.width, most = width == 1 ? kGatheredRows : kGatheredRowsOfRuns;
+  const int columns = in_place ? p.N : kGathered / most / width;
+  real block[kGathered];
+  GatheredRows<real> gathered{block, Index(columns) * width, 0, 0};
+  const auto gather = [&](const real* b, int k, int n) {
+    for (int l = 0; l < width; ++l)
+      block[k * gathered.row + n * width + l] =
+          p.factor * b[(k * p.b_row + n * p.b_column) * width + l];
+  };
   for (int first = 0; first < p.N; first += columns) {
-    const int count = p.N - first < columns ? p.N - first : columns;
-    const Index c_first = first * p.c_column * width;
-    for (int m = 0; m < p.M && !p.add; ++m)
-      for (int n = 0; n < count; ++n)
-        for (int l = 0; l < width; ++l)
-          p.c[m * p.c_row * width + c_first + n * p.c_column * width + l] = real(0);
-    for (int k = 0; k < p.K; ++k) {
-      const real* b = p.b + (k * p.b_row + first * p.b_column) * width;
-      if (p.b_column == 1)
-        for (int i = 0; i < count * width; ++i) block[i] = p.factor * b[i];
+    gathered.columns = p.N - first < columns ? p.N - first : columns;
+    for (int done = 0; done < p.K; done += most) {
+      gathered.rows = p.K - done < most ? p.K - done : most;
+      const real* b = p.b + (done * p.b_row + first * p.b_column) * width;
+      if (in_place) {
+        gathered.at = b;
+        gathered.row = p.b_row;
+      } else if (p.b_row == 1)  // columns are consecutive in memory
+        for (int n = 0; n < gathered.columns; ++n)
+          for (int k = 0; k < gathered.rows; ++k) gather(b, k, n);
       else
-        for (int n = 0; n < count; ++n)
-          for (int l = 0; l < width; ++l)
-            block[n * width + l] = p.factor * b[n * p.b_column * width + l];
+        for (int k = 0; k < gathered.rows; ++k)
+          for (int n = 0; n < gathered.columns; ++n) gather(b, k, n);
+      const bool add = p.add || done > 0;
       for (int m = 0; m < p.M; ++m) {
-        const real* a = p.a + (m * p.a_row + k * p.a_column) * width;
-        real* c = p.c + m * p.c_row * width + c_first;
-        if (width == 1 && p.c_column == 1) {
-          const real entry = a[0];
-          for (int n = 0; n < count; ++n) c[n] += entry * block[n];
-        } else {
-          for (int n = 0; n < count; ++n)
-            for (int l = 0; l < width; ++l)
-              c[n * p.c_column * width + l] += a[l] * block[n * width + l];
-        }
+        const real* a = p.a + (m * p.a_row + done * p.a_column) * width;
+        real* c = p.c + (m * p.c_row + first * p.c_column) * width;
+        if (width == 1)
+          add_rows(a, p.a_column, gathered, add, c, p.c_column);
+        else
+          add_rows_of_runs(a, p.a_column, gathered, width, add, c, p.c_column);
       }
     }
   }

@@ -305,8 +305,8 @@ struct TangentArguments {
   real *a, *da;  // of another map: A and its derivative; scratch where D is requested
 };
 
-/// C[m][n] (+)= factor * sum over k of A[m][k] B[k][n]; an entry is `width` numbers, one for each
-/// run, and strides count entries.
+/// C[m][n] (+)= factor * sum over k of A[m][k] B[k][n], K > 0; an entry is `width` numbers, one for
+/// each run, and strides count entries.
 template <class real>
 struct BatchedGemm {
   int M, N, K, width;

@@ -4,6 +4,7 @@
 
 #include "../problem/attended.hpp"
 #include "../runtime/scratch.hpp"
+#include "attention_weights.hpp"
 
 namespace mhfast {
 
@@ -32,12 +33,7 @@ class AttendedTokens {
     const Shape& s = given_.shape;
     return double(rows) * computed_heads(s) * (s.flops_of_w() / 2 + 4.0 * s.T * s.d);
   }
-  struct Part {
-    std::ptrdiff_t first_sample, samples;
-    int first_row, rows;
-  };
-  void compute_part(const Data<real>& of_run, const Part& part, const Model<const real*>& model,
-                    real scale, int threads, real* to) const;
+  void attend(const AttentionBlock<real>& block, int i, const real* x, real* to) const;
 
   const Data<real> given_;
   const AttendedRows rows_;

@@ -2,39 +2,61 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <vector>
 
 #include "../problem/rescale.hpp"
 #include "../runtime/team.hpp"
+#include "../runtime/tuning.hpp"
 #include "loadable_model.hpp"
 #include "scores.hpp"
 
 namespace mhfast {
 namespace {
 
-/// How `attention` takes the samples: as many as there are lanes side by side where loss and
-/// gradient would, or one at a time with its query rows as lanes. The weights are the same.
+// Registers of query rows of a tile, at least: with fewer, products are narrow.
+constexpr int kLeastTileVectors = 2;
+
+/// How `for_attention` takes the samples: as many as there are lanes side by side where loss and
+/// gradient would, or a tile of one sample's query rows at a time, which are then the lanes. The
+/// weights are the same.
 template <class real>
 class AttentionBlocks {
  public:
   AttentionBlocks(const Data<real>& data, const Kernels<real>& kernels, std::ptrdiff_t first,
                   std::ptrdiff_t last)
       : data_(data), kernels_(kernels), first_(first), last_(last) {
-    Shape shape = data.shape;
+    const Shape& s = data.shape;
+    Shape shape = s;
     shape.n = last - first;
     const Plan plan = make_plan(shape, registers_of(kernels));
     // All query rows of a block of samples must fit, see plan.cpp.
-    by_samples_ = plan.samples_are_lanes() && plan.tile == shape.q && !data.has_words();
+    by_samples_ = plan.samples_are_lanes() && plan.tile == s.q && !data.has_words();
+    const int fitting = int(kTileBytes / (double(s.T) * sizeof(real))) / L();
+    tile_ = by_samples_ || s.shared_query
+                ? s.q
+                : std::min(s.q, std::max(fitting, kLeastTileVectors) * L());
+    tiles_ = (s.q + tile_ - 1) / tile_;
+    key_row_ = (by_samples_ ? s.T : (round_up(s.T, L()) / L() | 1) * L());
   }
 
   std::ptrdiff_t count() const {
-    return by_samples_ ? (last_ - first_ + L() - 1) / L() : last_ - first_;
+    return by_samples_ ? (last_ - first_ + L() - 1) / L() : (last_ - first_) * tiles_;
   }
-  std::ptrdiff_t sample(std::ptrdiff_t block) const { return first_ + block * lanes(); }
+  std::ptrdiff_t sample(std::ptrdiff_t block) const { return first_ + block / tiles_ * lanes(); }
+  int first_row(std::ptrdiff_t block) const { return int(block % tiles_) * tile_; }
+  int rows(std::ptrdiff_t block) const { return std::min(tile_, data_.shape.q - first_row(block)); }
+  int samples(std::ptrdiff_t i) const { return int(std::min<std::ptrdiff_t>(lanes(), last_ - i)); }
   /// Numbers of `rows` rows of one feature of a block.
   std::ptrdiff_t padded(int rows) const {
     return by_samples_ ? std::ptrdiff_t(rows) * L() : round_up(rows, L());
   }
+  std::ptrdiff_t padded_tile() const { return padded(tile_); }
+  /// Whether a block has all rows of its samples, and all keys.
+  bool takes_whole_samples() const { return by_samples_ || (tiles_ == 1 && !data_.is_limited()); }
+  /// Numbers of the weights of a block, as they are handed out.
+  std::ptrdiff_t weights() const { return (by_samples_ ? L() * tile_ : padded_tile()) * key_row_; }
+
   /// Packs `rows` rows of each sample from `i`, `stride` numbers apart.
   void pack(const real* from, std::ptrdiff_t i, int rows, std::ptrdiff_t stride, real* to) const {
     const int d = data_.shape.d;
@@ -43,11 +65,21 @@ class AttentionBlocks {
     else
       kernels_.pack_rows(from, rows, d, int(padded(rows)), to);
   }
-  void write_limits(std::ptrdiff_t i, real* to) const {
+  void write_limits(std::ptrdiff_t block, real* to) const {
     const Shape& s = data_.shape;
-    if (!by_samples_) return data_.write_limits(i, 0, s.q, int(padded(s.q)), to);
+    const std::ptrdiff_t i = sample(block);
+    if (!by_samples_)
+      return data_.write_limits(i, first_row(block), rows(block), int(padded(rows(block))), to);
     for (int t = 0; t < s.q; ++t)
       for (int l = 0; l < L(); ++l) *to++ = real(l < samples(i) ? data_.limit(i + l, 0, t) : s.T);
+  }
+  /// Keys that are scored. Where rows are the lanes these come one after the other, so that later
+  /// ones can be left out.
+  int keys(std::ptrdiff_t block, const real* limits) const {
+    const int all = data_.shape.T, count = rows(block);
+    if (by_samples_ || !limits) return all;
+    const bool known = std::none_of(limits, limits + count, [](real x) { return std::isnan(x); });
+    return known ? seen_keys(limits, count) : all;
   }
   /// P = Z W of one head of a prompt, or (Z Q) K^T, as scores of a block would compute it: the same
   /// for all samples. `scratch`: three times the prompt with its rows as lanes.
@@ -71,16 +103,40 @@ class AttentionBlocks {
   void score(const ScoreArguments<real>& in) const {
     (by_samples_ ? kernels_.scores_samples : kernels_.scores_rows)(in);
   }
-  /// Writes the weights of one head of the samples from `i`, which are (H, q, T) apart.
-  void write(const real* weights, std::ptrdiff_t i, real* to) const {
+  /// The weights of a block for one head, from where they were scored: in `workspace` or, of a
+  /// block of samples and if there are `results` (last - first, H, q, T), in their place there.
+  AttentionBlock<real> hand_out(std::ptrdiff_t block, int head, int keys, const real* weights,
+                                real* workspace, real* results) const {
     const Shape& s = data_.shape;
-    const std::ptrdiff_t key = padded(s.q), size = std::ptrdiff_t(s.q) * s.T;
-    const int row = by_samples_ ? L() : 1;
-    for (int l = 0; l < samples(i); ++l, to += s.H * size)
-      for (int t = 0; t < s.q; ++t)
-        for (int k = 0; k < s.T; ++k) to[t * s.T + k] = weights[k * key + t * row + l];
+    const std::ptrdiff_t i = sample(block), size = std::ptrdiff_t(s.q) * s.T;
+    const int count = rows(block);
+    AttentionBlock<real> out{};
+    out.sample = i;
+    out.samples = samples(i);
+    out.head = head;
+    out.first_row = first_row(block);
+    out.rows = count;
+    out.keys = keys;
+    out.at = workspace;
+    out.of_row = key_row_;
+    out.of_sample = size;
+    if (!by_samples_) {
+      out.by_keys = weights;
+      out.of_key = padded(count);
+      kernels_.pack_rows(weights, keys, int(out.of_key), int(key_row_), workspace);
+      return out;
+    }
+    real* to = workspace;
+    if (results) {
+      out.at = to = results + ((i - first_) * s.H + head) * size;
+      out.of_sample = s.H * size;
+    }
+    const std::ptrdiff_t key = padded(count);
+    for (int l = 0; l < out.samples; ++l, to += out.of_sample)
+      for (int t = 0; t < count; ++t)
+        for (int k = 0; k < keys; ++k) to[t * s.T + k] = weights[k * key + t * L() + l];
+    return out;
   }
-  int samples(std::ptrdiff_t i) const { return int(std::min<std::ptrdiff_t>(lanes(), last_ - i)); }
 
  private:
   int L() const { return kernels_.lanes; }
@@ -90,26 +146,29 @@ class AttentionBlocks {
   const Kernels<real>& kernels_;
   const std::ptrdiff_t first_, last_;
   bool by_samples_;
+  int tile_, tiles_;        // query rows of a block, and blocks of a sample
+  std::ptrdiff_t key_row_;  // from row to row of weights that are handed out
 };
 
-}  // namespace
-
+/// As for_attention. Of `results`, if there are any, those of blocks of samples are written.
 template <class real>
-void attention(const Data<real>& data, const Model<const real*>& model, real scale,
-               std::ptrdiff_t first, std::ptrdiff_t last, int threads, real* out) {
+void for_blocks(const Data<real>& data, const Model<const real*>& model, real scale,
+                std::ptrdiff_t first, std::ptrdiff_t last, int threads, real* results,
+                const std::function<void(const AttentionBlock<real>&)>& body) {
   const Shape& s = data.shape;
   const Kernels<real>& kernels = active_kernels<real>();
   const AttentionBlocks<real> blocks(data, kernels, first, last);
-  const std::ptrdiff_t queries = s.d * blocks.padded(s.q), keys = s.d * blocks.padded(s.T);
+  const std::ptrdiff_t queries = s.d * blocks.padded_tile(), keys = s.d * blocks.padded(s.T);
   const std::ptrdiff_t size_W = std::ptrdiff_t(s.d) * s.first_columns(), n = last - first;
   const bool factors = s.rank > 0;
   const double flops = double(n) * s.H * s.q * (s.flops_of_w() / 2 + 2.0 * s.T * s.d + 40.0 * s.T);
   const int members = useful_threads(threads, blocks.count(), flops);
 
   struct Workspace {
-    real *x, *z, *p, *s, *limits, *rows;
+    real *x, *z, *p, *s, *limits, *rows, *weights;
   };
   std::vector<Workspace> workspaces(members);
+  const bool z_is_x = data.self && blocks.takes_whole_samples();
   const bool scaled = scale != real(1), shared = s.shared_query && !s.identity_w;
   real *scaled_w = nullptr, *kt = nullptr, *prompt = nullptr, *by_rows = nullptr,
        *shared_p = nullptr;
@@ -123,11 +182,12 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
     for (Workspace& workspace : workspaces) {
       workspace.x = layout.template take<real>(keys);
       workspace.z = s.shared_query ? prompt
-                    : data.self    ? workspace.x
+                    : z_is_x       ? workspace.x
                                    : layout.template take<real>(queries);
       workspace.p = layout.template take<real>(queries * (factors ? 2 : 1));
-      workspace.s = layout.template take<real>(s.T * blocks.padded(s.q));
-      workspace.limits = layout.template take<real>(blocks.padded(s.q));
+      workspace.s = layout.template take<real>(s.T * blocks.padded_tile());
+      workspace.limits = layout.template take<real>(blocks.padded_tile());
+      workspace.weights = layout.template take<real>(blocks.weights());
       workspace.rows = layout.template take<real>(
           data.has_words() ? std::ptrdiff_t(std::max(s.T, s.q)) * s.d : 0);
     }
@@ -160,48 +220,89 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
     operands.scale = scale;
     operands.rank = s.rank;
     const ScoreMemory<real> memory{workspace.p, workspace.s, nullptr, nullptr, nullptr, nullptr};
+    std::ptrdiff_t packed_sample = -1;
+    int packed_keys = 0;
     for (std::ptrdiff_t b; (b = next.fetch_add(1, std::memory_order_relaxed)) < blocks.count();) {
       const std::ptrdiff_t i = blocks.sample(b);
-      const auto rows_of = [&](const real* rows, const std::int32_t* words, int count) {
-        if (!data.has_words()) return rows + i * count * s.d;
+      const int rows = blocks.rows(b);
+      const auto rows_of = [&](const real* from, const std::int32_t* words, std::ptrdiff_t at,
+                               int count) {
+        if (!data.has_words()) return from + at * s.d;
         for (int k = 0; k < count; ++k)
-          std::copy_n(data.x + words[i * count + k] * std::ptrdiff_t(s.d), s.d,
+          std::copy_n(data.x + words[at + k] * std::ptrdiff_t(s.d), s.d,
                       workspace.rows + std::ptrdiff_t(k) * s.d);
         return static_cast<const real*>(workspace.rows);
       };
-      blocks.pack(rows_of(data.x, data.keys, s.T), i, s.T, std::ptrdiff_t(s.T) * s.d, workspace.x);
-      scale_by_power(workspace.x, keys, exponents.x, workspace.x);
-      if (workspace.z != workspace.x && !s.shared_query) {
-        blocks.pack(rows_of(data.z, data.queries, s.q), i, s.q, std::ptrdiff_t(s.q) * s.d,
-                    workspace.z);
-        scale_by_power(workspace.z, queries, exponents.z, workspace.z);
+      if (operands.limits) blocks.write_limits(b, workspace.limits);
+      const int seen = blocks.keys(b, operands.limits);
+      if (i != packed_sample || seen != packed_keys) {
+        blocks.pack(rows_of(data.x, data.keys, i * s.T, seen), i, seen, std::ptrdiff_t(s.T) * s.d,
+                    workspace.x);
+        scale_by_power(workspace.x, s.d * blocks.padded(seen), exponents.x, workspace.x);
+        packed_sample = i;
+        packed_keys = seen;
       }
-      if (operands.limits) blocks.write_limits(i, workspace.limits);
+      if (workspace.z != workspace.x && !s.shared_query) {
+        blocks.pack(rows_of(data.z, data.queries, i * s.q + blocks.first_row(b), rows), i, rows,
+                    std::ptrdiff_t(s.q) * s.d, workspace.z);
+        scale_by_power(workspace.z, s.d * blocks.padded(rows),
+                       data.self ? exponents.x : exponents.z, workspace.z);
+      }
+      AttentionBlock<real> block{};
       for (int h = 0; h < s.H; ++h) {
-        const std::ptrdiff_t size = std::ptrdiff_t(s.q) * s.T;
-        real* to = out + ((i - first) * s.H + h) * size;
-        if (s.identity_w && h > 0) {  // heads of an identity attend alike
-          for (int l = 0; l < blocks.samples(i); ++l, to += s.H * size)
-            std::copy_n(to - size, size, to);
-          continue;
+        if (h == 0 || !s.identity_w) {  // heads of an identity attend alike
+          operands.w = s.identity_w ? nullptr : w + h * size_W;
+          operands.kt = kt + h * size_W;
+          auto scores =
+              score_arguments(RowMode::kAttention, s.d, {seen, rows, 1}, operands, memory, 0);
+          if (shared) {
+            scores.shared_p = shared_p + h * queries;
+            scores.shared_p_k = blocks.padded(s.q);
+          }
+          blocks.score(scores);
+          block = blocks.hand_out(b, h, seen, workspace.s, workspace.weights, results);
         }
-        operands.w = s.identity_w ? nullptr : w + h * size_W;
-        operands.kt = kt + h * size_W;
-        auto scores = score_arguments(RowMode::kAttention, s.d, {s.T, s.q, 1}, operands, memory, 0);
-        if (shared) {
-          scores.shared_p = shared_p + h * queries;
-          scores.shared_p_k = blocks.padded(s.q);
-        }
-        blocks.score(scores);
-        blocks.write(workspace.s, i, to);
+        block.head = h;
+        body(block);
       }
     }
   });
 }
 
-template void attention<float>(const Data<float>&, const Model<const float*>&, float,
-                               std::ptrdiff_t, std::ptrdiff_t, int, float*);
-template void attention<double>(const Data<double>&, const Model<const double*>&, double,
-                                std::ptrdiff_t, std::ptrdiff_t, int, double*);
+}  // namespace
+
+template <class real>
+void for_attention(const Data<real>& data, const Model<const real*>& model, real scale,
+                   std::ptrdiff_t first, std::ptrdiff_t last, int threads,
+                   const std::function<void(const AttentionBlock<real>&)>& body) {
+  for_blocks<real>(data, model, scale, first, last, threads, nullptr, body);
+}
+
+template <class real>
+void attention(const Data<real>& data, const Model<const real*>& model, real scale,
+               std::ptrdiff_t first, std::ptrdiff_t last, int threads, real* out) {
+  const Shape& s = data.shape;
+  const std::ptrdiff_t size = std::ptrdiff_t(s.q) * s.T;
+  for_blocks<real>(data, model, scale, first, last, threads, out,
+                   [&](const AttentionBlock<real>& block) {
+                     for (int i = 0; i < block.samples; ++i) {
+                       real* to = out + ((block.sample - first + i) * s.H + block.head) * size +
+                                  std::ptrdiff_t(block.first_row) * s.T;
+                       if (block.row(i, 0) == to) continue;
+                       for (int t = 0; t < block.rows; ++t, to += s.T)
+                         std::fill(std::copy_n(block.row(i, t), block.keys, to), to + s.T, real(0));
+                     }
+                   });
+}
+
+#define MHFAST_INSTANTIATE(real)                                                              \
+  template void for_attention<real>(const Data<real>&, const Model<const real*>&, real,       \
+                                    std::ptrdiff_t, std::ptrdiff_t, int,                      \
+                                    const std::function<void(const AttentionBlock<real>&)>&); \
+  template void attention<real>(const Data<real>&, const Model<const real*>&, real,           \
+                                std::ptrdiff_t, std::ptrdiff_t, int, real*);
+MHFAST_INSTANTIATE(float)
+MHFAST_INSTANTIATE(double)
+#undef MHFAST_INSTANTIATE
 
 }  // namespace mhfast

@@ -95,9 +95,8 @@ inline constexpr double kOutputCycles = 15;
 // Steps that change the readout alone -------------------------------------------------------------
 
 // Chosen. Attended tokens that are kept for all steps, of all runs; beyond, they are computed again
-// at each step, as where W is trained. And weights that are held while they are computed.
+// at each step, as where W is trained.
 inline constexpr double kAttendedBytes = 256 * kMegabyte;
-inline constexpr std::ptrdiff_t kAttendedWeights = 1 << 16;
 
 // Batches ----------------------------------------------------------------------------------------
 

@@ -3,12 +3,10 @@
 #include <algorithm>
 
 #include "../passes/attention_weights.hpp"
+#include "../problem/alike_heads.hpp"
 
 namespace mhfast {
 namespace {
-
-// Attention weights that are summarised at a time.
-constexpr std::ptrdiff_t kBatchWeights = 1 << 18;
 
 /// One run of a task.
 template <class real>
@@ -69,25 +67,43 @@ double cosine(const View<real>& view, const Tensors<const real*>& direction) {
   return plain ? dot / (theta_norm * direction_norm) : dot;
 }
 
-/// Calls body(sample, weights of the sample (H, q, T)) for all samples in order.
-template <class real, class Body>
-void for_attention(const View<real>& view, const Body& body) {
-  const Shape& s = view.shape();
-  const std::ptrdiff_t size = std::ptrdiff_t(s.H) * s.q * s.T;
-  const std::ptrdiff_t batch = std::max<std::ptrdiff_t>(1, kBatchWeights / size);
-  std::vector<real> weights(std::min(batch, s.n) * size);
-  for (std::ptrdiff_t first = 0; first < s.n; first += batch) {
-    const std::ptrdiff_t last = std::min(first + batch, s.n);
-    attention(view.data, view.model, view.task.scale, first, last, 1, weights.data());
-    for (std::ptrdiff_t i = first; i < last; ++i) body(i, weights.data() + (i - first) * size);
-  }
-}
-
 /// The weight of a query row in a mean over attention: that in the loss, and 0 where it sees no
 /// key.
 template <class real>
 double row_weight(const View<real>& view, std::ptrdiff_t sample, int row) {
   return view.data.limit(sample, 0, row) == 0 ? 0.0 : view.data.weight_of(0, sample, row);
+}
+
+/// The largest of `count` > 0 weights; NaN if the first is.
+template <class real>
+real largest(const real* weights, int count) {
+  constexpr int kChains = 16;
+  if (count < kChains) return *std::max_element(weights, weights + count);
+  real most[kChains];
+  std::fill_n(most, kChains, weights[0]);
+  int k = 0;
+  for (; k + kChains <= count; k += kChains)
+    for (int j = 0; j < kChains; ++j) most[j] = weights[k + j] > most[j] ? weights[k + j] : most[j];
+  for (; k < count; ++k) most[0] = weights[k] > most[0] ? weights[k] : most[0];
+  return *std::max_element(most, most + kChains);
+}
+
+/// Of the heads that attend differently: of each block and each sample in it calls body(block, row,
+/// its weight in a mean, sample) for the rows that have a weight, and then done(block, sample).
+template <class real, class Body, class Done>
+void for_attended_rows(const View<real>& view, const Body& body, const Done& done) {
+  Data<real> data = view.data;
+  data.shape.H = computed_heads(view.shape());
+  for_attention<real>(
+      data, view.model, view.task.scale, 0, view.shape().n, 1,
+      [&](const AttentionBlock<real>& block) {
+        for (int i = 0; i < block.samples; ++i) {
+          for (int t = 0; t < block.rows; ++t)
+            if (const double w = row_weight(view, block.sample + i, block.first_row + t); w != 0)
+              body(block, block.row(i, t), w, i);
+          done(block, i);
+        }
+      });
 }
 
 /// (H): mean of the rows' largest weights over the query rows of all samples, each with its weight.
@@ -96,18 +112,17 @@ void attention_max(const View<real>& view, double* out) {
   const Shape& s = view.shape();
   std::fill_n(out, s.H, 0.0);
   double total = 0;
-  for_attention(view, [&](std::ptrdiff_t i, const real* weights) {
-    for (int t = 0; t < s.q; ++t) {
-      const double w = row_weight(view, i, t);
-      if (w == 0) continue;
-      total += w;
-      for (int h = 0; h < s.H; ++h) {
-        const real* row = weights + (std::ptrdiff_t(h) * s.q + t) * s.T;
-        out[h] += w * double(*std::max_element(row, row + s.T));
-      }
-    }
-  });
+  for_attended_rows(
+      view,
+      [&](const AttentionBlock<real>& block, const real* row, double w, int) {
+        if (block.head == 0) total += w;
+        real most = largest(row, block.keys);
+        if (block.keys < s.T && most < 0) most = 0;  // of the keys beyond
+        out[block.head] += w * double(most);
+      },
+      [](const AttentionBlock<real>&, int) {});
   for (int h = 0; h < s.H && total > 0; ++h) out[h] /= total;
+  std::fill(out + std::min(computed_heads(s), s.H), out + s.H, *out);
 }
 
 /// (H, sample groups, token groups): mean over the query rows of the group's samples, each with its
@@ -119,23 +134,29 @@ void attention_groups(const View<real>& view, const Record& record, std::ptrdiff
   const int A = record.sample_group_count, B = record.token_group_count;
   std::fill_n(out, std::ptrdiff_t(s.H) * A * B, 0.0);
   std::vector<double> members(A, 0.0);
-  for_attention(view, [&](std::ptrdiff_t i, const real* weights) {
-    const std::int64_t a = record.sample_groups[run * record.sample_run + i];
-    const std::int64_t* tokens = record.token_groups + run * record.token_run + i * s.T;
-    for (int t = 0; t < s.q; ++t) {
-      const double w = row_weight(view, i, t);
-      if (w == 0) continue;
-      members[a] += w;
-      for (int h = 0; h < s.H; ++h) {
-        const real* row = weights + (std::ptrdiff_t(h) * s.q + t) * s.T;
-        for (int k = 0; k < s.T; ++k) out[(h * A + a) * B + tokens[k]] += w * double(row[k]);
-      }
-    }
-  });
+  const auto group = [&](const AttentionBlock<real>& block, int i) {
+    return record.sample_groups[run * record.sample_run + block.sample + i];
+  };
+  // By keys first, over the rows of a sample in a block: that is faster than by groups.
+  std::vector<double> sums(s.T);
+  for_attended_rows(
+      view,
+      [&](const AttentionBlock<real>& block, const real* row, double w, int i) {
+        if (block.head == 0) members[group(block, i)] += w;
+        for (int k = 0; k < block.keys; ++k) sums[k] += w * double(row[k]);
+      },
+      [&](const AttentionBlock<real>& block, int i) {
+        const std::int64_t* tokens =
+            record.token_groups + run * record.token_run + (block.sample + i) * s.T;
+        double* of_groups = out + (block.head * A + group(block, i)) * B;
+        for (int k = 0; k < block.keys; ++k) of_groups[tokens[k]] += sums[k];
+        std::fill_n(sums.begin(), block.keys, 0.0);
+      });
   for (int h = 0; h < s.H; ++h)
     for (int a = 0; a < A; ++a)
       for (int b = 0; b < B; ++b)
         if (members[a] > 0) out[(h * A + a) * B + b] /= members[a];
+  for (int h = computed_heads(s); h < s.H; ++h) std::copy_n(out, A * B, out + h * A * B);
 }
 
 /// The mean of a tensor with theta_k; NaN before there is one.

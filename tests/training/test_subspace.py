@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -423,3 +424,52 @@ def far():
     """Three distinct tokens in 400 dimensions, and labels."""
     rng = np.random.default_rng(0)
     return rng.standard_normal((3, 400))[rng.integers(3, size=(9, 2))], np.ones(9)
+
+
+def test_a_basis_is_orthonormal_and_holds_the_tokens():
+    plain = draw(7, 23, seed=1)
+    dependent = np.concatenate([plain, plain[:1] + plain[1:2], np.zeros((1, 23))])
+    close_ones = np.concatenate([plain, plain[:1] * (1 + 1e-9)])
+    for tokens in (plain, dependent, close_ones, 1e200 * plain, 1e-200 * plain):
+        B = _subspace._orthonormal(tokens)
+        assert B.shape == tokens.T.shape
+        # Rounding of products of 23 numbers.
+        assert np.abs(B.T @ B - np.eye(len(tokens))).max() < 1e-13
+        assert np.abs(tokens - tokens @ B @ B.T).max() < 1e-13 * np.abs(tokens).max()
+    together = _subspace._orthonormal(np.stack([plain, dependent[2:]]))
+    np.testing.assert_array_equal(together[0], _subspace._orthonormal(plain))
+    np.testing.assert_array_equal(together[1], _subspace._orthonormal(dependent[2:]))
+
+
+def test_the_part_outside_is_a_difference_of_squares_or_summed(monkeypatch):
+    monkeypatch.setattr(_subspace, "MIN_SIZE", 0)
+    model = classifier()
+    inside = mh.train(model, samples(), steps=1, optimizer=mh.GradientDescent(0.3)).subspace
+    rest = float(inside.rest(model))
+    monkeypatch.setattr(_subspace, "LEFT", np.inf)
+    # The difference loses at most two of sixteen digits.
+    assert float(inside.rest(model)) == pytest.approx(rest, rel=1e-12)
+    B = inside.basis
+    held = model.replace(W=B @ B.T @ model.W @ B @ B.T, U=model.U @ B @ B.T)
+    monkeypatch.undo()
+    # Little is left: a difference would be wrong in its first digit.
+    assert float(inside.rest(held)) < 1e-13 * float(mh.norm(held))
+
+
+@pytest.mark.parametrize("zeros", [0, 1, H])
+def test_many_products_are_counted_before_they_are_computed(zeros):
+    """For a trained prompt, where some heads of W are zero."""
+    W = draw(H, D, D, seed=0)
+    W[:zeros] = 0
+    model = classifier(2, prompt=draw(2, D, seed=10)).replace(W=W)
+    for n in range(1, 8):
+        data = samples(n)
+        problem = SimpleNamespace(data=(data.X, None), token=None)
+        names = ("W", "U", "prompt")
+        computed = _subspace._distinct(_subspace._tokens(problem, model, names))
+        # The prompt's rows, and zero where W has zeros, are few.
+        if _subspace._has_many_products(problem, model, names):
+            assert _subspace.MIN_RATIO * len(computed) > D
+        elif _subspace.MIN_RATIO * (len(computed) - 3) > D:
+            pytest.fail(f"{n} samples: not counted")
+        assert not _subspace._has_many_products(problem, model, ("W", "U"))

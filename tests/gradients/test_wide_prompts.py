@@ -1,0 +1,39 @@
+"""Gradients of models with a prompt of few rows, or of more, and tokens of several registers."""
+
+import numpy as np
+import pytest
+
+import mhfast as mh
+from mhfast import _core
+
+n, T, H = 3, 5, 2
+
+# Relative to the largest entry; the promise for gradients against the float64 reference.
+TOLERANCE = {np.float64: 1e-11, np.float32: 3e-5}
+
+
+@pytest.mark.parametrize("isa", _core.available_isas())
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("form", ["dense", "scaled", "low rank", "tied"])
+@pytest.mark.parametrize("rows", [1, 2, 4, 6])
+@pytest.mark.parametrize("d", [7, 38, 150])
+def test_gradients_follow_the_reference(isa, dtype, form, rows, d, use_isa):
+    use_isa(isa)
+    rng = np.random.default_rng(d + rows)
+    normal = lambda *shape: (rng.standard_normal(shape) / d**0.5).astype(dtype)  # noqa: E731
+    W = d**-0.5 * normal(H, d, d)  # logits of order one
+    if form == "low rank":
+        W = mh.LowRank(0.5 * normal(H, d, 21), 0.5 * normal(H, d, 21))
+    elif form == "tied":
+        W = mh.LowRank(normal(H, d, 3))
+    model = mh.Classifier(
+        W, normal(H, rows, d), prompt=d**0.5 * normal(rows, d),
+        scale=0.7 if form == "scaled" else 1.0,
+    )  # fmt: skip
+    X, y = d**0.5 * normal(n, T, d), np.array([1, -1, 1])
+    value, found = mh.value_and_grad(model, X, y)
+    expected_value, expected = mh.reference.value_and_grad(model, X, y)
+    assert value == pytest.approx(expected_value, rel=TOLERANCE[dtype])
+    for name, array in expected.items():
+        error = np.abs(getattr(found, name) - array).max()
+        assert error < TOLERANCE[dtype] * np.abs(array).max(), name
