@@ -132,6 +132,11 @@ def get_num_threads() -> int: ...
 def distinct_rows(
     arrays: Sequence[npt.NDArray[Any]], *, most: int, probe: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]] | None: ...
+
+# Tokens (..., T, d) with zeros beyond the lengths (...) of samples; None if they have them.
+def with_padding(
+    tokens: npt.NDArray[Any], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[Any] | None: ...
 def explain(
     *,
     n: int,

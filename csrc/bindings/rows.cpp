@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "../problem/padding.hpp"
 #include "arrays.hpp"
 #include "register.hpp"
 
@@ -38,11 +39,34 @@ py::object distinct_rows(const std::vector<py::array>& arrays, py::ssize_t most,
                         py::array_t<std::int64_t>(py::ssize_t(first.size()), first.data()));
 }
 
+/// Tokens (..., T, d) of any type with zeros beyond lengths (...), or None if they have them.
+py::object with_padding(const py::array& tokens, const py::array_t<std::int64_t>& lengths) {
+  const int lead = int(tokens.ndim()) - 2;
+  if (lead < 0 || lengths.ndim() != lead ||
+      !std::equal(lengths.shape(), lengths.shape() + lead, tokens.shape()) ||
+      !(tokens.flags() & lengths.flags() & py::array::c_style))
+    throw py::value_error("X: expected C-contiguous tokens of " + shape_text(ArrayShape(lengths)) +
+                          " samples, got " + shape_text(ArrayShape(tokens)));
+  const py::ssize_t T = tokens.shape(lead), row = tokens.itemsize() * tokens.shape(lead + 1);
+  const std::int64_t* of_samples = lengths.data();
+  if (!std::all_of(of_samples, of_samples + lengths.size(),
+                   [T](std::int64_t length) { return 0 <= length && length <= T; }))
+    throw py::value_error("lengths: expected integers in [0, " + std::to_string(T) + "]");
+  const PaddedTokens given{static_cast<const unsigned char*>(tokens.data()), lengths.size(), T, row,
+                           of_samples};
+  if (given.are_zero()) return py::none();
+  py::array padded(tokens.dtype(),
+                   std::vector<py::ssize_t>(tokens.shape(), tokens.shape() + tokens.ndim()));
+  given.copy(static_cast<unsigned char*>(padded.mutable_data()));
+  return padded;
+}
+
 }  // namespace
 
-void register_distinct_rows(py::module_& m) {
+void register_rows(py::module_& m) {
   m.def("distinct_rows", distinct_rows, py::arg("arrays"), py::kw_only(), py::arg("most"),
         py::arg("probe"));
+  m.def("with_padding", with_padding, py::arg("tokens"), py::arg("lengths"));
 }
 
 }  // namespace mhfast
