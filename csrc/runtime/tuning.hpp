@@ -121,6 +121,9 @@ inline constexpr int kInputRows = 32;
 // Chosen. A, D and their tangents of a tile of rows, all heads: they stay in the second-level
 // cache.
 inline constexpr double kTangentTileBytes = 512 * kKilobyte;
+// Chosen. All of a block of samples, which are lanes: what stays in a second-level cache of usual
+// size.
+inline constexpr double kTangentBlockBytes = 1 * kMegabyte;
 // Chosen. Query rows of several samples that are multiplied with W at once, at most: they fill a
 // tile of a product.
 inline constexpr int kTangentRows = 64;
