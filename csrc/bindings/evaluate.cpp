@@ -4,7 +4,6 @@
 #include "../passes/curvature.hpp"
 #include "../passes/tangent_rows.hpp"
 #include "../problem/alike_heads.hpp"
-#include "../problem/padding.hpp"
 
 #include "problem.hpp"
 #include "register.hpp"
@@ -213,23 +212,6 @@ void call_join_outputs(const py::array& K, const py::object& alike, const py::ob
   });
 }
 
-/// Whether integers (n,) are in least ... most.
-bool call_all_within(const py::array& x, std::int64_t least, std::int64_t most) {
-  return all_within(read_array<std::int64_t>(x, "x", {-1}), x.shape(0), least, most);
-}
-
-/// Whether X (n, T, d) is 0 at and beyond lengths (n,).
-bool call_is_zero_beyond(const py::array& X, const py::array& lengths) {
-  return with_type_of(X, [&](auto zero) {
-    using real = decltype(zero);
-    const real* const x = read_array<real>(X, "X", {-1, -1, -1});
-    const auto* const of = read_array<std::int64_t>(lengths, "lengths", {X.shape(0)});
-    if (!all_within(of, X.shape(0), 0, X.shape(1)))
-      throw py::value_error("lengths: expected integers in 0 ... T");
-    return is_zero_beyond(x, X.shape(0), X.shape(1), X.shape(2), of);
-  });
-}
-
 }  // namespace
 
 void register_evaluation(py::module_& m) {
@@ -245,8 +227,6 @@ void register_evaluation(py::module_& m) {
         loss, wrt, threads);
   m.def("tangent_rows", call_tangent_rows, samples, parameters, runs, scale, causal, row_map,
         py::arg("first_head"), py::arg("last_head"), py::arg("derivative"), threads);
-  m.def("all_within", call_all_within, py::arg("x"), py::arg("least"), py::arg("most"));
-  m.def("is_zero_beyond", call_is_zero_beyond, py::arg("X"), py::arg("lengths"));
   m.def("join_outputs", call_join_outputs, py::arg("K"), py::arg("alike"), py::arg("of_rows"));
   m.def("hvp", call_hvp, samples, parameters, py::arg("tangent"), by_name, runs, scale, causal,
         row_map, loss, wrt, threads);

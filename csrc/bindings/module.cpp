@@ -13,7 +13,7 @@ PYBIND11_MODULE(_core, m, pybind11::mod_gil_not_used()) {
   m.doc() = "Compiled core of mhfast: the Python modules beside it check arguments and call it.";
   mhfast::register_lists(m);
   mhfast::register_configuration(m);
-  mhfast::register_distinct_rows(m);
+  mhfast::register_rows(m);
   mhfast::register_evaluation(m);
   mhfast::register_training(m);
   mhfast::register_learning(m);

@@ -33,6 +33,32 @@ void pack_lanes(const real* x, Index stride, int valid, Index size, real* out) {
   transpose_rows<real>(x, stride, valid, size, out, kLanes<real>);
 }
 
+/// The other way round, times a factor for each lane: to[lane * stride + i] (+)= factors[lane]
+/// x[i][lane].
+template <class real>
+void unpack_lanes(const real* x, const real* factors, int valid, Index size, bool add, real* to,
+                  Index stride) {
+  constexpr int L = kLanes<real>;
+  const auto write = [add](Vec<real> value, real* at) {
+    store<real>(at, add ? load<real>(at) + value : value);
+  };
+  Index i = 0;
+  for (; i + L <= size; i += L, x += L * L) {
+    Vec<real> square[L];
+#pragma GCC unroll 16
+    for (int r = 0; r < L; ++r) square[r] = load<real>(x + r * L);
+    transpose<real>(square);
+#pragma GCC unroll 16
+    for (int l = 0; l < L; ++l)
+      if (l < valid) write(broadcast<real>(factors[l]) * square[l], to + l * stride + i);
+  }
+  for (; i < size; ++i, x += L)
+    for (int l = 0; l < valid; ++l) {
+      real& at = to[l * stride + i];
+      at = (add ? at : real(0)) + factors[l] * x[l];
+    }
+}
+
 /// Entries of vectors: out[k][row] = x[row][k].
 template <class real>
 void transpose_lanes(const real* x, int rows, int d, real* out) {

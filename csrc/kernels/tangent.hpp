@@ -26,6 +26,11 @@ void product(const Product<real>& p) {
   multiply<Left::kShared>(p);
 }
 
+template <class real>
+void product_lanes(const Product<real>& p) {
+  multiply<Left::kLaned>(p);
+}
+
 /// sum over keys of a[s] (x[s] - x[m]), and x[m]; m is the key of the row's peak. Where a is 0 its
 /// factor counts as 0, whatever it is.
 template <class real, class Columns, class Entry>

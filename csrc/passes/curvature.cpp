@@ -17,6 +17,12 @@
 namespace mhfast {
 namespace {
 
+/// The derivative of a sample's loss by the sum of its readouts, and its change along the
+/// direction.
+struct LossChange {
+  double derivative, tangent;
+};
+
 /// Works on all rows of a sample before its loss is known. If there are many, only the weights of
 /// one head are kept, and they are computed twice.
 template <class real>
@@ -25,6 +31,17 @@ class ClassifierHessian final : public HessianProduct<real> {
   explicit ClassifierHessian(const HessianCall<real>& call)
       : HessianProduct<real>(call, call.data.shape.q, false) {
     this->load_readout(s_.q, s_.d, this->padded(s_.q));
+    if (!this->blocks_) return;
+    const auto by_rows = [&](const real* from, std::vector<real>& to) -> const real* {
+      if (!from) return nullptr;
+      const std::ptrdiff_t rows = this->block_rows();
+      to.resize(rows * s_.d);
+      for (int h = 0; h < s_.H; ++h)
+        for (int t = 0; t < s_.q; ++t)
+          for (int k = 0; k < s_.d; ++k) to[k * rows + t * s_.H + h] = *from++;
+      return to.data();
+    };
+    of_rows_ = {by_rows(model_.at[kU], value_of_rows_), by_rows(tangent_[kU], tangent_of_rows_)};
   }
 
  private:
@@ -32,17 +49,37 @@ class ClassifierHessian final : public HessianProduct<real> {
   using Base::data_, Base::heads_kept_, Base::kernels_, Base::loss_, Base::model_, Base::out_,
       Base::readout_, Base::readout_size_, Base::s_, Base::tangent_, Base::tile_rows_, Base::total_,
       Base::wants_readout_;
-  using typename Base::Sums, typename Base::Tile, typename Base::Workspace;
+  using typename Base::Block, typename Base::Sums, typename Base::Tile, typename Base::Workspace;
 
   void run_sample(std::ptrdiff_t i, Workspace& workspace, const Sums& sums,
                   bool fresh) const override;
+  void run_block(std::ptrdiff_t first, int count, Block& block, const Sums& sums,
+                 bool fresh) const override;
+  LossChange differentiate(std::ptrdiff_t i, double phi, double phi_tangent) const;
   void add_readout_terms(int h, const Tile& tile, double derivative, double tangent,
                          Workspace& workspace, const Sums& sums, bool fresh) const;
   void store_readout(int h) const override {
     this->sum_chunks(&Sums::of_readout, h * readout_size_, s_.q,
                      out_[kU] + std::ptrdiff_t(h) * s_.q * s_.d);
   }
+
+  std::vector<real> value_of_rows_, tangent_of_rows_;
+  WithTangent<real> of_rows_;  // U (d, rows (t, h)), of blocks
 };
+
+/// From the sums over rows and heads of a sample.
+template <class real>
+LossChange ClassifierHessian<real>::differentiate(std::ptrdiff_t i, double phi,
+                                                  double phi_tangent) const {
+  const double w = data_.weight_of(0, i, 0);
+  if (w == 0) return {0, 0};
+  const double by_heads = 1 / std::sqrt(double(s_.H)), share = w / total_ * by_heads;
+  const double y = double(data_.y[i]);
+  const OwnLossResults* const own = loss_.results;
+  return {(own ? own->derivative(i) : loss_term(loss_, phi * by_heads, y).derivative) * share,
+          (own ? own->curvature(i) : curvature(loss_, phi * by_heads, y)) *
+              (phi_tangent * by_heads) * share};
+}
 
 template <class real>
 void ClassifierHessian<real>::run_sample(std::ptrdiff_t i, Workspace& workspace, const Sums& sums,
@@ -72,21 +109,39 @@ void ClassifierHessian<real>::run_sample(std::ptrdiff_t i, Workspace& workspace,
       phi_tangent += double(workspace.readout_tangents[t]);
     }
   });
-  const double by_heads = 1 / std::sqrt(double(s_.H)), w = data_.weight_of(0, i, 0);
-  const double y = double(data_.y[i]), share = w / total_ * by_heads;
-  double derivative = 0, tangent = 0;
-  if (w != 0) {
-    const OwnLossResults* const own = loss_.results;
-    derivative =
-        (own ? own->derivative(i) : loss_term(loss_, phi * by_heads, y).derivative) * share;
-    tangent = (own ? own->curvature(i) : curvature(loss_, phi * by_heads, y)) *
-              (phi_tangent * by_heads) * share;
-  }
+  const auto [derivative, tangent] = differentiate(i, phi, phi_tangent);
   for_heads([&](int h, const Tile& tile) {
     if (!kept) evaluate(h, tile);
     this->add_weight_terms(i, h, tile, derivative, tangent, workspace, sums, fresh);
     add_readout_terms(h, tile, derivative, tangent, workspace, sums, fresh);
   });
+}
+
+template <class real>
+void ClassifierHessian<real>::run_block(std::ptrdiff_t first, int count, Block& block,
+                                        const Sums& sums, bool fresh) const {
+  const int L = kernels_.lanes, rows = this->block_rows();
+  this->derive(of_rows_, false, block);
+  for (int l = 0; l < L; ++l) {
+    double phi = 0, phi_tangent = 0;
+    for (int r = 0; r < rows; ++r) {
+      phi += double(block.readouts[r * L + l]);
+      phi_tangent += double(block.readout_tangents[r * L + l]);
+    }
+    const LossChange change =
+        l < count ? differentiate(first + l, phi, phi_tangent) : LossChange{0, 0};
+    block.derivative[l] = real(change.derivative);
+    block.tangent[l] = real(change.tangent);
+  }
+  this->add_weight_terms(first, count, block, sums, fresh);
+  if (!wants_readout_) return;
+  const WithTangent<real> weights = this->weights_of(this->rows_of(block), block);
+  const std::ptrdiff_t vectors = std::ptrdiff_t(s_.T) * rows;
+  for (std::ptrdiff_t v = 0, k = 0; v < vectors; ++v)
+    for (int l = 0; l < L; ++l, ++k)
+      block.m[k] = block.tangent[l] * weights.value[k] + block.derivative[l] * weights.tangent[k];
+  this->multiply_keys(block, block.m, block.e);
+  this->add_rows(block, block.e, sums.of_readout, readout_size_, fresh);
 }
 
 /// derivative. A X + derivative A. X, by row.
@@ -110,6 +165,15 @@ void ClassifierHessian<real>::add_readout_terms(int h, const Tile& tile, double 
                  sums.of_readout + h * readout_size_ + std::ptrdiff_t(tile.first) * dL, dL, !fresh);
 }
 
+/// A row of outputs, `stride` numbers apart, with its targets; its derivatives, which are zeros
+/// before, are written to both g and g_row.
+template <class real>
+struct OutputRow {
+  const real *f, *df, *y;
+  std::ptrdiff_t stride;
+  real *g, *dg, *g_row, *dg_row;
+};
+
 /// Works on a tile of rows: their losses are known from all heads of these rows.
 template <class real>
 class LayerHessian final : public HessianProduct<real> {
@@ -124,10 +188,17 @@ class LayerHessian final : public HessianProduct<real> {
   using Base::by_V_, Base::data_, Base::kernels_, Base::loss_, Base::model_, Base::out_,
       Base::readout_, Base::readout_size_, Base::s_, Base::tangent_, Base::tile_rows_, Base::total_,
       Base::wants_readout_;
-  using typename Base::Sums, typename Base::Tile, typename Base::Workspace;
+  using typename Base::Block, typename Base::Sums, typename Base::Tile, typename Base::Workspace;
 
   void run_sample(std::ptrdiff_t i, Workspace& workspace, const Sums& sums,
                   bool fresh) const override;
+  void run_block(std::ptrdiff_t first, int count, Block& block, const Sums& sums,
+                 bool fresh) const override;
+  void find_outputs(const Block& block) const;
+  void find_derivatives(std::ptrdiff_t first, int count, const Block& block) const;
+  WithTangent<real> find_upstream(const Block& block) const;
+  void add_readout_terms(int count, const Block& block, const Sums& sums, bool fresh) const;
+  void differentiate_row(std::ptrdiff_t i, int t, const OutputRow<real>& row) const;
   void add_outputs(int h, const Tile& tile, Workspace& workspace) const;
   void find_derivatives(std::ptrdiff_t i, const Tile& tile, Workspace& workspace) const;
   WithTangent<real> find_upstream(int h, const Tile& tile, Workspace& workspace) const;
@@ -165,30 +236,39 @@ void LayerHessian<real>::find_derivatives(std::ptrdiff_t i, const Tile& tile,
   std::fill_n(workspace.g, p * R, real(0));
   std::fill_n(workspace.dg, p * R, real(0));
   for (int t = 0; t < tile.rows; ++t) {
-    const double w = data_.weight_of(0, i, tile.first + t), share = w / total_;
     const real* given = data_.y + i * data_.targets + (tile.first + t) * row_targets;
     // Targets next to the outputs, whose numbers are R apart.
     for (int o = 0; o < row_targets; ++o) workspace.y[o * R + t] = given[o];
-    if (w != 0) {
-      const auto emit = [&](int o, double derivative) {
-        workspace.g[o * R + t] = real(derivative * share);
-      };
-      const auto emit_tangent = [&](int o, double tangent) {
-        workspace.dg[o * R + t] = real(tangent * share);
-      };
-      if (loss_.results) {
-        loss_.results->row(i, tile.first + t, emit);
-        loss_.results->derivative_tangents(i, tile.first + t, workspace.df + t, R, emit_tangent);
-      } else {
-        row_loss(loss_, workspace.f + t, workspace.y + t, R, p, true, emit);
-        derivative_tangents(loss_, workspace.f + t, workspace.df + t, workspace.y + t, R, p,
-                            emit_tangent);
-      }
+    differentiate_row(i, tile.first + t,
+                      {workspace.f + t, workspace.df + t, workspace.y + t, R, workspace.g + t,
+                       workspace.dg + t, workspace.g_rows + t * p, workspace.dg_rows + t * p});
+  }
+}
+
+/// Derivatives by the outputs of a row and their tangents, which are zeros if its weight is.
+template <class real>
+void LayerHessian<real>::differentiate_row(std::ptrdiff_t i, int t,
+                                           const OutputRow<real>& row) const {
+  const int p = s_.p;
+  const double w = data_.weight_of(0, i, t), share = w / total_;
+  if (w != 0) {
+    const auto emit = [&](int o, double derivative) {
+      row.g[o * row.stride] = real(derivative * share);
+    };
+    const auto emit_tangent = [&](int o, double tangent) {
+      row.dg[o * row.stride] = real(tangent * share);
+    };
+    if (loss_.results) {
+      loss_.results->row(i, t, emit);
+      loss_.results->derivative_tangents(i, t, row.df, row.stride, emit_tangent);
+    } else {
+      row_loss(loss_, row.f, row.y, row.stride, p, true, emit);
+      derivative_tangents(loss_, row.f, row.df, row.y, row.stride, p, emit_tangent);
     }
-    for (int o = 0; o < p; ++o) {
-      workspace.g_rows[t * p + o] = workspace.g[o * R + t];
-      workspace.dg_rows[t * p + o] = workspace.dg[o * R + t];
-    }
+  }
+  for (int o = 0; o < p; ++o) {
+    row.g_row[o] = row.g[o * row.stride];
+    row.dg_row[o] = row.dg[o * row.stride];
   }
 }
 
@@ -247,6 +327,103 @@ void LayerHessian<real>::add_readout_terms(int h, const Tile& tile, Workspace& w
   attend(weights.value);
   add_term(workspace.dg_rows, sums.of_readout, true);
   if (by_V_) add_term(workspace.g_rows, sums.by_V, more);
+}
+
+/// F = A X V and its tangent; A X and its own are kept.
+template <class real>
+void LayerHessian<real>::find_outputs(const Block& block) const {
+  const int d = s_.d, p = s_.p, q = s_.q, H = s_.H;
+  const std::ptrdiff_t L = kernels_.lanes, row = d * L;
+  const WithTangent<real> weights = this->weights_of(this->rows_of(block), block);
+  this->multiply_keys(block, weights.value, block.ax);
+  this->multiply_keys(block, weights.tangent, block.dax);
+  const auto sum_heads = [&](const real* from, real* to) {
+    for (int t = 0; t < q; ++t, to += row)
+      for (int h = 0; h < H; ++h, from += row)
+        for (std::ptrdiff_t k = 0; k < row; ++k) to[k] = (h > 0 ? to[k] : real(0)) + from[k];
+  };
+  if (s_.identity_v) {
+    sum_heads(block.ax, block.f);
+    sum_heads(block.dax, block.df);
+    return;
+  }
+  const auto multiply_by = [&](const real* v, const real* of, real* to, bool add) {
+    kernels_.product(
+        {{p, q, d, H}, {v, p, std::ptrdiff_t(d) * p}, {of, L, H * row, row}, {to, L, p * L}, add});
+  };
+  multiply_by(model_.at[kV], block.ax, block.f, false);
+  multiply_by(model_.at[kV], block.dax, block.df, false);
+  if (tangent_[kV]) multiply_by(tangent_[kV], block.ax, block.df, true);
+}
+
+template <class real>
+void LayerHessian<real>::find_derivatives(std::ptrdiff_t first, int count,
+                                          const Block& block) const {
+  const int p = s_.p, q = s_.q, L = kernels_.lanes;
+  const std::ptrdiff_t size = std::ptrdiff_t(q) * p * L, row_targets = data_.targets / q;
+  std::fill_n(block.g, size, real(0));
+  std::fill_n(block.dg, size, real(0));
+  kernels_.pack_lanes(data_.y + first * data_.targets, data_.targets, count, data_.targets,
+                      block.y);
+  for (int l = 0; l < count; ++l)
+    for (int t = 0; t < q; ++t) {
+      const std::ptrdiff_t at = std::ptrdiff_t(t) * p * L + l,
+                           row = (std::ptrdiff_t(l) * q + t) * p;
+      differentiate_row(first + l, t,
+                        {block.f + at, block.df + at, block.y + t * row_targets * L + l, L,
+                         block.g + at, block.dg + at, block.g_rows + row, block.dg_rows + row});
+    }
+}
+
+/// U = G V^T of all heads and its tangent, (d, rows).
+template <class real>
+WithTangent<real> LayerHessian<real>::find_upstream(const Block& block) const {
+  const int d = s_.d, p = s_.p, q = s_.q;
+  const std::ptrdiff_t L = kernels_.lanes, row = this->block_rows() * L,
+                       head = std::ptrdiff_t(d) * p;
+  for (int h = 0; h < s_.H; ++h) {
+    real *const u = block.u + h * L, *const du = block.du + h * L;
+    const auto multiply_by = [&](const real* vt, const real* of, real* to, bool add) {
+      kernels_.product({{d, q, p}, {vt + h * head, d}, {of, L, p * L}, {to, row, s_.H * L}, add});
+    };
+    const auto copy = [&](const real* from, real* to) {
+      for (int t = 0; t < q; ++t)
+        for (int k = 0; k < d; ++k, from += L) std::copy_n(from, L, to + k * row + t * s_.H * L);
+    };
+    if (s_.identity_v) {
+      copy(block.g, u);
+      copy(block.dg, du);
+      continue;
+    }
+    multiply_by(readout_.value, block.g, u, false);
+    multiply_by(readout_.value, block.dg, du, false);
+    if (readout_.tangent) multiply_by(readout_.tangent, block.g, du, true);
+  }
+  return {block.u, block.du};
+}
+
+template <class real>
+void LayerHessian<real>::add_readout_terms(int count, const Block& block, const Sums& sums,
+                                           bool fresh) const {
+  if (!wants_readout_) return;
+  const int rows = count * s_.q, dL = this->padded(s_.d);
+  for (int h = 0; h < s_.H; ++h) {
+    real* const sum = sums.of_readout + h * readout_size_;
+    this->multiply(s_.p, dL, rows, block.g_rows, s_.p, this->unpack_rows(block, block.dax, h), dL,
+                   sum, dL, !fresh);
+    this->multiply(s_.p, dL, rows, block.dg_rows, s_.p, this->unpack_rows(block, block.ax, h), dL,
+                   sum, dL, true);
+  }
+}
+
+template <class real>
+void LayerHessian<real>::run_block(std::ptrdiff_t first, int count, Block& block, const Sums& sums,
+                                   bool fresh) const {
+  find_outputs(block);
+  find_derivatives(first, count, block);
+  this->derive(find_upstream(block), true, block);
+  this->add_weight_terms(first, count, block, sums, fresh);
+  add_readout_terms(count, block, sums, fresh);
 }
 
 template <class real>

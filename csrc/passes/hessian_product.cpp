@@ -1,6 +1,7 @@
 #include "hessian_product.hpp"
 
 #include <atomic>
+#include <cmath>
 
 #include "../problem/factors.hpp"
 #include "../problem/readout.hpp"
@@ -28,7 +29,10 @@ HessianProduct<real>::HessianProduct(const HessianCall<real>& call, int sum_rows
   choose_sizes(sum_rows, row_by_row);
   const double flops = double(s_.n) * s_.H * s_.q * (8.0 * s_.d * s_.d + 16.0 * s_.T * s_.d);
   members_ = useful_threads(call.threads, chunks_, flops);
-  workspaces_.resize(members_);
+  if (blocks_)
+    of_members_.resize(members_);
+  else
+    workspaces_.resize(members_);
   sums_.resize(chunks_);
   load_weights();
   if (s_.shared_query) {
@@ -57,14 +61,16 @@ void HessianProduct<real>::choose_sizes(int sum_rows, bool row_by_row) {
   heads_kept_ = all_fit || row_by_row ? s_.H : 1;
   tile_rows_ = rows_within(kTangentTileBytes / heads_kept_);
   rows_row_ = row_gradient_size(s_, L);
+  blocks_ = prefers_blocks();
   const double rows = double(s_.n) * s_.q, of_rows = s_.H * rows * double(rows_row_) * sizeof(real);
-  has_rows_ = wants_W_ && !s_.shared_query && !s_.identity_w && rows <= kRowGradients * s_.d &&
-              of_rows * (1 + wants_plain_) <= kTangentPartialBytes;
+  has_rows_ = !blocks_ && wants_W_ && !s_.shared_query && !s_.identity_w &&
+              rows <= kRowGradients * s_.d && of_rows * (1 + wants_plain_) <= kTangentPartialBytes;
   weight_size_ = has_rows_ ? 0 : std::ptrdiff_t(s_.shared_query ? s_.q : s_.d) * dL;
   readout_size_ = std::ptrdiff_t(sum_rows) * dL;
   const double sums = double(s_.H) * (2 * weight_size_ + readout_size_) * sizeof(real);
-  chunks_ = int(
-      std::max(1.0, std::min({kTangentPartialBytes / sums, double(kTangentChunks), double(s_.n)})));
+  const double units = blocks_ ? std::ceil(double(s_.n) / L) : double(s_.n);
+  chunks_ =
+      int(std::max(1.0, std::min({kTangentPartialBytes / sums, double(kTangentChunks), units})));
   group_samples();
 }
 
@@ -73,7 +79,7 @@ void HessianProduct<real>::choose_sizes(int sum_rows, bool row_by_row) {
 template <class real>
 void HessianProduct<real>::group_samples() {
   const int qL = padded(s_.q);
-  together_ = !s_.identity_w && tile_rows_ >= qL;
+  together_ = !blocks_ && !s_.identity_w && tile_rows_ >= qL;
   queries_row_ = qL;
   if (!together_ || s_.shared_query) return;
   factors_ =
@@ -105,6 +111,7 @@ void HessianProduct<real>::lay_out(Arena& layout) {
   const std::size_t rows = has_rows_ ? H * s_.n * s_.q * rows_row_ : 0;
   take(rows, {&rows_moved_});
   take(wants_plain_ ? rows : 0, {&rows_plain_});
+  for (Block& block : of_members_) block = take_block(layout);
   for (Workspace& workspace : workspaces_) {
     take(d * TL, {&workspace.xt});
     take(T * dL, {&workspace.x});
@@ -340,7 +347,10 @@ void HessianProduct<real>::run() {
   run_team(members_, [&](const Member& member) {
     const FlushToZero flush;
     for (int chunk; (chunk = next.fetch_add(1, std::memory_order_relaxed)) < chunks_;)
-      run_chunk(chunk, workspaces_[member.index]);
+      if (blocks_)
+        run_blocks(chunk, of_members_[member.index]);
+      else
+        run_chunk(chunk, workspaces_[member.index]);
   });
   reduce();
 }

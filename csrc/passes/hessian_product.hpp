@@ -11,6 +11,10 @@
 // e. is one product over all; a classifier's loss is known after all its rows, so if there are
 // many, their scores are computed twice.
 //
+// Where query rows would leave many lanes empty, as with one row, samples are lanes instead
+// (hessian_blocks.cpp): a block of them at a time, all rows (t, h) of a sample being the rows of
+// one product with its keys.
+//
 // What classifiers and layers share; curvature.cpp adds their readouts.
 #pragma once
 
@@ -67,6 +71,17 @@ class HessianProduct {
         *dg_rows;  // outputs: (p, R), their y and derivatives (R, p)
     real* e;       // (R, dL)
   };
+  /// A thread's arrays where samples are lanes; vectors, but for *_rows and sums.
+  struct Block {
+    real *x, *z, *dz;                                // (T, d); (q, d)
+    real *p, *dp;                                    // z W: (d, rows)
+    real *s, *ds, *c, *dc, *m, *a, *da;              // (T, rows), as in Workspace
+    real *row_limits, *readouts, *readout_tangents;  // (rows)
+    real *e, *e_rows, *sums;                         // (rows, d); (L q, dL); (rows, d)
+    real *ax, *dax, *u, *du;                         // of a layer: (rows, d); (d, rows)
+    real *f, *df, *g, *dg, *y, *g_rows, *dg_rows;    // (q, p); (L q, p)
+    real derivative[kMaxLanes], tangent[kMaxLanes];  // of a classifier's loss; else 1, 0
+  };
   struct Sums {          // of a chunk
     real *of_W, *plain;  // (H, d, dL), or of a prompt D X (H, q, dL): moved and as it is
     real* of_readout;    // (H, q, dL), of a layer transposed (H, p, dL)
@@ -79,6 +94,9 @@ class HessianProduct {
   /// Adds the terms of a sample. `fresh`: it is the first of its chunk, whose sums are not set yet.
   virtual void run_sample(std::ptrdiff_t i, Workspace& workspace, const Sums& sums,
                           bool fresh) const = 0;
+  /// The same of a block of `count` samples from `first` on, which have been scored.
+  virtual void run_block(std::ptrdiff_t first, int count, Block& block, const Sums& sums,
+                         bool fresh) const = 0;
   /// The product by a head's readout, from the sums of all chunks.
   virtual void store_readout(int h) const = 0;
 
@@ -88,11 +106,23 @@ class HessianProduct {
               Workspace& workspace) const;
   void add_weight_terms(std::ptrdiff_t i, int h, const Tile& tile, double derivative,
                         double tangent, Workspace& workspace, const Sums& sums, bool fresh) const;
+  TangentArguments<real> rows_of(const Block& block) const;
+  WithTangent<real> weights_of(const TangentArguments<real>& in, const Block& block) const;
+  void multiply_keys(const Block& block, const real* weights, real* to) const;
+  void multiply_queries(const Block& block, const real* rows, bool laned, real* to) const;
+  void derive(const WithTangent<real>& readout, bool laned, const Block& block) const;
+  void add_weight_terms(std::ptrdiff_t first, int count, const Block& block, const Sums& sums,
+                        bool fresh) const;
+  void add_rows(const Block& block, const real* rows, real* sums, std::ptrdiff_t of_head,
+                bool fresh) const;
+  const real* unpack_rows(const Block& block, const real* rows, int h) const;
+
   /// U or V of all heads, each (rows, columns) transposed and padded to rows of `row` numbers.
   void load_readout(int rows, int columns, int row);
   /// The sums of all chunks for a head, without what pads them.
   void sum_chunks(real* Sums::* part, std::ptrdiff_t at, int rows, real* out) const;
 
+  int block_rows() const { return s_.q * s_.H; }
   int padded(int size) const { return int(round_up(size, kernels_.lanes)); }
   std::ptrdiff_t slot(int h) const { return heads_kept_ > 1 ? h * s_.T * tile_rows_ : 0; }
   TangentArguments<real> rows_of(int h, const Tile& tile, Workspace& workspace) const {
@@ -152,6 +182,7 @@ class HessianProduct {
   const Shape s_;
   const double total_;
   const bool wants_W_, wants_readout_, wants_plain_;
+  bool blocks_ = false;  // samples are lanes
   int heads_kept_ = 1;
   std::ptrdiff_t tile_rows_ = 0, readout_size_ = 0;
   WithTangent<real> readout_;  // U (H, d, qL) or V (H, p, d), transposed
@@ -162,6 +193,12 @@ class HessianProduct {
   void lay_out(Arena& layout);
   void load_weights();
   void run_chunk(int chunk, Workspace& workspace);
+  bool prefers_blocks() const;
+  Block take_block(Arena& layout) const;
+  void run_blocks(int chunk, Block& block);
+  void load_block(std::ptrdiff_t first, int count, const Block& block) const;
+  void load_block_queries(std::ptrdiff_t first, int count, const Block& block) const;
+  void score(const Block& block) const;
   void load_queries(std::ptrdiff_t i, int count, Workspace& workspace) const;
   void sum_weights(real* Sums::* part, const real* rows, int h, real* out) const;
   void load_factors();
@@ -183,6 +220,7 @@ class HessianProduct {
   std::vector<real> prompt_value_, prompt_tangent_;  // (d, qL)
   WithTangent<real> w_, queries_;
   std::vector<Workspace> workspaces_;
+  std::vector<Block> of_members_;  // in the place of workspaces
   std::vector<Sums> sums_;
   AlignedBuffer block_;
 };

@@ -1,118 +1,19 @@
-// Of one sample and head, with U = derivative of the loss times U_h for a classifier and G V_h^T
-// for a layer:
-//
-//   dL/dX += A^T U + D^T (Z W),   dL/dZ += D X W^T
-//
-// With an identity in the place of W or V the product with it is left out. Query rows of all heads
-// go together, (t, h) being row t H + h, as many as fit the cache: A and D come from scores_rows
-// with these rows as lanes, so that a single query row fills a vector with its heads. Products with
-// W and V take the rows of several samples at once, with features as lanes; factors of W go one by
-// one, (Z Q) K^T and (D X K) Q^T. A classifier's gradient is linear in the derivative of its loss,
-// which is multiplied in at the end.
+// Gradients by inputs with rows as lanes, and what classifiers and layers do for their readouts.
 #include "inputs.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <optional>
 
-#include "../dispatch/dispatch.hpp"
-#include "../problem/loss.hpp"
 #include "../problem/readout.hpp"
 #include "../runtime/float_mode.hpp"
-#include "../runtime/scratch.hpp"
 #include "../runtime/team.hpp"
 #include "../runtime/tuning.hpp"
+#include "input_gradients.hpp"
 #include "own_loss.hpp"
 #include "scores.hpp"
 
 namespace mhfast {
-namespace {
-
-/// What goes together: query rows of some heads, of samples that follow each other. There are
-/// several samples only where all their rows fit.
-struct Batch {
-  std::ptrdiff_t sample;
-  int samples;
-  int first, rows;
-  int head, heads;
-
-  int all_rows() const { return samples * rows; }
-  int of_sample() const { return rows * heads; }  // rows (t, h) of a sample
-};
-
-/// One thread's arrays for a batch. Rows of features have dL numbers; RL are the rows (t, h) of a
-/// sample, and ML the rows of all samples, padded to whole vectors.
-template <class real>
-struct Workspace {
-  real* xt;                 // of each sample: X transposed (d, TL)
-  real* x_rows;             // of each sample: X (T, dL)
-  real* zt;                 // Z of all samples transposed (d, ML)
-  real* p;                  // Z W: (rows, h)
-  real* u;                  // U: (rows, h), one for all samples of a classifier
-  real *p_lanes, *u_lanes;  // of one sample: transposed (dL, RL)
-  real *s, *c, *limits, *row_readouts, *readout;  // of one sample, as scores_rows takes them
-  real* transposed;                               // A, then D: (RL, TL)
-  real *e, *et;                                   // D X: (rows, h); transposed (h, dL, ML)
-  real* projected;                                // (Z Q)^T or (D X K)^T: (h, r, ML)
-  real *gx, *gz;                                  // of each sample: (T, dL), (rows, dL)
-  real* g;                                        // of each sample: derivatives of the outputs
-  real* gt;                                       // those of a layer transposed: (p, ML)
-};
-
-/// What a classifier and a layer share; the two below add their readouts.
-template <class real>
-class InputGradients {
- public:
-  InputGradients(const Data<real>& data, const Parameters<real>& parameters, Loss loss, real* gx,
-                 real* gz);
-  virtual ~InputGradients() = default;
-
-  double run(const real* outputs, int threads);
-
- protected:
-  /// The arrays of a workspace that the readout needs: g and others.
-  virtual void take_readout(Arena& layout, Workspace<real>& workspace) const = 0;
-  /// Weighted loss of a sample from its outputs; writes their derivatives to g.
-  virtual double measure(std::ptrdiff_t i, const real* f, real* g) const = 0;
-  virtual int derivatives() const = 0;  // of a sample
-  /// Writes U of a batch to workspace.u.
-  virtual void load_readout(const Batch& batch, Workspace<real>& workspace) const = 0;
-  /// From one sample's U to the next one's.
-  virtual std::ptrdiff_t readout_stride(const Batch& batch) const = 0;
-  /// What a sample's gradients are multiplied by at the end.
-  virtual real factor(const real* g) const = 0;
-
-  const Kernels<real>& kernels_ = active_kernels<real>();
-  const Data<real>& data_;
-  const Parameters<real>& parameters_;
-  const Loss loss_;
-  real *const gx_, *const gz_;
-  const int L_, TL_, dL_, wL_;  // wL: from row to row of W, see row_gradient_size
-  int rows_, heads_, samples_;  // of a batch, at most
-  const double total_;
-
- private:
-  void choose_batches();
-  void load_weights();
-  void load_factors();
-  Workspace<real> take_workspace(Arena& layout) const;
-  void load_samples(std::ptrdiff_t first, int count, const Workspace<real>& workspace) const;
-  void differentiate(std::ptrdiff_t first, int count, Workspace<real>& workspace) const;
-  void add_batch(const Batch& batch, Workspace<real>& workspace) const;
-  void load_queries(const Batch& batch, Workspace<real>& workspace) const;
-  void add_sample(const Batch& batch, int sample, Workspace<real>& workspace) const;
-  void add_queries(const Batch& batch, Workspace<real>& workspace) const;
-  bool matters(const real* g) const {
-    return !std::all_of(g, g + derivatives(), [](real derivative) { return derivative == 0; });
-  }
-  void store(const real* from, int rows, real factor, bool add, real* to) const;
-
-  const bool wants_z_;  // by an external query, or as part of gx
-  AlignedBuffer block_;
-  // W scaled, and its transpose: (H, d, wL). Of a rank Q scaled (H, d, r), and Q^T so, and K^T:
-  // (H, r, dL).
-  real *w_ = nullptr, *wt_ = nullptr, *kt_ = nullptr;
-};
 
 template <class real>
 InputGradients<real>::InputGradients(const Data<real>& data, const Parameters<real>& parameters,
@@ -129,6 +30,7 @@ InputGradients<real>::InputGradients(const Data<real>& data, const Parameters<re
       total_(data.total_weight(0, loss)),
       wants_z_(gz || (data.self && gx)) {
   choose_batches();
+  block_heads_ = count_block_heads();
   load_weights();
 }
 
@@ -183,11 +85,11 @@ void InputGradients<real>::load_factors() {
 }
 
 template <class real>
-Workspace<real> InputGradients<real>::take_workspace(Arena& layout) const {
+typename InputGradients<real>::Workspace InputGradients<real>::take_workspace(Arena& layout) const {
   const std::size_t d = data_.shape.d, T = data_.shape.T, dL = dL_, TL = TL_;
   const std::size_t M = std::size_t(samples_) * rows_, ML = round_up(M, L_), of_heads = M * heads_;
   const std::size_t RL = round_up(std::size_t(rows_) * heads_, L_);
-  Workspace<real> workspace{};
+  Workspace workspace{};
   workspace.xt = layout.take<real>(samples_ * d * TL);
   workspace.x_rows = layout.take<real>(wants_z_ ? samples_ * T * dL : 0);
   workspace.zt = layout.take<real>(d * ML);
@@ -212,7 +114,7 @@ Workspace<real> InputGradients<real>::take_workspace(Arena& layout) const {
 
 template <class real>
 void InputGradients<real>::load_samples(std::ptrdiff_t first, int count,
-                                        const Workspace<real>& workspace) const {
+                                        const Workspace& workspace) const {
   const Shape& s = data_.shape;
   for (std::ptrdiff_t i = 0; i < count; ++i) {
     const real* x = data_.x + (first + i) * s.T * s.d;
@@ -223,7 +125,7 @@ void InputGradients<real>::load_samples(std::ptrdiff_t first, int count,
 
 /// P = Z W of a batch; a prompt is the same for all samples.
 template <class real>
-void InputGradients<real>::load_queries(const Batch& batch, Workspace<real>& workspace) const {
+void InputGradients<real>::load_queries(const Batch& batch, Workspace& workspace) const {
   const Shape& s = data_.shape;
   const std::ptrdiff_t d = s.d, row = std::ptrdiff_t(batch.heads) * dL_;
   const real* z = s.shared_query ? parameters_.prompt : data_.z + batch.sample * s.q * d;
@@ -259,8 +161,7 @@ void InputGradients<real>::load_queries(const Batch& batch, Workspace<real>& wor
 
 /// A and D of one sample of a batch, and what they add to the gradients by X and by Z W.
 template <class real>
-void InputGradients<real>::add_sample(const Batch& batch, int sample,
-                                      Workspace<real>& workspace) const {
+void InputGradients<real>::add_sample(const Batch& batch, int sample, Workspace& workspace) const {
   const Shape& s = data_.shape;
   const int R = batch.of_sample(), RL = int(round_up(R, L_)), N = dL_ / L_;
   const std::ptrdiff_t rows = std::ptrdiff_t(R) * dL_;
@@ -305,7 +206,7 @@ void InputGradients<real>::add_sample(const Batch& batch, int sample,
 
 /// The gradient by Z of a batch, from D X.
 template <class real>
-void InputGradients<real>::add_queries(const Batch& batch, Workspace<real>& workspace) const {
+void InputGradients<real>::add_queries(const Batch& batch, Workspace& workspace) const {
   const Shape& s = data_.shape;
   const int M = batch.all_rows(), ML = int(round_up(M, L_));
   const std::ptrdiff_t row = std::ptrdiff_t(batch.heads) * dL_, d = s.d;
@@ -341,7 +242,7 @@ void InputGradients<real>::add_queries(const Batch& batch, Workspace<real>& work
 }
 
 template <class real>
-void InputGradients<real>::add_batch(const Batch& batch, Workspace<real>& workspace) const {
+void InputGradients<real>::add_batch(const Batch& batch, Workspace& workspace) const {
   load_queries(batch, workspace);
   load_readout(batch, workspace);
   const int R = batch.of_sample();
@@ -368,7 +269,7 @@ void InputGradients<real>::store(const real* from, int rows, real factor, bool a
 /// Samples from `first`. One whose derivatives are all 0 gets zeros, whatever its tokens are.
 template <class real>
 void InputGradients<real>::differentiate(std::ptrdiff_t first, int count,
-                                         Workspace<real>& workspace) const {
+                                         Workspace& workspace) const {
   const Shape& s = data_.shape;
   const std::ptrdiff_t d = s.d;
   const real of_z = w_ ? real(1) : parameters_.scale;
@@ -403,30 +304,30 @@ void InputGradients<real>::differentiate(std::ptrdiff_t first, int count,
   });
 }
 
+/// Batches of so many samples, each with its losses first.
 template <class real>
-double InputGradients<real>::run(const real* outputs, int threads) {
-  const Shape& s = data_.shape;
-  const double flops = double(s.n) * s.H * s.q * (s.flops_of_w() + 10.0 * s.T * s.d);
-  const int members = useful_threads(threads, s.n, flops);
-  // Every member has a batch.
-  samples_ = int(std::min<std::ptrdiff_t>(samples_, (s.n + members - 1) / members));
-  std::vector<Workspace<real>> workspaces(members);
+template <class Arrays, class Take, class Differentiate>
+double InputGradients<real>::run_batches(const real* outputs, std::ptrdiff_t samples, int members,
+                                         double seconds, const Take& take,
+                                         const Differentiate& differentiate) const {
+  const std::ptrdiff_t n = data_.shape.n;
+  std::vector<Arrays> arrays(members);
   AlignedBuffer block;
   const auto lay_out = [&](Arena layout) {
-    for (Workspace<real>& workspace : workspaces) workspace = take_workspace(layout);
+    for (Arrays& of_member : arrays) of_member = take(layout);
     return layout.size();
   };
   lay_out(Arena(block.reserve(lay_out(Arena()))));
-  std::vector<double> values(s.n);
+  std::vector<double> values(n);
   std::atomic<std::ptrdiff_t> next{0};
-  run_short_team(members, flops / 1e9, [&](const Member& member) {
+  run_short_team(members, seconds, [&](const Member& member) {
     const FlushToZero flush;
-    Workspace<real>& workspace = workspaces[member.index];
-    for (std::ptrdiff_t i; (i = next.fetch_add(samples_, std::memory_order_relaxed)) < s.n;) {
-      const int count = int(std::min<std::ptrdiff_t>(samples_, s.n - i));
+    Arrays& of_member = arrays[member.index];
+    for (std::ptrdiff_t i; (i = next.fetch_add(samples, std::memory_order_relaxed)) < n;) {
+      const int count = int(std::min(samples, n - i));
       for (int k = 0; k < count; ++k)
-        values[i + k] = measure(i + k, outputs, workspace.g + std::ptrdiff_t(k) * derivatives());
-      differentiate(i, count, workspace);
+        values[i + k] = measure(i + k, outputs, of_member.g + std::ptrdiff_t(k) * derivatives());
+      differentiate(i, count, of_member);
     }
   });
   double sum = 0;
@@ -434,19 +335,68 @@ double InputGradients<real>::run(const real* outputs, int threads) {
   return sum / total_;
 }
 
+template <class real>
+double InputGradients<real>::run(const real* outputs, int threads) {
+  const Shape& s = data_.shape;
+  const double flops = double(s.n) * s.H * s.q * (s.flops_of_w() + 10.0 * s.T * s.d);
+  const double seconds = flops / 1e9;
+  if (block_heads_ > 0) {
+    const int members = useful_threads(threads, (s.n + L_ - 1) / L_, flops);
+    return run_batches<BlockWorkspace>(
+        outputs, L_, members, seconds,
+        [this](Arena& layout) { return take_block_workspace(layout); },
+        [this](std::ptrdiff_t first, int count, BlockWorkspace& workspace) {
+          differentiate_block(first, count, workspace);
+        });
+  }
+  const int members = useful_threads(threads, s.n, flops);
+  // Every member has a batch.
+  samples_ = int(std::min<std::ptrdiff_t>(samples_, (s.n + members - 1) / members));
+  return run_batches<Workspace>(
+      outputs, samples_, members, seconds, [this](Arena& layout) { return take_workspace(layout); },
+      [this](std::ptrdiff_t first, int count, Workspace& workspace) {
+        differentiate(first, count, workspace);
+      });
+}
+
+namespace {
+
 /// U is the same for all samples. Gradients are linear in the derivative of a sample's loss, which
 /// is multiplied in at the end.
 template <class real>
 class ClassifierInputs final : public InputGradients<real> {
  public:
-  using InputGradients<real>::InputGradients;
+  ClassifierInputs(const Data<real>& data, const Parameters<real>& parameters, Loss loss, real* gx,
+                   real* gz)
+      : InputGradients<real>(data, parameters, loss, gx, gz) {
+    if (block_heads_ == 0) return;
+    const Shape& s = data.shape;
+    const std::size_t rows = std::size_t(s.q) * s.H;
+    const auto lay_out = [&](Arena layout) {
+      u_ = layout.template take<real>(rows * s.d);
+      u_transposed_ = layout.template take<real>(rows * s.d);
+      return layout.size();
+    };
+    lay_out(Arena(block_.reserve(lay_out(Arena()))));
+    for (int head = 0; head < s.H; head += block_heads_) {
+      const int heads = std::min(block_heads_, s.H - head), group_rows = s.q * heads;
+      const std::ptrdiff_t at = std::ptrdiff_t(head) * s.q * s.d;
+      for (std::ptrdiff_t t = 0; t < s.q; ++t)
+        for (std::ptrdiff_t h = 0; h < heads; ++h)
+          std::copy_n(parameters.U + at + (h * s.q + t) * s.d, s.d,
+                      u_ + at + (t * heads + h) * s.d);
+      kernels_.pack_rows(u_ + at, group_rows, s.d, group_rows, u_transposed_ + at);
+    }
+  }
 
  private:
   using Base = InputGradients<real>;
-  using Base::data_, Base::dL_, Base::kernels_, Base::loss_, Base::parameters_, Base::samples_,
-      Base::total_;
+  using Base::block_heads_, Base::data_, Base::dL_, Base::kernels_, Base::L_, Base::loss_,
+      Base::parameters_, Base::samples_, Base::total_;
+  using typename Base::Batch, typename Base::BlockReadout, typename Base::BlockWorkspace,
+      typename Base::HeadGroup, typename Base::Workspace;
 
-  void take_readout(Arena& layout, Workspace<real>& workspace) const override {
+  void take_readout(Arena& layout, Workspace& workspace) const override {
     workspace.g = layout.take<real>(samples_);
   }
 
@@ -463,7 +413,7 @@ class ClassifierInputs final : public InputGradients<real> {
 
   int derivatives() const override { return 1; }
 
-  void load_readout(const Batch& batch, Workspace<real>& workspace) const override {
+  void load_readout(const Batch& batch, Workspace& workspace) const override {
     const Shape& s = data_.shape;
     real* to = workspace.u;
     for (int t = batch.first; t < batch.first + batch.rows; ++t)
@@ -474,7 +424,19 @@ class ClassifierInputs final : public InputGradients<real> {
 
   std::ptrdiff_t readout_stride(const Batch&) const override { return 0; }
 
+  void take_block_readout(Arena& layout, BlockWorkspace& workspace) const override {
+    workspace.g = layout.take<real>(L_);
+  }
+
+  BlockReadout load_block_readout(const HeadGroup& group, const BlockWorkspace&) const override {
+    const std::ptrdiff_t at = std::ptrdiff_t(group.head) * data_.shape.q * data_.shape.d;
+    return {u_ + at, u_transposed_ + at, false};
+  }
+
   real factor(const real* g) const override { return *g; }
+
+  AlignedBuffer block_;
+  real *u_ = nullptr, *u_transposed_ = nullptr;  // U of each group by rows (t, h)
 };
 
 /// U of a sample is G V^T, which has the derivatives in it.
@@ -494,10 +456,12 @@ class LayerInputs final : public InputGradients<real> {
 
  private:
   using Base = InputGradients<real>;
-  using Base::data_, Base::dL_, Base::kernels_, Base::L_, Base::loss_, Base::rows_, Base::samples_,
-      Base::total_;
+  using Base::block_heads_, Base::data_, Base::dL_, Base::kernels_, Base::L_, Base::loss_,
+      Base::rows_, Base::samples_, Base::total_;
+  using typename Base::Batch, typename Base::BlockReadout, typename Base::BlockWorkspace,
+      typename Base::HeadGroup, typename Base::Workspace;
 
-  void take_readout(Arena& layout, Workspace<real>& workspace) const override {
+  void take_readout(Arena& layout, Workspace& workspace) const override {
     const std::size_t p = data_.shape.p, rows = std::size_t(samples_) * rows_;
     workspace.g = layout.take<real>(std::size_t(samples_) * derivatives());
     workspace.gt = layout.take<real>(p * round_up(rows, L_));
@@ -526,7 +490,7 @@ class LayerInputs final : public InputGradients<real> {
 
   int derivatives() const override { return data_.shape.q * data_.shape.p; }
 
-  void load_readout(const Batch& batch, Workspace<real>& workspace) const override {
+  void load_readout(const Batch& batch, Workspace& workspace) const override {
     const Shape& s = data_.shape;
     const int rows = batch.all_rows(), ML = int(round_up(rows, L_));
     const std::ptrdiff_t row = std::ptrdiff_t(batch.heads) * dL_;
@@ -549,6 +513,38 @@ class LayerInputs final : public InputGradients<real> {
 
   std::ptrdiff_t readout_stride(const Batch& batch) const override {
     return std::ptrdiff_t(batch.of_sample()) * dL_;
+  }
+
+  void take_block_readout(Arena& layout, BlockWorkspace& workspace) const override {
+    const std::size_t of_sample = derivatives(), d = data_.shape.d, L = L_;
+    const std::size_t rows = std::size_t(data_.shape.q) * block_heads_;
+    workspace.g = layout.take<real>(of_sample * L);
+    workspace.g_lanes = layout.take<real>(of_sample * L);
+    workspace.u = layout.take<real>(rows * d * L);
+    workspace.u_transposed = layout.take<real>(rows * d * L);
+  }
+
+  void load_block_targets(const BlockWorkspace& workspace, int samples) const override {
+    kernels_.pack_lanes(workspace.g, derivatives(), samples, derivatives(), workspace.g_lanes);
+  }
+
+  BlockReadout load_block_readout(const HeadGroup& group,
+                                  const BlockWorkspace& workspace) const override {
+    const Shape& s = data_.shape;
+    const std::ptrdiff_t row = std::ptrdiff_t(s.d) * L_, next = group.heads * row;
+    for (int h = 0; h < group.heads; ++h) {
+      real* const to = workspace.u + h * row;
+      if (s.identity_v) {
+        for (int t = 0; t < s.q; ++t) std::copy_n(workspace.g_lanes + t * row, row, to + t * next);
+        continue;
+      }
+      kernels_.product({{s.d, s.q, s.p},
+                        {vt_ + (group.head + h) * std::ptrdiff_t(s.p) * dL_, dL_},
+                        {workspace.g_lanes, L_, std::ptrdiff_t(s.p) * L_},
+                        {to, L_, next}});
+    }
+    kernels_.transpose_lanes(workspace.u, s.q * group.heads, s.d, workspace.u_transposed);
+    return {workspace.u, workspace.u_transposed, true};
   }
 
   real factor(const real*) const override { return 1; }

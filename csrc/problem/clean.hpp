@@ -71,10 +71,14 @@ class CleanData {
     return false;
   }
 
-  static bool is_finite(const real* row, int d) {
-    real zero = 0;  // NaN if an entry is not finite
-    for (int k = 0; k < d; ++k) zero += row[k] * real(0);
-    return zero == 0;
+  static bool is_finite(const real* row, std::ptrdiff_t d) {
+    constexpr int kSums = 16;  // side by side
+    real zeros[kSums] = {};    // NaN if an entry is not finite
+    std::ptrdiff_t k = 0;
+    for (; k + kSums <= d; k += kSums)
+      for (int i = 0; i < kSums; ++i) zeros[i] += row[k + i] * real(0);
+    for (; k < d; ++k) zeros[0] += row[k] * real(0);
+    return std::all_of(zeros, zeros + kSums, [](real zero) { return zero == 0; });
   }
 
   /// Copies an array of `count` rows without those that are not finite. False: there are none, and
@@ -86,6 +90,7 @@ class CleanData {
     for (std::ptrdiff_t r = 0; r < (of_run ? runs_ : 1); ++r)
       for (std::ptrdiff_t i = 0; i < count; ++i) {
         const std::ptrdiff_t at = r * of_run + i * d;
+        if (i == 0 && is_finite(from + at, count * d)) break;
         if (is_finite(from + at, d)) continue;
         if (to.empty()) to.assign(from, from + all);
         std::fill_n(to.begin() + at, d, real(0));

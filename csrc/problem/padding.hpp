@@ -1,9 +1,10 @@
-// What samples of different lengths hold beyond them.
+// Lengths of samples, and tokens beyond them as zeros, whatever they hold.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace mhfast {
 
@@ -13,16 +14,31 @@ inline bool all_within(const std::int64_t* x, std::ptrdiff_t count, std::int64_t
   return std::all_of(x, x + count, [=](std::int64_t i) { return least <= i && i <= most; });
 }
 
-/// Whether x (n, T, d) is 0 at and beyond `lengths` (n,), each of them in 0 ... T.
-template <class real>
-bool is_zero_beyond(const real* x, std::ptrdiff_t n, std::ptrdiff_t T, std::ptrdiff_t d,
-                    const std::int64_t* lengths) {
-  for (std::ptrdiff_t i = 0; i < n; ++i) {
-    const real* const sample = x + i * T * d;
-    if (!std::all_of(sample + lengths[i] * d, sample + T * d, [](real y) { return y == 0; }))
-      return false;
+/// Tokens (n, T, row), rows counted in bytes, and the length of each sample, at most T.
+struct PaddedTokens {
+  const unsigned char* at;
+  std::ptrdiff_t n, T, row;
+  const std::int64_t* lengths;
+
+  /// Whether every byte beyond the lengths is zero.
+  bool are_zero() const {
+    for (std::ptrdiff_t i = 0; i < n; ++i) {
+      const unsigned char *first = beyond(i), *last = at + (i + 1) * T * row;
+      if (std::any_of(first, last, [](unsigned char byte) { return byte != 0; })) return false;
+    }
+    return true;
   }
-  return true;
-}
+  /// Writes (n, T, row) bytes to `to`.
+  void copy(unsigned char* to) const {
+    for (std::ptrdiff_t i = 0; i < n; ++i, to += T * row) {
+      const std::ptrdiff_t seen = lengths[i] * row;
+      std::memcpy(to, at + i * T * row, seen);
+      std::memset(to + seen, 0, T * row - seen);
+    }
+  }
+
+ private:
+  const unsigned char* beyond(std::ptrdiff_t i) const { return at + (i * T + lengths[i]) * row; }
+};
 
 }  // namespace mhfast

@@ -421,6 +421,11 @@ void force_plan(const std::string& name) {
   forced.store(-1);
 }
 
+std::optional<PlanKind> forced_plan() {
+  const int choice = forced.load(std::memory_order_relaxed);
+  return choice >= 0 ? std::optional(PlanKind(choice)) : std::nullopt;
+}
+
 bool prefers_factors(const Shape& s) {
   return s.rank > 0 && s.words == 0 && kFactorColumns * s.rank <= s.d;
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 
 #include "../kernels/table.hpp"
@@ -120,6 +121,9 @@ const char* plan_name(PlanKind kind);
 /// "tiles", "runs") if the shape supports it, or chosen by the cost model ("auto"). Attended tokens
 /// are kept only if "attended" or nothing is forced. Throws std::invalid_argument for another name.
 void force_plan(const std::string& name);
+
+/// The kind that is forced, if one is.
+std::optional<PlanKind> forced_plan();
 
 /// Layout of a chunk's partial gradient, in numbers, which of runs as lanes are registers, and of
 /// samples as lanes sums over them: for all heads the part by W (or that by Q and

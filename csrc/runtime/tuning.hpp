@@ -109,11 +109,20 @@ inline constexpr std::ptrdiff_t kPrefetchRows = 3, kPrefetchBytes = 1024;
 // Chosen. A and D of the query rows that go together, with their transposed copies: what the tokens
 // leave of a second-level cache.
 inline constexpr std::size_t kInputTileBytes = 256 * kKilobyte;
+// Chosen. A, D, tokens and their gradient of a block of samples, which are lanes, for the
+// second-level cache.
+inline constexpr double kBlockBytes = 512 * kKilobyte;
+// Fitted. Blocks of samples, and query rows of each, from which and up to which they take no longer
+// than rows as lanes where both fill the lanes as well; otherwise they take so many times as long.
+inline constexpr double kInputBlocks = 4, kInputBlockRows = 12, kBlockCost = 1.2;
 // Chosen. Query rows of several samples that are multiplied with W and V at once.
 inline constexpr int kInputRows = 32;
 // Chosen. A, D and their tangents of a tile of rows, all heads: they stay in the second-level
 // cache.
 inline constexpr double kTangentTileBytes = 512 * kKilobyte;
+// Chosen. All of a block of samples, which are lanes: what stays in a second-level cache of usual
+// size.
+inline constexpr double kTangentBlockBytes = 1 * kMegabyte;
 // Chosen. Query rows of several samples that are multiplied with W at once, at most: they fill a
 // tile of a product.
 inline constexpr int kTangentRows = 64;

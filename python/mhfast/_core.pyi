@@ -132,6 +132,11 @@ def get_num_threads() -> int: ...
 def distinct_rows(
     arrays: Sequence[npt.NDArray[Any]], *, most: int, probe: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]] | None: ...
+
+# Tokens (..., T, d) with zeros beyond the lengths (...) of samples; None if they have them.
+def with_padding(
+    tokens: npt.NDArray[Any], lengths: npt.NDArray[np.int64]
+) -> npt.NDArray[Any] | None: ...
 def explain(
     *,
     n: int,
@@ -201,7 +206,6 @@ def tangent_rows(
 
 # Of integers (n,); and of X (n, T, d) at and beyond lengths (n,).
 def all_within(x: npt.NDArray[np.int64], least: int, most: int) -> bool: ...
-def is_zero_beyond(X: Array, lengths: npt.NDArray[np.int64]) -> bool: ...
 
 # K (rows, p, columns, p) becomes K alike, and where outputs are the same + of_rows, in place; both
 # (rows, columns), None: 1 and 0.

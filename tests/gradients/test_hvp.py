@@ -64,23 +64,23 @@ def rest(data):
     return {name: x for name, x in data.items() if name not in ("X", "y")}
 
 
+@pytest.mark.parametrize("plan", ["rows", "samples"])
 @pytest.mark.parametrize("isa", _core.available_isas())
 @pytest.mark.parametrize(("kind", "loss", "query", "factors"), list(cases()))
-def test_exact_formula(kind, loss, query, factors, isa):
-    before = _core.active_isa()
-    _core.select_isa(isa)
-    try:
-        model, data, tangent = instance(kind, loss, query, factors)
-        product = mh.hvp(model, data["X"], data["y"], tangent=tangent, loss=loss, **rest(data))
-    finally:
-        _core.select_isa(before)
+def test_exact_formula(kind, loss, query, factors, isa, plan, use_isa, use_plan):
+    use_isa(isa)
+    use_plan(plan)
+    model, data, tangent = instance(kind, loss, query, factors)
+    product = mh.hvp(model, data["X"], data["y"], tangent=tangent, loss=loss, **rest(data))
     # Both sum a few hundred terms in float64.
     compared(model, data, tangent, loss, product, 1e-12)
 
 
+@pytest.mark.parametrize("plan", ["rows", "samples"])
 @pytest.mark.parametrize("kind", ["classifier", "layer"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_lengths_and_causal(kind, causal):
+def test_lengths_and_causal(kind, causal, plan, use_plan):
+    use_plan(plan)
     model, data, tangent = instance(kind, "squared", "self", 0, lengths=True, causal=causal)
     product = mh.hvp(model, data["X"], data["y"], tangent=tangent, loss="squared", **rest(data))
     compared(model, data, tangent, "squared", product, 1e-12)
@@ -217,6 +217,68 @@ def test_threads_give_equal_bits():
     for product in products[1:]:
         assert np.array_equal(product.W, products[0].W)
         assert np.array_equal(product.U, products[0].U)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "softmax1", "sigmoid"])
+@pytest.mark.parametrize(
+    ("rows", "identities"),
+    [("last token", ""), ("last token", "W"), ("last token", "V"),
+     ("prompt", ""), ("prompt", "W"), ("prompt", "V"), ("prompt", "WV")],
+)  # fmt: skip
+def test_blocks_of_samples_of_other_maps_and_identities(attention, identities, rows, use_plan):
+    n, T, d, H, p = 131, 5, 7, 3, 4  # several chunks; the last block has lanes without a sample
+    rng = np.random.default_rng(0)
+    options = {"attention": attention}
+    if rows == "prompt":
+        options["prompt"] = rng.standard_normal((2, d))
+    else:
+        options["query"] = -1
+    W = None if "W" in identities else rng.standard_normal((H, d, d)) / d
+    V = None if "V" in identities else rng.standard_normal((H, d, p)) / d
+    model = mh.Layer(W, V, **options)
+    X = rng.standard_normal((n, T, d))
+    y = rng.standard_normal(model(X).shape)
+    lengths = rng.integers(0, T + 1, n)
+    tangent = mh.Gradients(
+        **{name: rng.standard_normal(x.shape) for name, x in model.parameters.items()}
+    )
+    use_plan("samples")
+    data = {"X": X, "y": y, "lengths": lengths}
+    product = mh.hvp(model, X, y, tangent=tangent, loss="squared", lengths=lengths)
+    compared(model, data, tangent, "squared", product, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["classifier", "layer"])
+def test_blocks_of_samples_give_equal_bits_on_threads(kind, use_plan):
+    rng = np.random.default_rng(0)
+    n, T, d, H, p = 2000, 6, 9, 4, 3
+    W, X = rng.standard_normal((H, d, d)), rng.standard_normal((n, T, d))
+    if kind == "layer":
+        model = mh.Layer(W, rng.standard_normal((H, d, p)), query=-1)
+    else:
+        model = mh.Classifier(W, rng.standard_normal((H, 1, d)), query=-1)
+    y = np.sign(rng.standard_normal(model(X).shape))
+    use_plan("samples")
+    one, *more = (
+        mh.hvp(model, X, y, tangent=model, loss="squared", num_threads=k) for k in (1, 2, 3)
+    )
+    for other in more:
+        for name in model.parameters:
+            np.testing.assert_array_equal(getattr(other, name), getattr(one, name))
+
+
+def test_a_sample_that_is_not_finite_stays_in_its_lane(use_plan):
+    rng = np.random.default_rng(0)
+    n, T, d, H = 21, 4, 5, 3
+    model = mh.Classifier(rng.standard_normal((H, d, d)), rng.standard_normal((H, 1, d)), query=-1)
+    X, y, weight = rng.standard_normal((n, T, d)), np.ones(n), np.ones(n)
+    weight[7] = 0
+    use_plan("samples")
+    expected = mh.hvp(model, X, y, tangent=model, weight=weight)
+    X[7, 1, 2] = np.nan
+    product = mh.hvp(model, X, y, tangent=model, weight=weight)
+    np.testing.assert_array_equal(product.W, expected.W)
+    np.testing.assert_array_equal(product.U, expected.U)
 
 
 @pytest.mark.parametrize("kind", ["classifier", "layer"])

@@ -47,13 +47,10 @@ def lengths(value: npt.ArrayLike, n: int, tokens: int) -> Integers:
 
 def padded(X: Array, lengths: Integers) -> Array:
     """Return X (n, T, d) with zeros at and beyond `lengths` (n,), copied if it has others there."""
-    plain = X.ndim == 3 and lengths.ndim == 1
-    if plain and _core.is_zero_beyond(X, lengths):
-        return X
-    beyond = np.arange(X.shape[-2]) >= lengths[..., None]
-    if not plain and X.shape[:-1] == beyond.shape and not X[beyond].any():
-        return X
-    return np.ascontiguousarray(np.where(beyond[..., None], X.dtype.type(0), X))
+    lead = np.broadcast_shapes(X.shape[:-2], lengths.shape)
+    tokens = checks.ready(X if X.shape[:-2] == lead else np.broadcast_to(X, lead + X.shape[-2:]))
+    padded = _core.with_padding(tokens, checks.ready(np.broadcast_to(lengths, lead)))
+    return tokens if padded is None else padded
 
 
 def token(
@@ -83,9 +80,20 @@ def picked(X: npt.NDArray[Number], token: int | Integers) -> npt.NDArray[Number]
     if isinstance(token, int):
         return np.ascontiguousarray(X[..., token : token + 1, :])
     lead = np.broadcast_shapes(X.shape[:-2], token.shape)
-    index = np.broadcast_to(token, lead)[..., None, None]
-    Z = np.take_along_axis(np.broadcast_to(X, lead + X.shape[-2:]), np.maximum(index, 0), axis=-2)
-    return np.ascontiguousarray(np.where(index < 0, X.dtype.type(0), Z))
+    X = np.ascontiguousarray(np.broadcast_to(X, lead + X.shape[-2:]))
+    rows, known = rows_of(np.broadcast_to(token, lead), X.shape[-2])
+    Z = X.reshape(-1, X.shape[-1])[rows].reshape(*lead, 1, X.shape[-1])
+    Z[~known] = 0
+    return Z
+
+
+def rows_of(token: Integers, tokens: int) -> tuple[Integers, npt.NDArray[np.bool_]]:
+    """Return the rows of all samples' tokens (n T, d) that tokens (n,) are, and which exist.
+
+    The token -1 does not; its row is that of the sample's first.
+    """
+    first = np.arange(token.size) * tokens
+    return first + np.maximum(token, 0).ravel(), token >= 0
 
 
 def name(loss: str) -> str:

@@ -13,6 +13,7 @@ from .._arguments.checks import Wrt
 from .._arguments.lists import BITS, LOSSES, OF_OUTPUTS
 from .._arguments.losses import Loss
 from .._arguments.own_losses import raise_error_of
+from .._arguments.sample_checks import rows_of
 from .._arguments.values import Array, Value
 from ..dataset.dataset import Dataset, no_second_source
 from ..dataset.words import Tokens
@@ -169,9 +170,10 @@ def _gathered(gradients: CoreGradients, token: int | npt.NDArray[np.int64]) -> C
     *by_parameters, by_X, by_query = gradients
     assert by_X is not None
     assert by_query is not None
-    place = np.broadcast_to(token, by_X.shape[:-2])[..., None, None]
-    here = np.take_along_axis(by_X, np.maximum(place, 0), axis=-2)
-    np.put_along_axis(
-        by_X, np.maximum(place, 0), np.where(place < 0, here, here + by_query), axis=-2
-    )
+    if isinstance(token, int):
+        by_X[..., token, :] += by_query[..., 0, :]
+    else:
+        rows, known = rows_of(np.broadcast_to(token, by_X.shape[:-2]), by_X.shape[-2])
+        flat, of_tokens = by_X.reshape(-1, by_X.shape[-1]), known.ravel()
+        flat[rows[of_tokens]] += by_query[known][:, 0]
     return (*by_parameters, by_X, None)

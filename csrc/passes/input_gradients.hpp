@@ -1,0 +1,161 @@
+// Gradients of the loss by tokens and query rows: what classifiers and layers share.
+//
+// Of one sample and head, with U = derivative of the loss times U_h for a classifier and G V_h^T
+// for a layer:
+//
+//   dL/dX += A^T U + D^T (Z W),   dL/dZ += D X W^T
+//
+// With an identity in the place of W or V the product with it is left out; factors of W go one by
+// one, (Z Q) K^T and (D X K) Q^T. A classifier's gradient is linear in the derivative of its loss,
+// which is multiplied in at the end. Query rows of all heads go together, (t, h) being row t H + h,
+// in one of two ways:
+//
+//   rows are lanes     A and D come from scores_rows, as many rows at a time as fit the cache.
+//                      Products with W and V take the rows of several samples at once, with
+//                      features as lanes. inputs.cpp
+//   samples are lanes  A block of samples at a time, of few rows (t, h). input_blocks.cpp
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "../dispatch/dispatch.hpp"
+#include "../problem/data.hpp"
+#include "../problem/loss.hpp"
+#include "../runtime/scratch.hpp"
+
+namespace mhfast {
+
+/// What a classifier and a layer share; the two below add their readouts.
+template <class real>
+class InputGradients {
+ public:
+  InputGradients(const Data<real>& data, const Parameters<real>& parameters, Loss loss, real* gx,
+                 real* gz);
+  virtual ~InputGradients() = default;
+
+  double run(const real* outputs, int threads);
+
+ protected:
+  /// What goes together: query rows of some heads, of samples that follow each other. There are
+  /// several samples only where all their rows fit.
+  struct Batch {
+    std::ptrdiff_t sample;
+    int samples;
+    int first, rows;
+    int head, heads;
+
+    int all_rows() const { return samples * rows; }
+    int of_sample() const { return rows * heads; }  // rows (t, h) of a sample
+  };
+
+  /// One thread's arrays for a batch. Rows of features have dL numbers; RL are the rows (t, h) of a
+  /// sample, and ML the rows of all samples, padded to whole vectors.
+  struct Workspace {
+    real* xt;                 // of each sample: X transposed (d, TL)
+    real* x_rows;             // of each sample: X (T, dL)
+    real* zt;                 // Z of all samples transposed (d, ML)
+    real* p;                  // Z W: (rows, h)
+    real* u;                  // U: (rows, h), one for all samples of a classifier
+    real *p_lanes, *u_lanes;  // of one sample: transposed (dL, RL)
+    real *s, *c, *limits, *row_readouts, *readout;  // of one sample, as scores_rows takes them
+    real* transposed;                               // A, then D: (RL, TL)
+    real *e, *et;                                   // D X: (rows, h); transposed (h, dL, ML)
+    real* projected;                                // (Z Q)^T or (D X K)^T: (h, r, ML)
+    real *gx, *gz;                                  // of each sample: (T, dL), (rows, dL)
+    real* g;                                        // of each sample: derivatives of the outputs
+    real* gt;                                       // those of a layer transposed: (p, ML)
+  };
+
+  /// Heads of a block of samples that go together.
+  struct HeadGroup {
+    int head, heads;
+  };
+  /// One thread's arrays for a block of samples, which are the lanes, and a group of heads: of
+  /// vectors, but for g.
+  struct BlockWorkspace {
+    real *x, *z;                                    // (T, d); (q, d)
+    real *p, *p_transposed;                         // Z W: (rows, h, d); transposed (d, rows, h)
+    real *u, *u_transposed;                         // a layer's U, likewise
+    real *s, *c, *limits, *row_readouts, *readout;  // as scores_samples takes them
+    real* row_limits;                               // (q)
+    real* e;                                        // D X: (rows, h, d)
+    real* projected;                                // Z Q or D X K of a head: (rows, r)
+    real *gx, *gz;                                  // (T, d); (q, d)
+    real* g;                                        // of each sample: derivatives of the outputs
+    real* g_lanes;                                  // the same of a layer: (q, p)
+  };
+  /// U of a block, rows (t, h), and transposed: a number or, if laned, a vector for each entry.
+  struct BlockReadout {
+    const real *rows, *transposed;
+    bool laned;
+  };
+
+  /// The arrays of a workspace that the readout needs: g and others.
+  virtual void take_readout(Arena& layout, Workspace& workspace) const = 0;
+  /// Weighted loss of a sample from its outputs; writes their derivatives to g.
+  virtual double measure(std::ptrdiff_t i, const real* f, real* g) const = 0;
+  virtual int derivatives() const = 0;  // of a sample
+  /// Writes U of a batch to workspace.u.
+  virtual void load_readout(const Batch& batch, Workspace& workspace) const = 0;
+  /// From one sample's U to the next one's.
+  virtual std::ptrdiff_t readout_stride(const Batch& batch) const = 0;
+  /// The same where samples are lanes.
+  virtual void take_block_readout(Arena& layout, BlockWorkspace& workspace) const = 0;
+  virtual void load_block_targets(const BlockWorkspace&, int /*samples*/) const {}
+  virtual BlockReadout load_block_readout(const HeadGroup& group,
+                                          const BlockWorkspace& workspace) const = 0;
+  /// What a sample's gradients are multiplied by at the end.
+  virtual real factor(const real* g) const = 0;
+
+  const Kernels<real>& kernels_ = active_kernels<real>();
+  const Data<real>& data_;
+  const Parameters<real>& parameters_;
+  const Loss loss_;
+  real *const gx_, *const gz_;
+  const int L_, TL_, dL_, wL_;  // wL: from row to row of W, see row_gradient_size
+  int rows_, heads_, samples_;  // of a batch, at most
+  int block_heads_ = 0;         // of a group where samples are lanes; 0: rows are
+  const double total_;
+
+ private:
+  void choose_batches();
+  void load_weights();
+  void load_factors();
+  Workspace take_workspace(Arena& layout) const;
+  void load_samples(std::ptrdiff_t first, int count, const Workspace& workspace) const;
+  void differentiate(std::ptrdiff_t first, int count, Workspace& workspace) const;
+  void add_batch(const Batch& batch, Workspace& workspace) const;
+  void load_queries(const Batch& batch, Workspace& workspace) const;
+  void add_sample(const Batch& batch, int sample, Workspace& workspace) const;
+  void add_queries(const Batch& batch, Workspace& workspace) const;
+  bool matters(const real* g) const {
+    return !std::all_of(g, g + derivatives(), [](real derivative) { return derivative == 0; });
+  }
+  void store(const real* from, int rows, real factor, bool add, real* to) const;
+
+  template <class Arrays, class Take, class Differentiate>
+  double run_batches(const real* outputs, std::ptrdiff_t samples, int members, double seconds,
+                     const Take& take, const Differentiate& differentiate) const;
+
+  int count_block_heads() const;
+  BlockWorkspace take_block_workspace(Arena& layout) const;
+  void differentiate_block(std::ptrdiff_t first, int count, const BlockWorkspace& workspace) const;
+  void load_block_samples(std::ptrdiff_t first, int count, const BlockWorkspace& workspace) const;
+  void load_block_queries(const HeadGroup& group, const BlockWorkspace& workspace) const;
+  void score_block(const HeadGroup& group, const BlockReadout& readout,
+                   const BlockWorkspace& workspace) const;
+  void add_block_keys(const HeadGroup& group, const BlockReadout& readout,
+                      const BlockWorkspace& workspace) const;
+  void add_block_queries(const HeadGroup& group, const BlockWorkspace& workspace) const;
+  void store_block(const real* from, int rows, int count, real factor, bool add, const real* g,
+                   real* to) const;
+
+  const bool wants_z_;  // by an external query, or as part of gx
+  AlignedBuffer block_;
+  // W scaled, and its transpose: (H, d, wL). Of a rank Q scaled (H, d, r), and Q^T so, and K^T:
+  // (H, r, dL).
+  real *w_ = nullptr, *wt_ = nullptr, *kt_ = nullptr;
+};
+
+}  // namespace mhfast

@@ -1,0 +1,126 @@
+"""Gradients by tokens and query rows with rows or with samples as lanes, by the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from instances import TOLERANCE, case, relative
+
+import mhfast as mh
+from mhfast import _core
+
+KINDS: dict[str, dict[str, Any]] = {
+    "every token": {},
+    "last token": {"query": -1},
+    "of samples of other lengths": {"query": -1, "lengths": True},
+    "a given query": {"query": "given"},
+    "prompt": {"prompt": True},
+    "low rank": {"factors": "low rank", "query": -1},
+    "tied": {"factors": "tied", "scale": 0.7},
+    "identity": {"identities": "W", "scale": 0.3},
+    "lengths": {"lengths": True, "weight": "samples"},
+    "causal": {"causal": True, "scale": 2.0},
+    "sigmoid": {"attention": "sigmoid", "query": "given", "lengths": True},
+}
+
+
+@pytest.mark.parametrize("plan", ["rows", "samples"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("model", [mh.Classifier, mh.Layer])
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_follow_the_reference(
+    kind: str, model: Any, dtype: Any, plan: str, use_plan: Any
+) -> None:
+    loss = "squared" if model is mh.Layer else "logistic"
+    given = case(model, loss=loss, dtype=dtype, **KINDS[kind])
+    names = [name for name in given.names() if name in ("X", "query")]
+    use_plan(plan)
+    _, g = given.value_and_grad(wrt=names)
+    _, expected = mh.reference.value_and_grad(
+        given.model, given.X, given.y, wrt=names, **given.options
+    )
+    for name in names:
+        assert relative(getattr(g, name), expected[name]) < TOLERANCE[np.dtype(dtype)]
+
+
+@pytest.mark.parametrize("identities", ["", "V"])
+def test_a_layer_with_identities_follows_the_reference(identities: str, use_plan: Any) -> None:
+    given = case(mh.Layer, loss="squared", query="given", identities=identities)
+    use_plan("samples")
+    _, g = given.value_and_grad(wrt=("X", "query"))
+    _, expected = mh.reference.value_and_grad(
+        given.model, given.X, given.y, wrt=("X", "query"), **given.options
+    )
+    assert relative(g.X, expected["X"]) < 1e-12
+    assert relative(g.query, expected["query"]) < 1e-12
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", [mh.Classifier, mh.Layer])
+def test_more_heads_than_the_cache_holds_go_in_groups(
+    kind: Any, causal: bool, use_plan: Any
+) -> None:
+    """Nine rows of eleven heads, in groups of which the last is smaller."""
+    n, T, d, H, p = 19, 9, 40, 11, 3
+    rng = np.random.default_rng(0)
+    arrays = {"W": rng.standard_normal((H, d, d)) / d}
+    if kind is mh.Classifier:
+        arrays["U"] = rng.standard_normal((H, T, d)) / d
+    else:
+        arrays["V"] = rng.standard_normal((H, d, p)) / d
+    model = kind(**arrays, causal=causal)
+    X = rng.standard_normal((n, T, d))
+    cotangent = rng.standard_normal(model(X).shape)
+    found = {}
+    for plan in ("rows", "samples"):
+        use_plan(plan)
+        found[plan] = mh.backward(model, X, cotangent, wrt="X").X
+    assert relative(found["samples"], found["rows"]) < 1e-13
+
+
+def test_samples_without_derivatives_get_zeros_whatever_they_hold(use_plan: Any) -> None:
+    n, T, d, H = 21, 4, 5, 3  # the last block has lanes without a sample
+    rng = np.random.default_rng(0)
+    model = mh.Classifier(rng.standard_normal((H, d, d)), rng.standard_normal((H, 1, d)), query=-1)
+    X = rng.standard_normal((n, T, d))
+    cotangent = rng.standard_normal(n)
+    use_plan("samples")
+    expected = mh.backward(model, X, cotangent, wrt="X").X
+    cotangent[[2, 20]] = expected[[2, 20]] = 0
+    X[2], X[20, 1, 3] = np.nan, np.inf
+    np.testing.assert_array_equal(mh.backward(model, X, cotangent, wrt="X").X, expected)
+
+
+@pytest.mark.parametrize("isa", _core.available_isas())
+@pytest.mark.parametrize("d", [1, 6, 17])
+def test_every_instruction_set_follows_the_reference(
+    isa: str, d: int, use_isa: Any, use_plan: Any
+) -> None:
+    n, T, H, p = 35, 4, 3, 2
+    rng = np.random.default_rng(d)
+    W, V = rng.standard_normal((H, d, d)) / d, rng.standard_normal((H, d, p))
+    model = mh.Layer(W, V, query=-1)
+    X, Y = rng.standard_normal((n, T, d)), rng.standard_normal((n, 1, p))
+    use_isa(isa)
+    use_plan("samples")
+    _, g = mh.value_and_grad(model, X, Y, loss="squared", wrt="X")
+    _, expected = mh.reference.value_and_grad(model, X, Y, loss="squared", wrt="X")
+    assert relative(g.X, expected["X"]) < 1e-12
+
+
+def test_every_number_of_threads_gives_the_same_inputs() -> None:
+    n, T, d, H = 1000, 9, 20, 4
+    rng = np.random.default_rng(0)
+    model = mh.Classifier(
+        rng.standard_normal((H, d, d)).astype("f"),
+        rng.standard_normal((H, 1, d)).astype("f"),
+        query=-1,
+    )
+    X, cotangent = rng.standard_normal((n, T, d)).astype("f"), rng.standard_normal(n).astype("f")
+    one, *more = (
+        mh.backward(model, X, cotangent, wrt="X", num_threads=threads).X for threads in (1, 2, 4)
+    )
+    for other in more:
+        np.testing.assert_array_equal(other, one)
