@@ -1,4 +1,4 @@
-"""One query row, whose heads go together where samples are lanes: by the reference, in every plan."""
+"""One query row, whose heads go together where samples are lanes, by the reference."""
 
 from __future__ import annotations
 
