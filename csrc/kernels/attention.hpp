@@ -108,33 +108,61 @@ inline constexpr Index kTogetherBytes = 16 * 1024;
 
 /// to[k][row] = factor from[row][k], entries being vectors: P of an identity.
 template <class real>
-void scaled_transpose(const real* from, int rows, int d, real factor, real* to, Index to_k) {
+void scaled_transpose(const real* from, int rows, int d, real factor, real* to, Index to_k,
+                      Index to_row) {
   constexpr int L = kLanes<real>;
   const Vec<real> f = broadcast<real>(factor);
-  for (int r = 0; r < rows; ++r, to += L)
+  for (int r = 0; r < rows; ++r, to += to_row)
     for (int k = 0; k < d; ++k, from += L) store<real>(to + k * to_k, f * load<real>(from));
+}
+
+/// P[feature][unit, row, head] where lanes are samples or runs.
+template <class real, Left parameters>
+inline void queries_lanes(const ScoreArguments<real>& in, Index p_k) {
+  constexpr int L = kLanes<real>, kEntry = parameters == Left::kLaned ? L : 1;
+  const int d = in.d, rows = in.units * in.q;
+  const Index row = Index(d) * L, p_row = Index(in.heads) * L;
+  const Index w_head = Index(d) * (in.rank > 0 ? in.rank : d) * kEntry;
+  for (int h = 0; h < in.heads; ++h) {
+    real* const p = in.p + h * L;
+    if (!in.w) {
+      scaled_transpose(in.z, rows, d, in.scale, p, p_k, p_row);
+      continue;
+    }
+    const real* const w = in.w + h * w_head;
+    const Product<real> product{{d, rows, d}, {w, d * kEntry}, {in.z, L, row}, {p, p_k, p_row}};
+    if (in.rank > 0)
+      multiply_by_factors(product, w, in.kt + h * w_head, in.rank, p + d * p_k);
+    else
+      multiply<parameters>(product);
+  }
+}
+
+/// The same of several heads whose queries all samples share, from one head's after the other.
+template <class real>
+inline void gather_heads(const ScoreArguments<real>& in) {
+  constexpr int L = kLanes<real>;
+  const real* from = in.shared_p;
+  for (int h = 0; h < in.heads; ++h)
+    for (int k = 0; k < in.d; ++k, from += L)
+      store<real>(in.p + (Index(k) * in.heads + h) * L, load<real>(from));
 }
 
 /// Lanes are samples, which share the parameters, or runs, each with its own.
 template <class real, Left parameters>
 void scores_lanes(const ScoreArguments<real>& in) {
-  constexpr int L = kLanes<real>, kEntry = parameters == Left::kLaned ? L : 1;
-  const int T = in.T, q = in.q, d = in.d;
+  constexpr int L = kLanes<real>;
+  const int T = in.T, q = in.q * in.heads, d = in.d;
   const Index row = Index(d) * L, weights = Index(q) * L;
-  const real* p = in.shared_p ? in.shared_p : in.p;
-  const Index p_k = in.shared_p ? in.shared_p_k : in.units * weights;
+  const bool gathers = in.shared_p && in.heads > 1;
+  const real* p = in.shared_p && !gathers ? in.shared_p : in.p;
+  const Index p_k = gathers ? weights : in.shared_p ? in.shared_p_k : in.units * weights;
   const Index p_unit = in.shared_p ? 0 : weights;
   const bool readouts = has_readouts(in.mode);
-  // P[feature][unit, row].
-  if (!in.shared_p && in.w) {
-    const Product<real> product{
-        {d, in.units * q, d}, {in.w, d * kEntry}, {in.z, L, row}, {in.p, p_k, L}};
-    if (in.rank > 0)
-      multiply_by_factors(product, in.w, in.kt, in.rank, in.p + d * p_k);
-    else
-      multiply<parameters>(product);
-  } else if (!in.shared_p)
-    scaled_transpose(in.z, in.units * q, d, in.scale, in.p, p_k);
+  if (gathers)
+    gather_heads(in);
+  else if (!in.shared_p)
+    queries_lanes<real, parameters>(in, p_k);
   const auto score_units = [&](int first, int count) {
     const real* x = in.x + first * T * row;
     const Index at = first * in.unit_stride;
@@ -179,6 +207,12 @@ void scores_lanes(const ScoreArguments<real>& in) {
       for (int t = 1; t < q; ++t) largest = maximum<real>(largest, load<real>(in.row_gaps + t * L));
       return largest;
     });
+    for (int h = 0; in.heads > 1 && h < in.heads; ++h) {
+      const Index at = h * in.readout_head + u * L;
+      if (readouts) store<real>(in.readout + at, load<real>(in.row_readouts + h * L));
+      if (in.gap) store<real>(in.gap + at, load<real>(in.row_gaps + h * L));
+    }
+    if (in.heads > 1) continue;
     if (readouts) {
       Vec<real> total = load<real>(in.row_readouts);
       for (int t = 1; t < q; ++t) total += load<real>(in.row_readouts + t * L);
@@ -292,28 +326,33 @@ template <class real>
 [[gnu::noinline]] void factor_gradients_samples(const GradientArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const int q = in.q, d = in.d, r = in.rank;
-  const Index row = Index(d) * L, short_row = Index(r) * L;
-  real* const projected = in.e + in.units * q * row;
+  const Index row = Index(d) * L, short_row = Index(r) * L, e_row = in.heads * row;
+  real* const projected = in.e + in.units * q * e_row;
   // Z^T (E K), then E^T (Z Q).
-  const auto add = [&](const real* rows, const real* other, const real* factor, real* to,
-                       bool more) {
+  const auto add = [&](const real* rows, Index rows_row, const real* other, Index other_row,
+                       const real* factor, real* to, bool more) {
     multiply<Left::kShared>(Product<real>{
-        {r, in.units * q, d}, {factor, r}, {other, L, row}, {projected, L, short_row}});
+        {r, in.units * q, d}, {factor, r}, {other, L, other_row}, {projected, L, short_row}});
     multiply_to_gradient(Product<real>{{d, r, q, in.units},
-                                       {rows, row, q * row},
+                                       {rows, rows_row, q * rows_row},
                                        {projected, short_row, L, q * short_row},
                                        {to, short_row, L},
                                        more},
                          in.sums_lanes);
   };
-  add(in.z, in.e, in.fk, in.gq, in.add);
-  add(in.e, in.z, in.fq, in.gk, in.add || in.gk == in.gq);
+  for (int h = 0; h < in.heads; ++h) {
+    const real *const e = in.e + h * row, *const fq = in.fq + h * in.factor_head,
+                      *const fk = in.fk + h * in.factor_head;
+    real *const gq = in.gq + h * in.weight_head, *const gk = in.gk + h * in.weight_head;
+    add(in.z, row, e, e_row, fk, gq, in.add);
+    add(e, e_row, in.z, row, fq, gk, in.add || gk == gq);
+  }
 }
 
 template <class real>
 void gradients_samples(const GradientArguments<real>& in) {
   constexpr int L = kLanes<real>;
-  const int T = in.T, q = in.q, d = in.d;
+  const int T = in.T, q = in.q * in.heads, d = in.d;
   const Index row = Index(d) * L, key = Index(q) * L, weights = T * key;
   const auto by_keys = [&](const real* of_keys, real* to) {
     multiply_to_gradient(Product<real>{{q, d, T, in.units},
@@ -331,12 +370,13 @@ void gradients_samples(const GradientArguments<real>& in) {
                                        {in.gx, row, L, 0, T * row},
                                        {in.e, row, L, q * row}});
   if (in.gq) return factor_gradients_samples(in);
-  multiply_to_gradient(Product<real>{{d, d, q, in.units},
-                                     {in.z, row, q * row},
-                                     {in.e, row, L, q * row},
-                                     {in.gw, row, L},
-                                     in.add},
-                       in.sums_lanes);
+  for (int h = 0; h < in.heads; ++h)
+    multiply_to_gradient(Product<real>{{d, d, in.q, in.units},
+                                       {in.z, row, in.q * row},
+                                       {in.e + h * row, in.heads * row, L, q * row},
+                                       {in.gw + h * in.weight_head, row, L},
+                                       in.add},
+                         in.sums_lanes);
 }
 
 /// The gradients by factors from Z and E = D X, features as lanes.
@@ -382,7 +422,7 @@ template <class real>
 template <class real, Left left>
 inline void gradients_features(const GradientArguments<real>& in, Index key, Index unit) {
   constexpr int L = kLanes<real>;
-  const int T = in.T, q = in.q, d = in.d, N = round_up(d, L) / L;
+  const int T = in.T, q = in.q * in.heads, d = in.d, N = round_up(d, L) / L;
   const Index row = Index(N) * L;
   if (in.gu)
     multiply<left>(Product<real>{
@@ -394,19 +434,25 @@ inline void gradients_features(const GradientArguments<real>& in, Index key, Ind
                                  {in.ge, row, L},
                                  in.add});
   if (!in.gw && !in.gq && !in.e_row) return;
-  const Index e_row = in.e_row ? in.e_row : row;
+  const Index e_row = in.e_row == 0 ? row : in.heads > 1 ? in.e_head : in.e_row;
+  const Index e_unit = in.e_row ? in.q * in.e_row : q * row;
   multiply<left>(Product<real>{{q, N, T, 1, in.units},
                                {in.dd, key, 0, unit},
                                {in.gx, row, L, 0, T * row},
-                               {in.e, e_row, L, q * e_row}});
+                               {in.e, e_row, L, e_unit}});
   if (in.e_row) return;
-  if (in.gq) {
-    const Index count = Index(in.units) * q;
-    return factor_gradients<real>({int(count), d, in.rank, in.z, in.e, row, in.fq, in.fk,
-                                   in.e + count * row, in.gq, in.gk, in.add});
+  const int count = in.units * in.q;
+  for (int h = 0; h < in.heads; ++h) {
+    const real* const e = in.e + h * row;
+    const Index at = h * in.weight_head, factor = h * in.factor_head;
+    if (in.gq)
+      factor_gradients<real>({count, d, in.rank, in.z, e, in.heads * row, in.fq + factor,
+                              in.fk + factor, in.e + Index(in.units) * q * row, in.gq + at,
+                              in.gk + at, in.add});
+    else
+      multiply<Left::kShared>(Product<real>{
+          {d, N, count}, {in.z, d}, {e, in.heads * row, L}, {in.gw + at, row, L}, in.add});
   }
-  multiply<Left::kShared>(
-      Product<real>{{d, N, in.units * q}, {in.z, d}, {in.e, row, L}, {in.gw, row, L}, in.add});
 }
 
 template <class real>
@@ -417,7 +463,7 @@ void gradients_features_of_rows(const GradientArguments<real>& in) {
 
 template <class real>
 void gradients_features_of_samples(const GradientArguments<real>& in) {
-  gradients_features<real, Left::kSharedOfLane>(in, Index(in.q) * kLanes<real>, 1);
+  gradients_features<real, Left::kSharedOfLane>(in, Index(in.q) * in.heads * kLanes<real>, 1);
 }
 
 }  // namespace

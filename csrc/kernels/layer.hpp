@@ -47,7 +47,8 @@ template <class real, Left parameters>
 void layer_upstream(const LayerArguments<real>& in) {
   constexpr int L = kLanes<real>, kEntry = parameters == Left::kLaned ? L : 1;
   const Index outputs = Index(in.p) * L, all_rows = Index(in.units) * in.q * L;
-  if (!in.vt) return scaled_transpose(in.g, in.units * in.q, in.d, real(1), in.ut, all_rows);
+  if (!in.vt)
+    return scaled_transpose(in.g, in.units * in.q, in.d, real(1), in.ut, all_rows, kLanes<real>);
   multiply<parameters>(Product<real>{{in.d, in.units * in.q, in.p},
                                      {in.vt, in.d * kEntry},
                                      {in.g, L, outputs},

@@ -75,6 +75,10 @@ struct WordsOfUnits {
 };
 
 /// Logits, softmax and readout of one head for `units` units.
+///
+/// Samples as lanes: with q = 1 the rows of several heads, whose W and K^T follow each other, can
+/// go together. They are rows of ut, p, s, c and limits then; readout and gap are those of each
+/// head.
 template <class real>
 struct ScoreArguments {
   int T, q, d, units;
@@ -103,6 +107,8 @@ struct ScoreArguments {
   real* row_gaps;      // the same, when gap is given or rows are scaled
   RowMode mode;
   RowMap map;
+  int heads = 1;
+  std::ptrdiff_t readout_head = 0;  // from head to head in readout and gap
 };
 
 /// Gradients of one head over `units` units, from A, D and keys multiplied by the loss derivative.
@@ -126,6 +132,10 @@ struct GradientArguments {
   const real *fq, *fk;  // Q and K
   real *gq, *gk;        // Z^T D X K and (D X)^T Z Q, of (d, r); the same: their sum
   bool sums_lanes;      // lanes are samples, not runs: results are sums over them
+  // With q = 1 the rows of several heads go together, as in ScoreArguments: rows of A, D, D X, gu
+  // and ge. From head to head in gw, gq and gk; in the factors; and in D X where e_row is given.
+  int heads = 1;
+  std::ptrdiff_t weight_head = 0, factor_head = 0, e_head = 0;
 };
 
 /// Numbers that the gradients by factors of a rank need behind D X of so many rows, samples' with

@@ -1,12 +1,23 @@
 #include "classifier_slabs.hpp"
 
 namespace mhfast {
+namespace {
+
+/// Heads that go together: of one query row all, so that products with the keys have several rows.
+int heads_together(const Shape& s, const Plan& plan) {
+  return plan.samples_are_lanes() && plan.keep && s.q == 1 ? s.H : 1;
+}
+
+}  // namespace
 
 template <class real>
 ClassifierSlabs<real>::ClassifierSlabs(PassState<real>& state)
     : SlabPass<real>(state, {state.data.shape.q, 0,
-                             state.options.gradient && state.plan.keep ? state.data.shape.H : 1,
-                             state.data.shape.H}),
+                             (state.options.gradient && state.plan.keep) ||
+                                     heads_together(state.data.shape, state.plan) > 1
+                                 ? state.data.shape.H
+                                 : 1,
+                             state.data.shape.H, heads_together(state.data.shape, state.plan)}),
       outputs_(state.threads),
       loss_(state.kernels, state.data, state.loss, state.width, state.options.gaps) {}
 
@@ -58,7 +69,7 @@ void ClassifierSlabs<real>::run_scores(Pass pass, const Slab<real>& slab,
                        : pass == Pass::kScaledGradient                 ? RowMode::kScaled
                                                                        : RowMode::kDerivative;
   const int held = state_.entries_held(slab);
-  for (int h = 0; h < state_.data.shape.H; ++h)
+  for (int h = 0; h < state_.data.shape.H; h += slab.heads)
     steps_.run_scores(steps_.scores(mode, h, slab, memory,
                                     of_head(memory, h, slab, keep && mode != RowMode::kReadout),
                                     gaps ? memory.gap + h * held : nullptr));
@@ -114,15 +125,16 @@ void ClassifierSlabs<real>::measure(Pass pass, int chunk, const Slab<real>& slab
                     log_derivative);
 }
 
-/// One head's A or D of the slab times a factor for each entry, in place: of few rows less work
-/// than the keys.
+/// A or D of a head, or of those that go together, of the slab times a factor for each entry, in
+/// place: of few rows less work than the keys.
 template <class real>
 void ClassifierSlabs<real>::scale_weights(const Slab<real>& slab, const real* factors,
                                           real* weights) const {
   const int L = state_.lanes.lanes;
+  const std::ptrdiff_t size = slab.heads * steps_.weights_size();
   for (int u = 0; u < slab.units; ++u) {
-    real* of_unit = weights + u * steps_.weights_size();
-    state_.kernels.scale_samples(of_unit, factors + u * L, steps_.weights_size() / L, of_unit);
+    real* of_unit = weights + u * size;
+    state_.kernels.scale_samples(of_unit, factors + u * L, size / L, of_unit);
   }
 }
 
@@ -137,7 +149,7 @@ void ClassifierSlabs<real>::differentiate(Pass pass, int chunk, const Slab<real>
   const real* keys = by_weights ? slab.x
                      : scaled   ? nullptr
                                 : steps_.scale_keys(slab, derivative, memory);
-  for (int h = 0; h < state_.data.shape.H; ++h) {
+  for (int h = 0; h < state_.data.shape.H; h += slab.heads) {
     const ScoreMemory<real> to = of_head(memory, h, slab, state_.plan.keep);
     real *a = options.wrt_readout ? to.s : nullptr, *dd = options.wrt_W ? to.c : nullptr;
     real* gap = options.gaps ? memory.gap + h * held : nullptr;

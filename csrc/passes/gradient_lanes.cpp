@@ -64,6 +64,7 @@ class FeaturesAsLanes final : public GradientLanes<real> {
     if (dd && state_.gradients.has_rows()) {
       in.e = state_.gradients.rows(head, slab.first_sample * s.q + slab.first_row);
       in.e_row = state_.gradients.rows_row();
+      in.e_head = s.n * s.q * in.e_row;
     }
     if (!s.shared_query) in.z = state_.data.z + (slab.first_sample * s.q + slab.first_row) * s.d;
     const int L = state_.lanes.lanes;
@@ -72,8 +73,8 @@ class FeaturesAsLanes final : public GradientLanes<real> {
     for (int block = 0; block < slab.units; ++block) {
       in.units = std::min(L, slab.samples - block * L);
       state_.kernels.gradients_features_of_samples(in);
-      if (a) in.a += unit_weights_;
-      if (dd) in.dd += unit_weights_;
+      if (a) in.a += slab.heads * unit_weights_;
+      if (dd) in.dd += slab.heads * unit_weights_;
       in.gx += std::ptrdiff_t(L) * s.T * padded_;
       in.e += L * s.q * in.e_row;
       if (in.z) in.z += std::ptrdiff_t(L) * s.q * s.d;
@@ -171,6 +172,9 @@ GradientArguments<real> GradientLanes<real>::arguments(int chunk, int head, cons
     in.gk = in.gq + to.to_k(state_.model.is_tied()) * number;
   } else if (dd && !to.has_rows())
     in.gw = weight;
+  in.heads = slab.heads;
+  in.weight_head = to.weight_size() * number;
+  in.factor_head = state_.model.gradient_factor_size();
   in.add = !slab.first || (slab.follows && !s.shared_query);
   return in;
 }

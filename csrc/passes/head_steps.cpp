@@ -7,8 +7,9 @@ HeadSteps<real>::HeadSteps(PassState<real>& state, int rows)
     : state_(state),
       rows_size_(state.lanes.rows(rows)),
       weights_size_(state.data.shape.T * rows_size_),
-      transposed_row_(state.lanes.laned ? std::ptrdiff_t(state.data.shape.q) * state.width
-                                        : rows_size_),
+      transposed_row_(state.model.heads_are_columns() ? std::ptrdiff_t(state.data.shape.H)
+                      : state.lanes.laned ? std::ptrdiff_t(state.data.shape.q) * state.width
+                                          : rows_size_),
       run_scores_(state.data.has_words()           ? state.kernels.scores_words
                   : state.plan.runs_are_lanes()    ? state.kernels.scores_runs
                   : state.plan.samples_are_lanes() ? state.kernels.scores_samples
@@ -37,9 +38,11 @@ ScoreArguments<real> HeadSteps<real>::scores(RowMode mode, int head, const Slab<
       state_.data.shape.rank,
       state_.model.kt(head),
       state_.model.exps_table(head)};
-  ScoreArguments<real> in =
-      score_arguments(mode, d, {slab.keys, slab.rows, slab.units}, operands, to, weights_size_);
+  ScoreArguments<real> in = score_arguments(mode, d, {slab.keys, slab.rows, slab.units}, operands,
+                                            to, slab.heads * weights_size_);
   in.gap = gap;
+  in.heads = slab.heads;
+  in.readout_head = state_.entries_held(slab);
   const real* product = words ? nullptr : state_.model.shared_product(head);
   if (product) {
     in.shared_p = product + row;

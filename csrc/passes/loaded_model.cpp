@@ -14,6 +14,7 @@ LoadedModel<real>::LoadedModel(const Kernels<real>& kernels, const Shape& shape,
       lanes_(plan, kernels.lanes),
       width_(width),
       has_exps_(has_exps),
+      heads_are_columns_(plan.samples_are_lanes() && shape.q == 1 && !shape.is_layer()),
       tables_(shape, kernels.lanes),
       query_size_(shape.d * lanes_.rows(shape.q)),
       transposed_size_(std::ptrdiff_t(width) * of_.columns *
@@ -68,7 +69,9 @@ void LoadedModel<real>::load(const Parameters<real>& parameters, const real* wor
     if (readout) {
       const real* from = readout + std::ptrdiff_t(h) * of_.rows * of_.columns * width_;
       real* to = transposed_ + h * transposed_size_;
-      if (width_ > 1)
+      if (heads_are_columns_)
+        for (int k = 0; k < s.d; ++k) transposed_[std::ptrdiff_t(k) * s.H + h] = from[k];
+      else if (width_ > 1)
         kernels_.transpose_lanes(from, of_.rows, of_.columns, to);
       else
         kernels_.pack_rows(from, of_.rows, of_.columns, padded, to);

@@ -56,14 +56,17 @@ class LoadedModel {
   const real* factor_k(int head) const { return k_ + head * w_size_; }
   const real* gradient_q(int head) const { return gradient_q_ + head * gradient_factor_size_; }
   const real* gradient_k(int head) const { return gradient_k_ + head * gradient_factor_size_; }
+  std::ptrdiff_t gradient_factor_size() const { return gradient_factor_size_; }
   bool is_tied() const { return is_tied_; }
   /// U or V as the caller holds it, and transposed.
   const real* readout(int head) const {
     return readout_ ? readout_ + std::ptrdiff_t(head) * of_.rows * of_.columns * width_ : nullptr;
   }
   const real* transposed(int head) const {
-    return readout_ ? transposed_ + head * transposed_size_ : nullptr;
+    return readout_ ? transposed_ + head * (heads_are_columns_ ? 1 : transposed_size_) : nullptr;
   }
+  /// Whether U of one query row, transposed, has a column for each head: from row to row H numbers.
+  bool heads_are_columns() const { return heads_are_columns_; }
   const real* scores_table(int head) const { return scores_table_ + head * tables_.scores; }
   const real* values_table(int head) const { return values_table_ + head * tables_.values; }
   /// Null if weights are not looked up.
@@ -95,7 +98,7 @@ class LoadedModel {
   const Readout of_;
   const LaneLayout lanes_;
   const int width_;
-  const bool has_exps_;
+  const bool has_exps_, heads_are_columns_;
   const Tables tables_;
   const std::ptrdiff_t query_size_, transposed_size_;
   const bool has_factor_gradients_;

@@ -82,6 +82,7 @@ struct Slab {
   int place = 0;           // in its block, see own_loss.hpp
   std::ptrdiff_t row = 0;  // the first of its rows in the block
   bool follows = false;    // other rows of its samples have been added to the chunk's gradient
+  int heads = 1;           // whose scores and gradients go together, see ScoreArguments
   real* laned = nullptr;   // where gradients with samples as lanes are added up; see sum_lanes
 };
 

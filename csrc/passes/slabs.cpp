@@ -48,13 +48,14 @@ void SlabPass<real>::lay_out(Arena& layout) {
         (state_.plan.units + state_.plan.chunks - 1) / state_.plan.chunks;
     const bool adds = state_.options.gradient && slabs(of_chunk) > 1;
     workspace.laned = layout.take<real>(adds ? state_.gradients.laned_size() : 0);
-    heads.limits = layout.take<real>(data.is_limited() ? units * steps_.rows_size() : 0);
-    heads.scores.p = layout.take<real>(units * query_size_ * (s.rank > 0 ? 2 : 1));
+    const std::size_t rows_size = sizes_.heads * steps_.rows_size();
+    heads.limits = layout.take<real>(data.is_limited() ? units * rows_size : 0);
+    heads.scores.p = layout.take<real>(sizes_.heads * units * query_size_ * (s.rank > 0 ? 2 : 1));
     heads.scores.s = layout.take<real>(block * heads_kept() * weights);
     heads.scores.c = layout.take<real>(block * sizes_.derivatives * weights);
     heads.scores.readout = layout.take<real>(sizes_.readouts * held);
-    heads.scores.row_readouts = layout.take<real>(steps_.rows_size());
-    heads.scores.row_gaps = layout.take<real>(steps_.rows_size());
+    heads.scores.row_readouts = layout.take<real>(rows_size);
+    heads.scores.row_gaps = layout.take<real>(rows_size);
     heads.gap = layout.take<real>(state_.options.gaps ? block * H * held : 0);
     heads.log_derivative = layout.take<double>(held);
     heads.factors = layout.take<real>(held);
@@ -63,7 +64,7 @@ void SlabPass<real>::lay_out(Arena& layout) {
     lay_out_readout(layout, thread, units);
     if (!state_.options.gradient) continue;
     heads.keys = layout.take<real>(steps_.row_size(units) * s.T);
-    heads.e = layout.take<real>(steps_.scratch_size(units, s.q));
+    heads.e = layout.take<real>(steps_.scratch_size(units, s.q * sizes_.heads));
   }
 }
 
@@ -157,6 +158,7 @@ std::ptrdiff_t SlabPass<real>::run_slabs(Pass pass, int chunk, std::ptrdiff_t fi
     slab.rows = std::min(sizes_.rows, state_.data.shape.q - slab.first_row);
     slab.follows = tile > 0;
     slab.place = in_block ? int(i - begin) : 0;
+    slab.heads = pass == Pass::kScaledGradient ? 1 : sizes_.heads;
     slab.row = in_block ? rows : 0;
     rows += state_.entries(slab) * output_rows(slab.rows);
     if (state_.data.is_limited()) find_limits(slab, workspace.heads.limits);
@@ -202,14 +204,17 @@ void SlabPass<real>::find_limits(const Slab<real>& slab, real* to) const {
   const int L = state_.lanes.lanes, rows_size = int(steps_.rows_size());
   if (state_.lanes.laned) {
     for (int u = 0; u < slab.units; ++u)
-      for (int t = 0; t < slab.rows; ++t)
+      for (int t = 0; t < slab.rows; ++t) {
         for (int l = 0; l < L; ++l) {
           const int entry = u * L + l;
           const bool is_sample = entry < state_.entries(slab);
-          *to++ = real(is_sample ? data.limit(state_.sample_of(slab, entry), state_.run_of(entry),
+          to[l] = real(is_sample ? data.limit(state_.sample_of(slab, entry), state_.run_of(entry),
                                               slab.first_row + t)
                                  : data.shape.T);
         }
+        for (int h = 1; h < slab.heads; ++h) std::copy_n(to, L, to + h * L);
+        to += slab.heads * L;
+      }
     return;
   }
   for (int i = 0; i < slab.samples; ++i, to += rows_size)

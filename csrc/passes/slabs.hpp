@@ -21,6 +21,7 @@ class SlabPass : public ChunkPass<real> {
     int rows;                     // query rows
     std::ptrdiff_t unit_targets;  // numbers of a unit's packed targets, 0: not packed
     int derivatives, readouts;    // heads whose D, and whose readouts, are held
+    int heads = 1;                // that go together, but in scaled passes
   };
   /// One thread's scratch: the packed slab, where the data are not kept packed, and its heads.
   struct Workspace {
@@ -66,9 +67,10 @@ class SlabPass : public ChunkPass<real> {
     return round_up(slab_units() * (state_.lanes.laned ? L : 1), L);
   }
 
-  /// Heads whose A is kept from the loss to the gradient; 1: none is.
+  /// Heads whose A is kept from the loss to the gradient, or that go together; 1: none is.
   int heads_kept() const {
-    return state_.options.gradient && state_.plan.keep ? state_.data.shape.H : 1;
+    const bool keeps = state_.options.gradient && state_.plan.keep;
+    return keeps || sizes_.heads > 1 ? state_.data.shape.H : 1;
   }
 
   using ChunkPass<real>::state_;

@@ -65,8 +65,8 @@ struct Cost {
   double vectors(std::ptrdiff_t size) const { return std::ceil(double(size) / L); }
 
   double scores_samples() const {  // for a block
-    return kept(true, queries(s.q) + product_cycles(s.q, s.T, s.d, true) +
-                          product_cycles(s.q, s.T, s.d) + softmax_cycles(s.q, s.T, bytes, L));
+    return kept(true, queries(s.q) + product_of_samples(s.T, s.d, true) +
+                          product_of_samples(s.T, s.d) + softmax_cycles(s.q, s.T, bytes, L));
   }
   double scores_rows() const {  // for a sample
     const double N = vectors(s.q);
@@ -74,11 +74,14 @@ struct Cost {
                 queries(N) + 2 * product_cycles(s.T, N, s.d) + softmax_cycles(N, s.T, bytes, L));
   }
   double gradients_samples() const {  // for a block
-    return (1 + D) * product_cycles(s.q, s.d, s.T, true) + by_queries(s.q);
+    return (1 + D) * product_of_samples(s.d, s.T, true) + by_queries(s.q);
   }
   double gradients_features() const {  // for a sample
     const double N = vectors(s.d);
     return (1 + D) * product_cycles(s.q, N, s.T) + by_queries_of_rows(s.q);
+  }
+  double gradients_hybrid() const {  // for a sample
+    return (1 + D) * product_of_samples(vectors(s.d), s.T) + by_queries_of_rows(s.q);
   }
   double layer() const {  // for a block of samples, or a sample of `lanes` runs
     return layer_but_keys() + D * product_cycles(s.q, s.d, s.T, true) + by_queries(s.q);
@@ -115,7 +118,8 @@ struct Cost {
   }
   double runs() const {  // for a sample of `lanes` runs
     return W * product_cycles(s.d, s.q, s.d, true) + 2 * product_cycles(s.q, s.T, s.d, true) +
-           softmax_cycles(s.q, s.T, bytes, L) + gradients_samples();
+           softmax_cycles(s.q, s.T, bytes, L) + (1 + D) * product_cycles(s.q, s.d, s.T, true) +
+           by_queries(s.q);
   }
   double tiles() const {  // for a sample
     const int rows = tile_rows(s, bytes, L);
@@ -165,6 +169,11 @@ struct Cost {
     const double F = vectors(s.rank);
     return 2 * (product_cycles(rows, F, s.d) + product_cycles(s.d, F, rows) +
                 kTransposeCycles * rows * vectors(s.d));
+  }
+  /// The product of a head's query rows where samples are lanes; of one row all heads go together.
+  double product_of_samples(double N, double K, bool laned = false) const {
+    const double heads = s.q == 1 ? s.H : 1;
+    return product_cycles(s.q * heads, N, K, laned) / heads;
   }
   /// A product of M rows, N vectors and depth K, in the tiles of kernels/product.hpp.
   double product_cycles(double M, double N, double K, bool laned = false) const {
@@ -261,7 +270,7 @@ Prediction predict_classifier(const Shape& s, const Cost& cost) {
   if (fits(PlanKind::kSamples)) {
     const double scores = blocks * cost.scores_samples();
     result.set(PlanKind::kSamples, cost, blocks, H * (scores + blocks * cost.gradients_samples()));
-    result.set(PlanKind::kHybrid, cost, blocks, H * (scores + n * cost.gradients_features()));
+    result.set(PlanKind::kHybrid, cost, blocks, H * (scores + n * cost.gradients_hybrid()));
   }
   if (fits(PlanKind::kRows))
     result.set(PlanKind::kRows, cost, n, H * n * (cost.scores_rows() + cost.gradients_features()));
