@@ -253,15 +253,16 @@ def targets_have_runs(y: npt.NDArray[Any], n: int) -> bool:
     return classes is (y.ndim == 3)
 
 
-def filled(y: npt.NDArray[Any], visible: npt.NDArray[np.bool_], loss: str) -> npt.NDArray[Any]:
-    """Return targets with a valid value in the rows that are not `visible` (n, q)."""
-    if loss not in OF_CLASSES:
-        visible = visible[..., None]
-    kind = TARGETS[loss]
-    filler = y.dtype.type(
-        1 if kind == "signs" else 1 / y.shape[-1] if kind == "probabilities" else 0
+def filled(y: npt.NDArray[Any], lengths: Integers, loss: str) -> npt.NDArray[Any]:
+    """Return targets (n, q, p), or (n, q), with a valid value in the rows beyond `lengths` (n,)."""
+    classes, kind = loss in OF_CLASSES, TARGETS[loss]
+    if not classes and kind not in ("signs", "probabilities"):
+        return padded(y, lengths)
+    visible = np.arange(y.shape[-1 if classes else -2]) < lengths[..., None]
+    filler = 0.0 if classes else 1.0 if kind == "signs" else 1.0 / y.shape[-1]
+    return np.ascontiguousarray(
+        np.where(visible if classes else visible[..., None], y, y.dtype.type(filler))
     )
-    return np.ascontiguousarray(np.where(visible, y, filler))
 
 
 def _place(index: tuple[int, ...]) -> str:
