@@ -47,9 +47,13 @@ def lengths(value: npt.ArrayLike, n: int, tokens: int) -> Integers:
 
 def padded(X: Array, lengths: Integers) -> Array:
     """Return X (n, T, d) with zeros at and beyond `lengths` (n,), copied if it has others there."""
-    lead = np.broadcast_shapes(X.shape[:-2], lengths.shape)
-    tokens = checks.ready(X if X.shape[:-2] == lead else np.broadcast_to(X, lead + X.shape[-2:]))
-    padded = _core.with_padding(tokens, checks.ready(np.broadcast_to(lengths, lead)))
+    if X.shape[:-2] != lengths.shape:  # where they are equal, the calls below cost as much as all
+        lead = np.broadcast_shapes(X.shape[:-2], lengths.shape)
+        if X.shape[:-2] != lead:
+            X = np.broadcast_to(X, lead + X.shape[-2:])
+        lengths = np.broadcast_to(lengths, lead)
+    tokens = checks.ready(X)
+    padded = _core.with_padding(tokens, checks.ready(lengths))
     return tokens if padded is None else padded
 
 
