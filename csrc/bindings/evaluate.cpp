@@ -5,6 +5,7 @@
 #include "../passes/tangent_rows.hpp"
 #include "../problem/alike_heads.hpp"
 
+#include "kept_arrays.hpp"
 #include "problem.hpp"
 #include "register.hpp"
 
@@ -15,12 +16,13 @@ double flops(const Shape& s) {
   return double(s.n) * computed_heads(s) * s.q * (s.flops_of_w() + 8.0 * s.T * s.d);
 }
 
-/// A new array, with a leading axis of runs if there are any.
+/// A new array, with a leading axis of runs if there are any; `make`: see kept_array.
 template <class T>
 class Results {
  public:
-  Results(const ArrayShape& shape, py::ssize_t runs)
-      : array_(new_array<T>(runs > 0 ? shape.with_leading(runs) : shape)),
+  Results(const ArrayShape& shape, py::ssize_t runs,
+          py::array (*make)(const ArrayShape&) = new_array<T>)
+      : array_(make(runs > 0 ? shape.with_leading(runs) : shape)),
         at_(static_cast<T*>(array_.mutable_data())),
         size_(array_.size() / std::max<py::ssize_t>(runs, 1)) {}
   T* of(std::ptrdiff_t run) const { return at_ + run * size_; }
@@ -180,10 +182,12 @@ py::object call_tangent_rows(const py::tuple& samples, const py::tuple& paramete
     if (first_head < 0 || last_head <= first_head || last_head > computed_heads(s))
       throw py::value_error("heads: expected a range of the model's");
     const py::ssize_t g = last_head - first_head, q = s.q, d = s.d;
-    Results<real> pooled({s.n, q, g, d}, runs);
+    Results<real> pooled({s.n, q, g, d}, runs, kept_array<real>);
     std::optional<Results<real>> moved;
-    if (derivative && s.is_layer()) moved.emplace(ArrayShape{s.n, q, s.p, g, d}, runs);
-    if (derivative && !s.is_layer()) moved.emplace(ArrayShape{s.n, q, g, d}, runs);
+    if (derivative && s.is_layer())
+      moved.emplace(ArrayShape{s.n, q, s.p, g, d}, runs, kept_array<real>);
+    if (derivative && !s.is_layer())
+      moved.emplace(ArrayShape{s.n, q, g, d}, runs, kept_array<real>);
     std::vector<std::int64_t> units(std::max<py::ssize_t>(runs, 1));
     {
       const py::gil_scoped_release released;

@@ -408,11 +408,13 @@ void LayerHessian<real>::add_readout_terms(int count, const Block& block, const 
   if (!wants_readout_) return;
   const int rows = count * s_.q, dL = this->padded(s_.d);
   for (int h = 0; h < s_.H; ++h) {
-    real* const sum = sums.of_readout + h * readout_size_;
-    this->multiply(s_.p, dL, rows, block.g_rows, s_.p, this->unpack_rows(block, block.dax, h), dL,
-                   sum, dL, !fresh);
-    this->multiply(s_.p, dL, rows, block.dg_rows, s_.p, this->unpack_rows(block, block.ax, h), dL,
-                   sum, dL, true);
+    const auto add_term = [&](const real* g, const real* attended, real* sum, bool more) {
+      this->multiply(s_.p, dL, rows, g, s_.p, attended, dL, sum + h * readout_size_, dL, more);
+    };
+    add_term(block.g_rows, this->unpack_rows(block, block.dax, h), sums.of_readout, !fresh);
+    const real* const ax = this->unpack_rows(block, block.ax, h);
+    add_term(block.dg_rows, ax, sums.of_readout, true);
+    if (by_V_) add_term(block.g_rows, ax, sums.by_V, !fresh);
   }
 }
 

@@ -164,13 +164,13 @@ class RowsOfTangents {
       if (!s_.is_layer()) return readout[(std::ptrdiff_t(h) * s_.q + t) * d + k];
       return s_.identity_v ? real(k == o) : readout[(std::ptrdiff_t(h) * d + k) * s_.p + o];
     };
-    for (int h = 0; h < (s_.identity_w ? s_.H : heads_); ++h)
-      for (int t = 0; t < s_.q; ++t)
-        for (int o = 0; o < outputs_; ++o)
-          for (int k = 0; k < d; ++k)
+    for (std::ptrdiff_t k = 0; k < d; ++k)
+      for (int h = 0; h < (s_.identity_w ? s_.H : heads_); ++h)
+        for (int t = 0; t < s_.q; ++t)
+          for (int o = 0; o < outputs_; ++o)
             ut_[by_samples_ ? (h % heads_ * d + k) * s_.q + t
                             : k * rows_row_ + (t * outputs_ + o) * heads_ + h % heads_] +=
-                of_row(h, t, o, k);
+                of_row(h, t, o, int(k));
   }
   real* w_of(int h) const {
     return w_ + std::ptrdiff_t(h) * (model_.rank > 0 ? model_.rank : s_.d) * dL_;

@@ -160,6 +160,8 @@ inline constexpr double kTriangleProducts = 4;
 // pages, which the system clears, cost the next call more than most of what it computes. All
 // partial gradients and as much again for the rest.
 inline constexpr std::size_t kKeptScratch = 2 * std::size_t(kPartialBytes);
+// Chosen. Arrays for a moment that the process keeps: two of kernels.
+inline constexpr std::size_t kKeptArrays = 16 * std::size_t(kMegabyte);
 
 // Chosen. The least work of a thread: some ten microseconds, to be worth waking it up and two
 // barriers.

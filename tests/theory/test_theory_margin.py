@@ -186,6 +186,23 @@ def test_rows_of_kernels_do_not_depend_on_threads(rows: int) -> None:
     np.testing.assert_array_equal(found[0].moved, found[1].moved)
 
 
+def test_rows_of_kernels_are_their_own_while_they_live() -> None:
+    """Memory of those that are released serves the next ones."""
+    rng = np.random.default_rng(17)
+    X = rng.standard_normal((90, 4, 20))
+    models = [mh.Classifier.gaussian(2, 4, 20, std=1.0, seed=seed) for seed in range(4)]
+    sources = [RowsOfModel(model, mh.Dataset(X, np.ones(90))) for model in models]
+    alive = [source.of_heads(slice(0, 2), derivative=True) for source in sources]
+    kept = [(rows.pooled.copy(), rows.moved.copy()) for rows in alive]
+    pooled = alive.pop(1).pooled[3:]  # a view keeps them
+    for _ in range(3):
+        sources[3].of_heads(slice(0, 1), derivative=True)
+    np.testing.assert_array_equal(pooled, kept.pop(1)[0][3:])
+    for rows, (of_A, of_D) in zip(alive, kept, strict=True):
+        np.testing.assert_array_equal(rows.pooled, of_A)
+        np.testing.assert_array_equal(rows.moved, of_D)
+
+
 @pytest.mark.parametrize("kind", ["dense", "factors", "prompt", "last"])
 @pytest.mark.parametrize("name", ["X", "U"])
 def test_kernel_of_numbers_far_from_one_is_that_of_numbers_near_it(kind: str, name: str) -> None:

@@ -47,9 +47,13 @@ def lengths(value: npt.ArrayLike, n: int, tokens: int) -> Integers:
 
 def padded(X: Array, lengths: Integers) -> Array:
     """Return X (n, T, d) with zeros at and beyond `lengths` (n,), copied if it has others there."""
-    lead = np.broadcast_shapes(X.shape[:-2], lengths.shape)
-    tokens = checks.ready(X if X.shape[:-2] == lead else np.broadcast_to(X, lead + X.shape[-2:]))
-    padded = _core.with_padding(tokens, checks.ready(np.broadcast_to(lengths, lead)))
+    if X.shape[:-2] != lengths.shape:  # where they are equal, the calls below cost as much as all
+        lead = np.broadcast_shapes(X.shape[:-2], lengths.shape)
+        if X.shape[:-2] != lead:
+            X = np.broadcast_to(X, lead + X.shape[-2:])
+        lengths = np.broadcast_to(lengths, lead)
+    tokens = checks.ready(X)
+    padded = _core.with_padding(tokens, checks.ready(lengths))
     return tokens if padded is None else padded
 
 
@@ -253,15 +257,16 @@ def targets_have_runs(y: npt.NDArray[Any], n: int) -> bool:
     return classes is (y.ndim == 3)
 
 
-def filled(y: npt.NDArray[Any], visible: npt.NDArray[np.bool_], loss: str) -> npt.NDArray[Any]:
-    """Return targets with a valid value in the rows that are not `visible` (n, q)."""
-    if loss not in OF_CLASSES:
-        visible = visible[..., None]
-    kind = TARGETS[loss]
-    filler = y.dtype.type(
-        1 if kind == "signs" else 1 / y.shape[-1] if kind == "probabilities" else 0
+def filled(y: npt.NDArray[Any], lengths: Integers, loss: str) -> npt.NDArray[Any]:
+    """Return targets (n, q, p), or (n, q), with a valid value in the rows beyond `lengths` (n,)."""
+    classes, kind = loss in OF_CLASSES, TARGETS[loss]
+    if not classes and kind not in ("signs", "probabilities"):
+        return padded(y, lengths)
+    visible = np.arange(y.shape[-1 if classes else -2]) < lengths[..., None]
+    filler = 0.0 if classes else 1.0 if kind == "signs" else 1.0 / y.shape[-1]
+    return np.ascontiguousarray(
+        np.where(visible if classes else visible[..., None], y, y.dtype.type(filler))
     )
-    return np.ascontiguousarray(np.where(visible, y, filler))
 
 
 def _place(index: tuple[int, ...]) -> str:

@@ -152,7 +152,7 @@ def end_of(
     rows = np.broadcast_to(counts if counts.ndim == 2 else counts[:, None], (n, tokens))
     if lengths is not None:
         visible = np.arange(tokens) < lengths[:, None]
-        targets = sample_checks.filled(targets, visible, name)
+        targets = sample_checks.filled(targets, lengths, name)
         rows = rows * visible
     every = visible is None and weight is None
     return End(

@@ -523,6 +523,5 @@ def _labelled(
         weights, axes = sample_checks.weights(weight, shape[:2], X.dtype)
         runs = runs.meet("weight", weights.shape, axes)
     if lengths is not None and itself and letters != "n":
-        visible = np.arange(q) < lengths[..., None]
-        targets = sample_checks.filled(targets, visible, loss)
+        targets = sample_checks.filled(targets, lengths, loss)
     return seen._replace(data=(X, Z, targets, weights, lengths), runs=runs)
