@@ -289,7 +289,7 @@ void scores_rows(const ScoreArguments<real>& in) {
                                         {in.x, TL, 0, keys},
                                         {p, qL, L, 0, p_unit},
                                         {in.s, qL, L, in.unit_stride}});
-  if (readouts)
+  if (readouts && in.ut)
     multiply<Left::kShared>(Product<real>{{T, N, d, 1, in.units},
                                           {in.x, TL, 0, keys},
                                           {in.ut, in.ut_k, L, 0, in.ut_unit},

@@ -187,15 +187,24 @@ void values_words(const WordValuesArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const int q = in.q, qL = round_up(q, L);
   const Index pL = Index(in.vectors) * L;
-  for (int k = 0; k < in.T; ++k) {
-    const real* a = in.a + Index(k) * qL;
-    real* to = in.gv + in.keys[k] * pL;
+  constexpr int kTogether = 4;  // keys, whose sums do not wait for each other
+  const auto add = [&](int first, int count) {
+    const real* a[kTogether];
+    for (int k = 0; k < kTogether; ++k) a[k] = in.a + Index(first + (k < count ? k : 0)) * qL;
     for (int j = 0; j < in.vectors; ++j) {
-      Vec<real> sum{};
-      for (int t = 0; t < q; ++t) sum += broadcast<real>(a[t]) * load<real>(in.g + t * pL + j * L);
-      store<real>(to + j * L, load<real>(to + j * L) + sum);
+      Vec<real> sums[kTogether] = {};
+      for (int t = 0; t < q; ++t) {
+        const Vec<real> g = load<real>(in.g + t * pL + j * L);
+#pragma GCC unroll 4
+        for (int k = 0; k < kTogether; ++k) sums[k] += broadcast<real>(a[k][t]) * g;
+      }
+      for (int k = 0; k < count; ++k) {
+        real* to = in.gv + in.keys[first + k] * pL + j * L;
+        store<real>(to, load<real>(to) + sums[k]);
+      }
     }
-  }
+  };
+  for (int k = 0; k < in.T; k += kTogether) add(k, in.T - k < kTogether ? in.T - k : kTogether);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "layer_rows.hpp"
 
 #include <cmath>
+#include <numeric>
 
 #include "../runtime/tuning.hpp"
 #include "row_losses.hpp"
@@ -13,7 +14,11 @@ LayerRowPass<real>::LayerRowPass(PassState<real>& state)
       steps_(state, state.plan.tile),
       dL_(int(round_up(state.data.shape.d, state.lanes.lanes))),
       pL_(int(round_up(state.data.shape.p, state.lanes.lanes))),
-      workspaces_(state.threads, Workspace(WordLists<real>(state, state.plan.tile))) {}
+      values_first_(has_values_first(state.data.shape, sizeof(real), state.lanes.lanes)),
+      all_keys_(values_first_ ? state.data.shape.T : 0),
+      workspaces_(state.threads, Workspace(WordLists<real>(state, state.plan.tile))) {
+  std::iota(all_keys_.begin(), all_keys_.end(), 0);
+}
 
 /// Of tiles with the caller's own loss, see tuning.hpp.
 template <class real>
@@ -42,9 +47,11 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
     workspace.words.lay_out(layout, 1);
     workspace.x = layout.take<real>(dense * d * round_up(s.T, L));
     workspace.z = layout.take<real>(dense * d * rows);
-    workspace.values = layout.take<real>((1 - dense) * T * pL_);
-    workspace.packed = layout.take<real>((1 - dense) * pL_ * round_up(s.T, L));
-    workspace.x_rows = layout.take<real>(s.identity_v ? T * dL_ : 0);
+    workspace.values = layout.take<real>(has_values() ? round_up(s.T, L) * pL_ : 0);
+    workspace.packed = layout.take<real>(has_values() ? pL_ * round_up(s.T, L) : 0);
+    workspace.x_rows = layout.take<real>(s.identity_v || (values_first_ && gradient) ? T * dL_ : 0);
+    workspace.f_lanes = layout.take<real>(values_first_ ? pL_ * rows : 0);
+    workspace.by_v = layout.take<real>(values_first_ && gradient ? s.p * dL_ : 0);
     heads.limits = layout.take<real>(rows);
     heads.scores.p = layout.take<real>(d * rows * (s.rank > 0 ? 2 : 1));
     heads.scores.s = layout.take<real>((gradient && state_.plan.keep ? block * H : 1) * T * rows);
@@ -56,7 +63,8 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
     heads.log_derivative = layout.take<double>(L);
     heads.factors = layout.take<real>(L);
     workspace.largest = layout.take<double>(L);
-    workspace.ax = layout.take<real>((gradient ? block * H : 1) * of_head_size());
+    workspace.ax =
+        layout.take<real>(has_values() ? 0 : (gradient ? block * H : 1) * of_head_size());
     workspace.f = layout.take<real>(rows * pL_);
     workspace.own.lay_out(layout, state_.own.exists() ? block * rows * s.p : 0);
     if (!gradient) continue;
@@ -160,7 +168,7 @@ Slab<real> LayerRowPass<real>::open_tile(std::ptrdiff_t unit, const Workspace& w
   if (!s.shared_query)
     state_.kernels.pack_rows(data.z + (sample * s.q + slab.first_row) * s.d, slab.rows, s.d, qL,
                              workspace.z);
-  if (s.identity_v)
+  if (s.identity_v || (values_first_ && state_.options.gradient && state_.options.wrt_readout))
     state_.kernels.scale_rows(data.x + sample * s.T * s.d, real(1), slab.keys, s.d, dL_,
                               workspace.x_rows);
   return slab;
@@ -188,8 +196,17 @@ void LayerRowPass<real>::run_outputs(bool gaps, const Slab<real>& slab,
     const ScoreArguments<real> in =
         steps_.scores(RowMode::kWeights, h, slab, workspace.heads, of_head(h, workspace), gap);
     steps_.run_scores(in);
+    if (values_first_) {  // F^T, rows being the lanes of A
+      load_values(h, slab, workspace);
+      state_.kernels.product({{s.p, qL / L, slab.keys},
+                              {workspace.values, pL_},
+                              {in.s, qL, L},
+                              {workspace.f_lanes, qL, L},
+                              h > 0});
+      continue;
+    }
     if (words || s.identity_v) {
-      if (words) load_values(h, slab, workspace.values);
+      if (words) load_values(h, slab, workspace);
       state_.kernels.product({{slab.rows, pL_ / L, slab.keys},
                               {in.s, qL},
                               {words ? workspace.values : workspace.x_rows, pL_, L},
@@ -205,15 +222,29 @@ void LayerRowPass<real>::run_outputs(bool gaps, const Slab<real>& slab,
                             {workspace.f, pL_, L},
                             h > 0});
   }
+  if (values_first_) state_.kernels.pack_rows(workspace.f_lanes, s.p, qL, pL_, workspace.f);
 }
 
-/// Of words: the rows of E V of the tile's keys, (keys, pL).
+/// The values of the tile's keys; of X V the same packed.
 template <class real>
-void LayerRowPass<real>::load_values(int head, const Slab<real>& slab, real* to) const {
+void LayerRowPass<real>::load_values(int head, const Slab<real>& slab,
+                                     const Workspace& workspace) const {
+  const Kernels<real>& kernels = state_.kernels;
+  const int L = state_.lanes.lanes, keys = int(round_up(slab.keys, L));
+  if (values_first_) {
+    const int p = state_.data.shape.p;
+    kernels.product({{p, keys / L, state_.data.shape.d},
+                     {padded_readout(head), pL_},
+                     {slab.x, keys, L},
+                     {workspace.packed, keys, L},
+                     false});
+    kernels.pack_rows(workspace.packed, p, keys, pL_, workspace.values);
+    return;
+  }
   const real* table = state_.model.values_table(head);
   for (int k = 0; k < slab.keys; ++k)
     std::copy_n(table + std::ptrdiff_t(slab.words.keys[k]) * pL_, pL_,
-                to + std::ptrdiff_t(k) * pL_);
+                workspace.values + std::ptrdiff_t(k) * pL_);
 }
 
 /// Calls emit(index among the outputs, derivative) for every output of the tile, that of the
@@ -286,7 +317,7 @@ void LayerRowPass<real>::differentiate_readout(int chunk, int head, const Slab<r
   const Kernels<real>& kernels = state_.kernels;
   const int L = state_.lanes.lanes, qL = int(round_up(slab.rows, L));
   real* const to = state_.gradients.readout(chunk, head);
-  if (!state_.data.has_words()) {
+  if (!has_values()) {
     kernels.pack_rows(workspace.ax + head * of_head_size(), s.d, qL, dL_, workspace.ax_rows);
     kernels.product({{s.d, pL_ / L, slab.rows},
                      {workspace.ax_rows, dL_},
@@ -299,6 +330,23 @@ void LayerRowPass<real>::differentiate_readout(int chunk, int head, const Slab<r
   if (!state_.plan.keep)
     steps_.run_scores(
         steps_.scores(RowMode::kWeights, head, slab, workspace.heads, memory, nullptr));
+  if (values_first_) {
+    std::fill_n(workspace.values, std::ptrdiff_t(slab.keys) * pL_, real(0));
+    kernels.values_words(
+        {slab.keys, slab.rows, pL_ / L, all_keys_.data(), memory.s, g, workspace.values});
+    kernels.product({{s.p, dL_ / L, slab.keys},
+                     {workspace.values, pL_},
+                     {workspace.x_rows, dL_, L},
+                     {workspace.by_v, dL_, L},
+                     false});
+    for (int k = 0; k < s.d; ++k)
+      for (int o = 0; o < pL_; ++o) {
+        real& by_v = to[std::ptrdiff_t(k) * pL_ + o];
+        by_v = (slab.first ? real(0) : by_v) +
+               (o < s.p ? workspace.by_v[std::ptrdiff_t(o) * dL_ + k] : real(0));
+      }
+    return;
+  }
   if (slab.first) std::fill_n(to, state_.gradients.readout_size(), real(0));
   kernels.values_words({slab.keys, slab.rows, pL_ / L, slab.words.keys, memory.s, g, to});
 }
@@ -318,7 +366,7 @@ ScoreArguments<real> LayerRowPass<real>::upstream(const ScoreArguments<real>& sc
     in.ut = workspace.g_transposed;
     return in;
   }
-  if (!state_.data.has_words()) {
+  if (!has_values()) {
     kernels.product({{s.d, qL / L, s.p},
                      {state_.model.transposed(head), dL_},
                      {workspace.g_transposed, qL, L},
@@ -328,8 +376,8 @@ ScoreArguments<real> LayerRowPass<real>::upstream(const ScoreArguments<real>& sc
     return in;
   }
   const int keys = int(round_up(slab.keys, L));
-  load_values(head, slab, workspace.values);
-  kernels.pack_rows(workspace.values, slab.keys, pL_, keys, workspace.packed);
+  load_values(head, slab, workspace);
+  if (!values_first_) kernels.pack_rows(workspace.values, slab.keys, pL_, keys, workspace.packed);
   if (kept) {
     in.x = workspace.packed;
     in.d = s.p;

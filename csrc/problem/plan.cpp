@@ -99,11 +99,16 @@ struct Cost {
     const double keys = seen_keys(rows);
     const double scores =
         queries(N) + product_cycles(keys, N, s.d) + softmax_cycles(N, keys, bytes, L);
-    const double a_tile = (keeps_layer_weights(s, bytes, L) ? 1 : 1 + D) * scores +
-                          product_cycles(s.d, N, keys) + V * product_cycles(rows, P, s.d) +
-                          V * D * product_cycles(s.d, N, s.p) + D * product_cycles(keys, N, s.d) +
-                          D * product_cycles(rows, F, keys) + by_queries_of_rows(rows) +
-                          V * product_cycles(s.d, P, rows) + 2 * N * s.d;
+    const double readout =
+        has_values_first(s, bytes, L)
+            ? (1 + D) * product_cycles(s.p, vectors(std::ptrdiff_t(keys)), s.d) +
+                  product_cycles(s.p, N, keys) + D * product_cycles(keys, N, s.p) +
+                  product_cycles(keys, P, rows) + product_cycles(s.p, F, keys)
+            : product_cycles(s.d, N, keys) + V * product_cycles(rows, P, s.d) +
+                  V * D * product_cycles(s.d, N, s.p) + D * product_cycles(keys, N, s.d) +
+                  V * product_cycles(s.d, P, rows) + 2 * N * s.d;
+    const double a_tile = (keeps_layer_weights(s, bytes, L) ? 1 : 1 + D) * scores + readout +
+                          D * product_cycles(rows, F, keys) + by_queries_of_rows(rows);
     return std::ceil(double(s.q) / rows) * (a_tile + 3.0 * keys * s.d / s.H);
   }
   /// Of a row of attended tokens: outputs, their losses, and the gradient.
@@ -249,6 +254,10 @@ Prediction predict_layer(const Shape& s, const Cost& cost) {
   const double parts = std::ceil(double(s.q) / layer_tile(s, cost.bytes, cost.L));
   if (s.words > 0) return predict_words(s, cost, n * parts);
   Prediction result;
+  if (has_values_first(s, cost.bytes, cost.L)) {
+    result.set(PlanKind::kRows, cost, n * parts, H * n * cost.layer_rows());
+    return result;
+  }
   result.cycles[int(PlanKind::kRuns)] = H * n * Cost{dense(s), cost.registers}.layer() / cost.L;
   result.set(PlanKind::kSamples, cost, blocks, H * blocks * cost.layer());
   if (layer_rows(s, cost.bytes, cost.L) == s.q)
@@ -437,6 +446,12 @@ std::optional<PlanKind> forced_plan() {
 
 bool prefers_factors(const Shape& s) {
   return s.rank > 0 && s.words == 0 && kFactorColumns * s.rank <= s.d;
+}
+
+bool has_values_first(const Shape& s, int bytes, int lanes) {
+  if (!s.is_layer() || s.identity_v || s.words > 0 || s.attended || s.shared_query) return false;
+  if (s.T < kValuesTokens || s.q < kValuesTokens) return false;
+  return 2 * round_up(s.p, lanes) <= s.d && 2 * s.p <= layer_tile(s, bytes, lanes);
 }
 
 bool has_factor_gradients(const Shape& s, PlanKind kind, int lanes) {

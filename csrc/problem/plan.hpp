@@ -65,6 +65,10 @@ inline bool features_are_lanes(PlanKind kind) {
 /// product. A choice of the model alone, so that outputs do not depend on the batch or the plan.
 bool prefers_factors(const Shape& shape);
 
+/// Whether the values X V of a layer's keys come before A, F = A (X V): of long samples with few
+/// outputs. A choice of the model and its tokens, which then have no plan but rows.
+bool has_values_first(const Shape& shape, int bytes, int lanes);
+
 /// Whether chunks have gradients by the factors, not by their product; the query is not shared.
 bool has_factor_gradients(const Shape& shape, PlanKind kind, int lanes);
 
