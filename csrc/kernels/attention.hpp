@@ -261,7 +261,8 @@ template <class real>
 void scores_rows(const ScoreArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const int T = in.T, q = in.q, d = in.d;
-  const int qL = round_up(q, L), TL = round_up(T, L), N = qL / L;
+  const int qL = round_up(q, L), N = qL / L;
+  const Index TL = in.x_row > 0 ? in.x_row : round_up(T, L);
   const Index queries = Index(d) * qL, keys = Index(d) * TL;
   const real* p = in.shared_p ? in.shared_p : in.p;
   const Index p_unit = in.shared_p ? 0 : queries;

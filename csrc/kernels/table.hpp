@@ -91,6 +91,7 @@ struct ScoreArguments {
   std::ptrdiff_t ut_k, ut_unit;  // from unit to unit: 0 where all have the same
   bool ut_laned;                 // ut holds vectors, one number for each lane
   const real* x;                 // packed keys
+  std::ptrdiff_t x_row;          // rows as lanes: from feature to feature in it; 0: as packed
   const real* z;                 // packed queries; x itself for self-attention
   WordsOfUnits words;            // in place of x and z, and w and ut are tables then; or none
   const real* exps;              // of words: exp of the table w, or null

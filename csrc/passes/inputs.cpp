@@ -169,10 +169,15 @@ void InputGradients<real>::add_sample(const Batch& batch, int sample, Workspace&
   const real* u = workspace.u + sample * readout_stride(batch);
   kernels_.pack_rows(p, R, dL_, RL, workspace.p_lanes);
   if (readout_stride(batch) > 0) kernels_.pack_rows(u, R, dL_, RL, workspace.u_lanes);
-  if (data_.is_limited())
+  int keys = s.T;  // later ones no row sees
+  if (data_.is_limited()) {
+    real* const limits = workspace.limits;
     for (int r = 0; r < RL; ++r)
-      workspace.limits[r] =
+      limits[r] =
           real(r < R ? data_.limit(batch.sample + sample, 0, batch.first + r / batch.heads) : s.T);
+    if (std::none_of(limits, limits + R, [](real x) { return std::isnan(x); }))
+      keys = seen_keys(limits, R);
+  }
   const ScoreOperands<real> operands{nullptr,
                                      workspace.xt + sample * std::ptrdiff_t(s.d) * TL_,
                                      nullptr,
@@ -183,21 +188,26 @@ void InputGradients<real>::add_sample(const Batch& batch, int sample, Workspace&
                                      data_.row_map};
   const ScoreMemory<real> memory{
       nullptr, workspace.s, workspace.c, workspace.readout, workspace.row_readouts, nullptr};
-  auto scores = score_arguments(RowMode::kDerivative, s.d, {s.T, R, 1}, operands, memory, 0);
+  auto scores = score_arguments(RowMode::kDerivative, s.d, {keys, R, 1}, operands, memory, 0);
+  scores.x_row = TL_;
   scores.shared_p = workspace.p_lanes;
   kernels_.scores_rows(scores);
   if (gx_) {
     const std::ptrdiff_t weights = std::ptrdiff_t(RL) * TL_;
-    kernels_.pack_rows(workspace.s, s.T, RL, TL_, workspace.transposed);
-    kernels_.pack_rows(workspace.c, s.T, RL, TL_, workspace.transposed + weights);
-    kernels_.product({{s.T, N, R, 2},
+    const bool add = batch.head > 0 || batch.first > 0;
+    real* const gx = workspace.gx + sample * std::ptrdiff_t(s.T) * dL_;
+    kernels_.pack_rows(workspace.s, keys, RL, TL_, workspace.transposed);
+    kernels_.pack_rows(workspace.c, keys, RL, TL_, workspace.transposed + weights);
+    kernels_.product({{keys, N, R, 2},
                       {workspace.transposed, TL_, weights},
                       {u, dL_, L_, p - u},
-                      {workspace.gx + sample * std::ptrdiff_t(s.T) * dL_, dL_, L_},
-                      batch.head > 0 || batch.first > 0});
+                      {gx, dL_, L_},
+                      add});
+    if (!add)
+      std::fill_n(gx + std::ptrdiff_t(keys) * dL_, std::ptrdiff_t(s.T - keys) * dL_, real(0));
   }
   if (wants_z_)
-    kernels_.product({{R, N, s.T},
+    kernels_.product({{R, N, keys},
                       {workspace.c, RL},
                       {workspace.x_rows + sample * std::ptrdiff_t(s.T) * dL_, dL_, L_},
                       {workspace.e + sample * rows, dL_, L_},

@@ -115,3 +115,20 @@ def test_a_loss_of_ones_own_has_the_same_gradient():
     assert own == pytest.approx(value, rel=1e-12)
     np.testing.assert_allclose(other.V, found.V, rtol=0, atol=1e-12)
     np.testing.assert_allclose(other.W, found.W, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("name", ["causal", "lengths", "relu", "external", "identity"])
+def test_gradients_by_the_inputs_leave_out_keys_that_no_row_sees(name, dtype):
+    model, data = drawn(name, dtype)
+    wrt = ("X",) if data.query is None else ("X", "query")
+    _, found = mh.value_and_grad(model, data, loss="squared", wrt=wrt)
+    _, expected = mh.reference.value_and_grad(
+        model, data.X, data.y, loss="squared", wrt=wrt, query=data.query, lengths=data.lengths
+    )
+    for key in wrt:
+        array = expected[key]
+        error = np.abs(getattr(found, key) - array).max()
+        assert error < TOLERANCE[dtype] * np.abs(array).max(), key
+    if data.lengths is not None:
+        assert not found.X[1, data.lengths[1] :].any()
