@@ -184,10 +184,9 @@ py::object call_tangent_rows(const py::tuple& samples, const py::tuple& paramete
     const py::ssize_t g = last_head - first_head, q = s.q, d = s.d;
     Results<real> pooled({s.n, q, g, d}, runs, kept_array<real>);
     std::optional<Results<real>> moved;
-    if (derivative && s.is_layer())
-      moved.emplace(ArrayShape{s.n, q, s.p, g, d}, runs, kept_array<real>);
-    if (derivative && !s.is_layer())
-      moved.emplace(ArrayShape{s.n, q, g, d}, runs, kept_array<real>);
+    if (derivative)
+      moved.emplace(s.is_layer() ? ArrayShape{s.n, q, s.p, g, d} : ArrayShape{s.n, q, g, d}, runs,
+                    kept_array<real>);
     std::vector<std::int64_t> units(std::max<py::ssize_t>(runs, 1));
     {
       const py::gil_scoped_release released;

@@ -16,10 +16,12 @@ namespace mhfast {
 
 __extension__ typedef unsigned __int128 Wide;
 
-/// The ten rounds on counters c, numbers or vectors of them; multiply(factor, x, high, low).
+/// The ten rounds on counters c, numbers or vectors of them; multiply(factor, x, high, low). Always
+/// inlined, as `block` is: kernels of every instruction set use them, and share no copy.
 template <class Number, class Multiply>
-inline void philox_rounds(Number (&c)[4], std::uint64_t k0, std::uint64_t k1,
-                          const Multiply& multiply) {
+__attribute__((always_inline)) inline void philox_rounds(Number (&c)[4], std::uint64_t k0,
+                                                         std::uint64_t k1,
+                                                         const Multiply& multiply) {
   constexpr std::uint64_t kM0 = 0xD2E7470EE14C6C93, kM1 = 0xCA5A826395121157;
   constexpr std::uint64_t kW0 = 0x9E3779B97F4A7C15, kW1 = 0xBB67AE8584CAA73B;
   for (int round = 0; round < 10; ++round, k0 += kW0, k1 += kW1) {
@@ -37,7 +39,7 @@ struct Philox {
   using Key = std::array<std::uint64_t, 2>;
   using Block = std::array<std::uint64_t, 4>;
 
-  static Block block(const Block& counter, const Key& k) {
+  __attribute__((always_inline)) static Block block(const Block& counter, const Key& k) {
     std::uint64_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
     philox_rounds(
         c, k[0], k[1],

@@ -63,15 +63,8 @@ void random_words(const Philox::Key& key, Philox::Block counter, std::ptrdiff_t 
     __builtin_memcpy(out, last, blocks * sizeof(Philox::Block));
   }
   for (; blocks > 0; --blocks, ++counter[0], out += 4) {
-    std::uint64_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
-    philox_rounds(
-        c, key[0], key[1],
-        [](std::uint64_t factor, std::uint64_t x, std::uint64_t& high, std::uint64_t& low) {
-          const Wide product = Wide(factor) * x;
-          high = std::uint64_t(product >> 64);
-          low = std::uint64_t(product);
-        });
-    __builtin_memcpy(out, c, sizeof c);
+    const Philox::Block words = Philox::block(counter, key);
+    __builtin_memcpy(out, &words, sizeof words);
   }
 }
 

@@ -204,7 +204,7 @@ def tangent_rows(
     threads: int,
 ) -> tuple[Array, Array | None, npt.NDArray[np.int64]] | None: ...
 
-# Of integers (n,); and of X (n, T, d) at and beyond lengths (n,).
+# Whether integers (n,) are in least ... most.
 def all_within(x: npt.NDArray[np.int64], least: int, most: int) -> bool: ...
 
 # K (rows, p, columns, p) becomes K alike, and where outputs are the same + of_rows, in place; both
