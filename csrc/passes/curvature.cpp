@@ -109,11 +109,11 @@ void ClassifierHessian<real>::run_sample(std::ptrdiff_t i, Workspace& workspace,
       phi_tangent += double(workspace.readout_tangents[t]);
     }
   });
-  const auto [derivative, tangent] = differentiate(i, phi, phi_tangent);
+  const LossChange change = differentiate(i, phi, phi_tangent);
   for_heads([&](int h, const Tile& tile) {
     if (!kept) evaluate(h, tile);
-    this->add_weight_terms(i, h, tile, derivative, tangent, workspace, sums, fresh);
-    add_readout_terms(h, tile, derivative, tangent, workspace, sums, fresh);
+    this->add_weight_terms(i, h, tile, change.derivative, change.tangent, workspace, sums, fresh);
+    add_readout_terms(h, tile, change.derivative, change.tangent, workspace, sums, fresh);
   });
 }
 
