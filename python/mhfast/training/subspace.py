@@ -57,9 +57,6 @@ LEFT = 0.01
 """Part of the square of the initial parameters' norm that the part outside must be for it to be
 the difference of two squares."""
 
-ORTHONORMAL = 1e-13
-"""Largest entry of Bᵀ B - I of a basis."""
-
 ROUNDING = 16.0
 """Size, in units of the last place, of the part of the initial parameters outside that counts as
 zero."""
@@ -274,7 +271,10 @@ def enter(run: Any, problem: CoreProblem) -> Subspace | None:
     tokens = _distinct(tokens)
     if MIN_RATIO * tokens.shape[-2] > tokens.shape[-1]:
         return None
-    inside = Subspace(frozen(_orthonormal(tokens)), model, model, {})
+    # Tokens that depend on others, zeros included, get arbitrary further directions, which is
+    # harmless.
+    basis = np.linalg.qr(np.swapaxes(tokens, -1, -2))[0]
+    inside = Subspace(frozen(basis), model, model, {})
     arrays = {name: inside._inside(name, array) for name, array in model.parameters.items()}
     if not all(np.isfinite(array).all() for array in arrays.values()):
         return None
@@ -296,35 +296,6 @@ def _distinct(tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     for rows, distinct in zip(found, runs, strict=True):
         rows[: len(distinct)] = distinct
     return found.reshape(*tokens.shape[:-2], *found.shape[1:])
-
-
-def _orthonormal(tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return an orthonormal basis (d, r) or (R, d, r) of the span of r tokens.
-
-    With G = L Lᵀ the inner products of the tokens X, B is Xᵀ L⁻ᵀ where X is so far from singular
-    that this is orthonormal: two to three times as fast as reflections, which give tokens that
-    depend on others, zeros included, arbitrary further directions, which is harmless.
-    """
-    if tokens.ndim == 2:
-        return _by_cholesky(tokens)
-    return np.stack([_by_cholesky(X) for X in tokens])
-
-
-def _by_cholesky(X: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    from scipy.linalg.blas import dtrsm  # slow to import
-
-    with np.errstate(over="ignore", invalid="ignore"):
-        G = X @ X.T
-    try:
-        L = np.linalg.cholesky(G)
-    except np.linalg.LinAlgError:
-        return np.linalg.qr(X.T)[0]
-    B: npt.NDArray[np.float64] = dtrsm(1.0, L.T, X.T, side=1)
-    error = B.T @ B
-    error.flat[:: len(error) + 1] -= 1.0
-    if np.abs(error).max(initial=0.0) < ORTHONORMAL:  # not of NaN
-        return B
-    return np.linalg.qr(X.T)[0]
 
 
 def _has_many_products(problem: CoreProblem, start: Model, names: Iterable[str]) -> bool:
