@@ -2,33 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
-#include "../problem/factors.hpp"
 #include "../problem/readout.hpp"
 #include "../runtime/tuning.hpp"
 #include "records.hpp"
 
 namespace mhfast {
 namespace {
-
-/// Numbers of `count` runs, `run` apart, to vectors of `width` and back. Lanes beyond the last run
-/// repeat it.
-template <class real>
-void to_lanes(const real* from, std::ptrdiff_t run, int count, int width, std::ptrdiff_t size,
-              real* to) {
-  for (int l = 0; l < width; ++l) {
-    const real* of_run = from + std::min(l, count - 1) * run;
-    for (std::ptrdiff_t i = 0; i < size; ++i) to[i * width + l] = of_run[i];
-  }
-}
-
-template <class real>
-void from_lanes(const real* from, std::ptrdiff_t run, int count, int width, std::ptrdiff_t size,
-                real* to) {
-  for (int l = 0; l < count; ++l)
-    for (std::ptrdiff_t i = 0; i < size; ++i) to[l * run + i] = from[i * width + l];
-}
 
 /// Whether all runs have the same numbers in the packed copy of a data set.
 template <class real>
@@ -132,7 +112,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
   if (whole_engine_) whole_engine_->on_chunk(interrupted);
   for (auto& test : tests_) test->on_chunk(interrupted);
   test_due_.resize(tests_.size());
-  make_tensors();
+  make_state();
 }
 
 /// Where runs are lanes, factors are multiplied out.
@@ -147,7 +127,7 @@ Data<real> Loop<real>::of_lanes(const Data<real>& data) const {
 template <class real>
 void Loop<real>::take_shards(const Data<real>& data, const typename Engine<real>::Options& options,
                              int threads, SharedPacked<real>& shared) {
-  sums_ = std::make_unique<Sums>(task_.sums());
+  sums_ = std::make_unique<ShardSums<real>>(task_);
   shared.data.resize(sums_->shards());
   std::ptrdiff_t first = 0;
   for (int i = 0; i < sums_->shards(); ++i) {
@@ -185,106 +165,19 @@ void Loop<real>::take_batches(const Data<real>& data, typename Engine<real>::Opt
   steps_alone_ = engine_->threads() == 1 && whole_->threads() > 1;
 }
 
-/// The parameters as the engine takes them, their gradients, and what the optimizer keeps.
+/// The state of the runs, and what steps it.
 template <class real>
-void Loop<real>::make_tensors() {
-  const Shape& s = task_.data.shape;
-  const bool lanes = width_ > 1;
-  const bool of_factors = task_.wrt[kQ] || task_.wrt[kK],
-             of_values = task_.wrt[kValueA] || task_.wrt[kValueB];
-  const auto has_product = [](const auto& engine) {
+void Loop<real>::make_state() {
+  const auto multiplies = [](const auto& engine) {
     return !engine->multiplies_factors() && !engine->has_attended();
   };
-  needs_product_ = task_.rank > 0 && (has_product(whole_) || has_product(engine_) ||
-                                      std::any_of(tests_.begin(), tests_.end(), has_product));
-  theta_ = task_.model.of(run_);
-  first_ = task_.first.of(run_);
-  second_ = task_.second.of(run_);
-  const auto lay_out = [&](Arena layout) {
-    for (int name = 0; name < kTensors; ++name) {
-      const std::size_t size = extent(TensorName(name), s, task_.rank).all() * width_;
-      const bool exists = task_.model.at[name];
-      if (lanes && exists) theta_[name] = layout.template take<real>(size);
-      if (lanes && task_.first.at[name]) first_[name] = layout.template take<real>(size);
-      if (lanes && task_.second.at[name]) second_[name] = layout.template take<real>(size);
-      if ((name == kW && needs_product_) || (name == kV && s.value_rank > 0))
-        theta_[name] = layout.template take<real>(size);
-      if (task_.exponents.any() && exists) scaled_theta_[name] = layout.template take<real>(size);
-      if (task_.wrt[name] || (name == kW && of_factors && needs_product_) ||
-          (name == kV && of_values))
-        gradient_[name] = layout.template take<real>(size);
-    }
-    return layout.size();
-  };
-  const std::size_t bytes = lay_out(Arena());
-  lay_out(Arena(own_block_.reserve(std::max<std::size_t>(bytes, 1))));
-  if (lanes) take_lanes();
-  for (int name = 0; name < kTensors; ++name)
-    if (!scaled_theta_[name]) scaled_theta_[name] = theta_[name];
-  rescale_prompt();
-  if (needs_product_ && task_.keeps_attention()) {  // once for all steps
-    rescale_heads({0, 1, nullptr});
-    for (int h = 0; h < s.H; ++h) compose_product(h);
-    needs_product_ = false;
-  }
-
+  const bool any = multiplies(whole_) || multiplies(engine_) ||
+                   std::any_of(tests_.begin(), tests_.end(), multiplies);
+  state_ = std::make_unique<State<real>>(task_, run_, count_, width_, task_.rank > 0 && any);
   descent_ = std::make_unique<Descent<real>>(task_.optimizer, width_, records_norm_);
-  for (int name = 0; name < kTensors; ++name) {
-    if (!task_.wrt[name]) continue;
-    const Extent e = extent(TensorName(name), s, task_.rank);
-    std::vector<double> lr(width_);
-    for (int l = 0; l < width_; ++l)
-      lr[l] = task_.optimizer.lr[name][run_ + std::min(l, count_ - 1)];
-    descent_->add({TensorName(name),
-                   e.heads,
-                   e.rows,
-                   e.columns,
-                   e.size(),
-                   theta_[name],
-                   gradient_[name],
-                   first_[name],
-                   second_[name],
-                   lr,
-                   task_.constraints[name],
-                   {},
-                   {},
-                   {},
-                   {},
-                   {},
-                   {},
-                   {}});
-  }
+  for (int name = 0; name < kTensors; ++name)
+    if (task_.wrt[name]) descent_->add(state_->trained(TensorName(name)));
   descent_->prepare(this->threads());  // a team may be larger than what a batch is worth
-}
-
-template <class real>
-void Loop<real>::take_lanes() {
-  const auto take = [&](const OfRuns<real*>& from, const Tensors<real*>& to) {
-    const Tensors<real*> of_run = from.of(run_);
-    for (int name = 0; name < kTensors; ++name)
-      if (of_run[name])
-        to_lanes<real>(of_run[name], from.run[name], count_, width_,
-                       extent(TensorName(name), task_.data.shape, task_.rank).all(), to[name]);
-  };
-  take(task_.model, theta_);
-  take(task_.first, first_);
-  take(task_.second, second_);
-}
-
-template <class real>
-void Loop<real>::write_back() {
-  if (width_ == 1) return;
-  const auto give = [&](const Tensors<real*>& from, const OfRuns<real*>& to) {
-    const Tensors<real*> of_run = to.of(run_);
-    for (int name = 0; name < kTensors; ++name)
-      if (of_run[name] && task_.wrt[name])
-        from_lanes<real>(from[name], to.run[name], count_, width_,
-                         extent(TensorName(name), task_.data.shape, task_.rank).all(),
-                         of_run[name]);
-  };
-  give(theta_, task_.model);
-  give(first_, task_.first);
-  give(second_, task_.second);
 }
 
 template <class real>
@@ -295,52 +188,12 @@ void Loop<real>::bind(Workspace& workspace) {
   test_block_ = &workspace.tests;
 }
 
-template <class real>
-Parameters<real> Loop<real>::parameters() const {
-  const Tensors<real*>& at = scaled_theta_;
-  return {at[kW], at[kQ], at[kK], at[kU], at[kV], at[kPrompt], task_.scale};
-}
-
-/// A member's heads of the copies that the engine takes where data are scaled.
-template <class real>
-void Loop<real>::rescale_heads(const Member& member) {
-  if (!task_.exponents.any()) return;
-  for (int name = 0; name < kPrompt; ++name) {
-    if (!task_.model.at[name]) continue;
-    const Extent e = extent(TensorName(name), task_.data.shape, task_.rank);
-    const std::ptrdiff_t numbers = e.size() * width_;
-    for (int h = member.index; h < e.heads; h += member.count)
-      scale_by_power(theta_[name] + h * numbers, numbers, exponent(TensorName(name)),
-                     scaled_theta_[name] + h * numbers);
-  }
-}
-
-template <class real>
-void Loop<real>::rescale_prompt() {
-  if (!task_.exponents.any() || !theta_[kPrompt]) return;
-  const Extent e = extent(kPrompt, task_.data.shape, task_.rank);
-  scale_by_power(theta_[kPrompt], e.all() * width_, exponent(kPrompt), scaled_theta_[kPrompt]);
-}
-
-/// W of one head, of factors.
-template <class real>
-void Loop<real>::compose_product(int head) {
-  const Tensors<real*>& at = scaled_theta_;
-  compose(active_kernels<real>(), task_.data.shape, task_.rank, at[kQ], at[kK], head, width_,
-          at[kW]);
-}
-
 /// A member's heads of the parameters, after a step over the same heads, and the prompt; its share
 /// of a batch.
 template <class real>
 void Loop<real>::load(const Member& member) {
-  const Shape& s = task_.data.shape;
-  const Tensors<real*>& at = scaled_theta_;
-  rescale_heads(member);
-  for (int h = member.index; needs_product_ && h < s.H; h += member.count) compose_product(h);
-  for (int h = member.index; s.value_rank > 0 && h < s.H; h += member.count)
-    compose_values<real>(active_kernels<real>(), s, at[kValueA], at[kValueB], h, width_, at[kV]);
-  for (Engine<real>* shard : shards_) shard->load_parameters(parameters(), member);
+  state_->compose(member);
+  for (Engine<real>* shard : shards_) shard->load_parameters(state_->parameters(), member);
   if (!batch_) return;
   batch_->copy(member);
   engine_->read_samples(batch_->first(member.index, member),
@@ -416,10 +269,10 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
     return;
   }
   if (!again_) {
-    take_averages(member);
+    state_->add_to_averages(averaged_, member);
     descent_->update(member);
     if (task_.wrt[kPrompt]) {
-      if (leader) rescale_prompt();
+      if (leader) state_->rescale_prompt();
       member.wait();  // one member's, and loaded by every other
     }
     load(member);
@@ -431,24 +284,6 @@ void Loop<real>::advance_step(const Member& member, const FlushToZero& flush) {
       ++step_;
     }
     prepare_step();
-  }
-}
-
-/// A member's heads of the means, to which a step adds what it is taken from.
-template <class real>
-void Loop<real>::take_averages(const Member& member) {
-  for (int name = 0; name < kTensors; ++name) {
-    if (!task_.averages.mean.at[name]) continue;
-    const Extent e = extent(TensorName(name), task_.data.shape, task_.rank);
-    for (int l = 0; l < count_; ++l) {
-      if (averaged_[l] == 0) continue;
-      for (int h = member.index; h < e.heads; h += member.count) {
-        double* mean = task_.averages.mean.of(run_ + l)[name] + h * e.size();
-        const real* theta = theta_[name] + h * e.size() * width_ + l;
-        for (std::ptrdiff_t i = 0; i < e.size(); ++i)
-          mean[i] = Averages::added(mean[i], theta[i * width_], averaged_[l]);
-      }
-    }
   }
 }
 
@@ -512,7 +347,7 @@ bool Loop<real>::evaluate_whole(const Member& member) {
     whole_engine_->bind(*test_block_);
   }
   member.wait();
-  whole_engine_->load_parameters(parameters(), member);
+  whole_engine_->load_parameters(state_->parameters(), member);
   member.wait();
   if (!evaluate({whole_engine_.get()}, !whole_norm_due_, member)) return false;
   member.wait();
@@ -530,30 +365,6 @@ bool Loop<real>::pass(Engine<real>& engine, Pass kind, const Member& member) {
     engine.run_chunks(kind, Member{0, 1, nullptr});
   member.wait();
   return !interrupted_ && !engine.own_loss_failed();
-}
-
-/// A member's heads of the gradient that a pass has left, of factors too.
-template <class real>
-void Loop<real>::differentiate(Engine<real>& engine, const Member& member) {
-  const TensorName readout = readout_of(task_.data.shape).name;
-  const bool factors = engine.multiplies_factors();
-  GradientOut<real> to{factors ? nullptr : gradient_[kW], gradient_[readout], gradient_[kPrompt]};
-  if (factors) {
-    to.Q = gradient_[kQ];
-    to.K = gradient_[kK];
-  }
-  engine.reduce_gradient(to, member);
-  const Shape& s = task_.data.shape;
-  const bool of_product = !factors && (gradient_[kQ] || gradient_[kK]);
-  for (int h = member.index; of_product && h < s.H; h += member.count)
-    differentiate_factors<real>(active_kernels<real>(), s, task_.rank, scaled_theta_[kQ],
-                                scaled_theta_[kK], gradient_[kW], h, width_, gradient_[kQ],
-                                gradient_[kK]);
-  for (int h = member.index; (gradient_[kValueA] || gradient_[kValueB]) && h < s.H;
-       h += member.count)
-    differentiate_values<real>(active_kernels<real>(), s, scaled_theta_[kValueA],
-                               scaled_theta_[kValueB], gradient_[kV], h, width_, gradient_[kValueA],
-                               gradient_[kValueB]);
 }
 
 /// Loss and gradient at theta_k, of the samples of these engines: one, or with several processes
@@ -580,90 +391,30 @@ bool Loop<real>::evaluate(const std::vector<Engine<real>*>& engines, bool loss_o
     kind = of_gradient();
   }
   if (sums_)
-    take_sums(member);
+    sums_->take_gradients(descent_->tensors(), member);
   else
-    differentiate(*engines[0], member);
-  restore_gradients(member);
+    state_->differentiate(*engines[0], member);
+  // Else steps take these factors as logarithms.
+  if (!engine_->gathers_gaps()) state_->restore_gradients(descent_->tensors(), member);
   descent_->scan(member);
   return true;
-}
-
-/// A member's heads of the gradient over all samples of all processes.
-template <class real>
-void Loop<real>::take_sums(const Member& member) {
-  const double* sum = sums_->gradient(0);
-  for (Trained<real>& tensor : descent_->tensors()) {
-    for (int h = member.index; h < tensor.heads; h += member.count)
-      std::transform(sum + h * tensor.size, sum + (h + 1) * tensor.size,
-                     tensor.gradient + h * tensor.size, [](double x) { return real(x); });
-    sum += tensor.heads * tensor.size;
-  }
 }
 
 /// Adds up what a pass over the shards has left. False when the caller aborts.
 template <class real>
 bool Loop<real>::add_up(Pass kind, const Member& member) {
   for (int i = 0; is_gradient(kind) && i < sums_->shards(); ++i) {
-    differentiate(*shards_[i], member);
-    double* row = sums_->gradient(i);
-    for (const Trained<real>& tensor : descent_->tensors()) {
-      for (int h = member.index; h < tensor.heads; h += member.count)
-        std::copy_n(tensor.gradient + h * tensor.size, tensor.size, row + h * tensor.size);
-      row += tensor.heads * tensor.size;
-    }
+    state_->differentiate(*shards_[i], member);
+    sums_->put_gradients(i, descent_->tensors(), member);
   }
   member.wait();
-  if (member.index == 0) interrupted_ = !add_numbers(kind);
+  if (member.index == 0) {
+    const CallbackResult result = sums_->add(kind, shards_, step_, *flush_);
+    interrupted_ = result == CallbackResult::kAbort;
+    if (result == CallbackResult::kStop && !finishes()) finish_ = StopReason::kHook;
+  }
   member.wait();
   return !interrupted_;
-}
-
-/// The first member's part of it.
-template <class real>
-bool Loop<real>::add_numbers(Pass kind) {
-  using Task = TrainingTask<real>;
-  const int scales = task_.data.shape.H + 1;
-  const bool gathers =
-      engine_->gathers_gaps() && (kind == Pass::kScales || kind == Pass::kGradient);
-  double margin = kInfinity;
-  for (int i = 0; i < sums_->shards(); ++i) {
-    const Totals of_shard = shards_[i]->totals();
-    sums_->loss(i) = of_shard.loss;
-    sums_->labels(i) = of_shard.correct;
-    margin = std::min(margin, of_shard.margin);
-    if (gathers) shards_[i]->gather_scales();
-  }
-  sums_->put(Task::kMarginInSlot, margin);
-  for (int part = 0; gathers && part < scales; ++part) {
-    double largest = -kInfinity;
-    for (const Engine<real>* shard : shards_)
-      largest = std::max(largest, shard->gathered_scale(part));
-    sums_->put(Task::kScalesInSlot + part, largest);
-  }
-  if (!is_gradient(kind)) sums_->clear_gradients();
-  CallbackResult result = CallbackResult::kGoOn;
-  flush_->suspended([&] { result = sums_->add(step_); });
-  if (result == CallbackResult::kAbort) return false;
-  if (result == CallbackResult::kStop && !finishes()) finish_ = StopReason::kHook;
-  totals_ = {sums_->loss(0), sums_->labels(0), sums_->smallest(Task::kMarginInSlot)};
-  for (int part = 0; gathers && part < scales; ++part)
-    for (Engine<real>* shard : shards_)
-      shard->replace_scale(part, sums_->largest(Task::kScalesInSlot + part));
-  return true;
-}
-
-/// From a member's gradients by the scaled copies to those by the parameters, unless steps take
-/// these factors as logarithms.
-template <class real>
-void Loop<real>::restore_gradients(const Member& member) {
-  if (!task_.exponents.any() || engine_->gathers_gaps()) return;
-  for (Trained<real>& tensor : descent_->tensors()) {
-    const std::ptrdiff_t numbers = tensor.size * width_;
-    for (int h = member.index; h < tensor.heads; h += member.count) {
-      real* g = tensor.gradient + h * numbers;
-      scale_by_power(g, numbers, exponent(tensor.name), g);
-    }
-  }
 }
 
 /// Decides whether a gradient that is to be normalized must have its largest factors taken out.
@@ -681,7 +432,7 @@ void Loop<real>::choose_scales(const std::vector<Engine<real>*>& engines) {
     for (int h = 0; h < tensor.heads; ++h)
       for (int l = 0; l < width_; ++l) {
         double& scale = tensor.log_scales[h * width_ + l];
-        scale = std::log(2.0) * exponent(tensor.name);
+        scale = std::log(2.0) * state_->exponent(tensor.name);
         if (!scaled_) continue;
         const bool is_readout = tensor.name != kPrompt && tensor.name >= kU;  // or its factors
         scale += std::log(engine.share(l)) +
@@ -759,7 +510,7 @@ void Loop<real>::evaluate_tests(const Member& member) {
       tests_[i]->bind(*test_block_);
     }
     member.wait();
-    tests_[i]->load_parameters(parameters(), member);
+    tests_[i]->load_parameters(state_->parameters(), member);
     member.wait();
     tests_[i]->run_chunks(Pass::kLoss, member);
     member.wait();
@@ -783,7 +534,7 @@ void Loop<real>::record() {
     const std::int64_t row = r.row(task_.first_step, step_);
     if (!is_due(r) || row >= r.capacity) continue;
     if (is_of_parameters(r.quantity) && !written_back) {
-      write_back();
+      state_->write_back();
       written_back = true;
     }
     for (int l = 0; l < count_; ++l) {
@@ -793,7 +544,7 @@ void Loop<real>::record() {
       const bool is_constant =
           task_.keeps_attention() && row > 0 && is_of(r.quantity) == QuantityOf::kAttentionWeights;
       if (is_frozen || is_constant) {
-        repeat_row(r, l, row - 1, row);
+        repeat_row<real>(r, run_ + l, row - 1, row);
         continue;
       }
       if (is_of_parameters(r.quantity)) {
@@ -811,17 +562,6 @@ void Loop<real>::record() {
 }
 
 template <class real>
-void Loop<real>::repeat_row(const Record& r, int lane, std::int64_t from, std::int64_t to) {
-  const bool is_real = r.quantity == Quantity::kParameter || r.quantity == Quantity::kAttention;
-  const std::int64_t bytes = r.row_size * (is_real ? sizeof(real) : sizeof(double));
-  char* rows = static_cast<char*>(r.buffer) + (run_ + lane) * r.capacity * bytes;
-  if (from < 0)
-    std::memset(rows + to * bytes, 0xff, bytes);  // all NaN
-  else
-    std::copy_n(rows + from * bytes, bytes, rows + to * bytes);
-}
-
-template <class real>
 void Loop<real>::repeat_rows(std::int64_t reached) {
   // The step at which the caller's own loss failed has no row.
   const bool failed = is_stopped() && !interrupted_;
@@ -829,7 +569,7 @@ void Loop<real>::repeat_rows(std::int64_t reached) {
     const std::int64_t from = r.row(task_.first_step, step_) - (failed ? 1 : 0);
     const std::int64_t to = std::min(r.row(task_.first_step, reached), r.capacity - 1);
     for (int l = 0; l < count_; ++l)
-      for (std::int64_t row = from + 1; row <= to; ++row) repeat_row(r, l, from, row);
+      for (std::int64_t row = from + 1; row <= to; ++row) repeat_row<real>(r, run_ + l, from, row);
   }
 }
 

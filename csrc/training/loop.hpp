@@ -49,6 +49,8 @@
 
 #include "../passes/engine.hpp"
 #include "../runtime/float_mode.hpp"
+#include "shard_sums.hpp"
+#include "state.hpp"
 #include "train.hpp"
 
 namespace mhfast {
@@ -99,7 +101,7 @@ class Loop {
   void finish(StopReason reason) { finish_ = reason; }
 
   /// Copies parameters and the optimizer's state from lanes to the task.
-  void write_back();
+  void write_back() const { state_->write_back(); }
 
   /// Repeats the rows of frozen runs up to those of step `reached`.
   void repeat_rows(std::int64_t reached);
@@ -111,36 +113,22 @@ class Loop {
                    int threads, SharedPacked<real>& shared);
   void take_batches(const Data<real>& data, typename Engine<real>::Options options, int threads);
   Data<real> of_lanes(const Data<real>& data) const;
-  void make_tensors();
-  void take_lanes();
-  Parameters<real> parameters() const;
-  int exponent(TensorName name) const {
-    return task_.exponents.of(name, task_.rank > 0 && !task_.model.at[kK]);
-  }
-  void rescale_heads(const Member& member);
-  void rescale_prompt();
-  void restore_gradients(const Member& member);
-  void compose_product(int head);
+  void make_state();
   void load(const Member& member);
   void prepare_step();
   void advance_step(const Member& member, const FlushToZero& flush);
-  void take_averages(const Member& member);
   bool evaluate(const std::vector<Engine<real>*>& engines, bool loss_only, const Member& member);
   bool evaluate_whole(const Member& member);
   bool pass(Engine<real>& engine, Pass kind, const Member& member);
-  void differentiate(Engine<real>& engine, const Member& member);
   bool add_up(Pass kind, const Member& member);
-  bool add_numbers(Pass kind);
-  void take_sums(const Member& member);
   Totals totals(const Engine<real>& engine, int lane) const {
-    return sums_ ? totals_ : engine.totals(lane);
+    return sums_ ? sums_->totals() : engine.totals(lane);
   }
   void choose_scales(const std::vector<Engine<real>*>& engines);
   void decide(const FlushToZero& flush);
   void end(int lane, StopReason reason);
   void evaluate_tests(const Member& member);
   void record();
-  void repeat_row(const Record& r, int lane, std::int64_t from, std::int64_t to);
   bool wants_totals() const;
   bool wants_norm() const;
   double gradient_norm(int lane) const;
@@ -154,24 +142,20 @@ class Loop {
 
   TrainingTask<real>& task_;
   const std::ptrdiff_t run_;
-  const int width_, count_;  // lanes and runs
-  AlignedBuffer own_block_;
+  const int width_, count_;                     // lanes and runs
   std::unique_ptr<BatchData<real>> batch_;      // null: steps are taken on all samples
   std::unique_ptr<Engine<real>> engine_;        // of a step
   std::unique_ptr<Engine<real>> whole_engine_;  // of all samples, where that is another
   const Engine<real>* whole_ = nullptr;         // the one of all samples
   std::vector<Engine<real>*> shards_;           // of a step: `engine_`, and with several processes
   std::vector<std::unique_ptr<Engine<real>>> further_;  // those of this process's further shards
-  std::unique_ptr<Sums> sums_;                          // null: there is one process
-  Totals totals_;                                       // over all processes
+  std::unique_ptr<ShardSums<real>> sums_;               // null: there is one process
   std::vector<std::unique_ptr<Engine<real>>> tests_;
   AlignedBuffer* test_block_ = nullptr;
-  Tensors<real*> theta_{}, gradient_{}, first_{}, second_{};
-  Tensors<real*> scaled_theta_{};  // as the engine takes them: theta_ itself, or copies
+  std::unique_ptr<State<real>> state_;
   std::unique_ptr<Descent<real>> descent_;
-  bool records_norm_ = false;   // or stops at one
-  bool needs_product_ = false;  // W of factors, which some engine multiplies with
-  bool scaled_ = false;         // the stored gradient lacks its largest factors
+  bool records_norm_ = false;  // or stops at one
+  bool scaled_ = false;        // the stored gradient lacks its largest factors
 
   std::int64_t step_;
   std::vector<double> losses_, norms_;  // norms: of gradients, where recorded

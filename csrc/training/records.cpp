@@ -1,6 +1,7 @@
 #include "records.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "../passes/attention_weights.hpp"
 #include "../problem/alike_heads.hpp"
@@ -213,9 +214,23 @@ void write_record(const TrainingTask<real>& task, const Record& record, std::ptr
   }
 }
 
+template <class real>
+void repeat_row(const Record& record, std::ptrdiff_t run, std::int64_t from, std::int64_t to) {
+  const bool is_real =
+      record.quantity == Quantity::kParameter || record.quantity == Quantity::kAttention;
+  const std::int64_t bytes = record.row_size * (is_real ? sizeof(real) : sizeof(double));
+  char* rows = static_cast<char*>(record.buffer) + run * record.capacity * bytes;
+  if (from < 0)
+    std::memset(rows + to * bytes, 0xff, bytes);  // all NaN
+  else
+    std::copy_n(rows + from * bytes, bytes, rows + to * bytes);
+}
+
 template void write_record<float>(const TrainingTask<float>&, const Record&, std::ptrdiff_t,
                                   std::int64_t, std::int64_t);
 template void write_record<double>(const TrainingTask<double>&, const Record&, std::ptrdiff_t,
                                    std::int64_t, std::int64_t);
+template void repeat_row<float>(const Record&, std::ptrdiff_t, std::int64_t, std::int64_t);
+template void repeat_row<double>(const Record&, std::ptrdiff_t, std::int64_t, std::int64_t);
 
 }  // namespace mhfast

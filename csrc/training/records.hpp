@@ -11,6 +11,10 @@ template <class real>
 void write_record(const TrainingTask<real>& task, const Record& record, std::ptrdiff_t run,
                   std::int64_t row, std::int64_t step);
 
+/// Repeats a row of a run, or writes NaN where there is none before it (`from` is negative).
+template <class real>
+void repeat_row(const Record& record, std::ptrdiff_t run, std::int64_t from, std::int64_t to);
+
 /// Whether a record is of parameters, which runs side by side keep elsewhere meanwhile.
 inline bool is_of_parameters(Quantity quantity) {
   return is_of(quantity) != QuantityOf::kDataSet && is_of(quantity) != QuantityOf::kGradient;
