@@ -152,6 +152,44 @@ void measure(const MeasureArguments<real>& in) {
     in.sum[l] = is_safe(l) ? squares[l] * inverse[l] * inverse[l] : sum[l];
 }
 
+template <class real>
+void compare(PairArguments<real>& in) {
+  using Number = Vec<double>;
+  constexpr int L = kLanes<double>, kChains = 2;  // sums that do not wait for each other
+  Number a_squares[kChains]{}, b_squares[kChains]{}, products[kChains]{}, differences[kChains]{};
+  const auto take = [&](int chain, Number a, Number b) {
+    const Number difference = a - b;
+    a_squares[chain] += a * a;
+    b_squares[chain] += b * b;
+    products[chain] += a * b;
+    differences[chain] += difference * difference;
+  };
+  const real *const a = in.a, *const b = in.b;
+  Index i = 0;
+  for (; i + kChains * L <= in.size; i += kChains * L)
+#pragma GCC unroll 2
+    for (int chain = 0; chain < kChains; ++chain)
+      take(chain, load_wide(a + i + chain * L), load_wide(b + i + chain * L));
+  for (; i < in.size; i += L) {
+    Number left{}, right{};
+    for (int l = 0; l < L && i + l < in.size; ++l) {
+      left[l] = a[i + l];
+      right[l] = b[i + l];
+    }
+    take(0, left, right);
+  }
+  const auto sum = [](const Number(&chains)[kChains]) {
+    double total = 0;
+    for (const Number& chain : chains)
+      for (int l = 0; l < L; ++l) total += chain[l];
+    return total;
+  };
+  in.a_squares = sum(a_squares);
+  in.b_squares = sum(b_squares);
+  in.products = sum(products);
+  in.differences = sum(differences);
+}
+
 // Numbers of B that a batched product gathers at a time, and of how many of its rows where an entry
 // is one number, or one for each run.
 inline constexpr int kGathered = 2048, kGatheredRows = 16, kGatheredRowsOfRuns = 4;

@@ -357,6 +357,14 @@ struct MeasureArguments {
   double power;
 };
 
+/// Sums over the entries of two arrays, in double.
+template <class real>
+struct PairArguments {
+  std::ptrdiff_t size;
+  const real *a, *b;
+  double a_squares, b_squares, products, differences;  // a^2, b^2, a b, (a - b)^2
+};
+
 /// Triangular factors of samples, which are lanes: `triangle` becomes R of its own rows with those
 /// of `block` below them; the block is overwritten.
 template <class real>

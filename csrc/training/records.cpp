@@ -1,10 +1,13 @@
 #include "records.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
+#include "../dispatch/dispatch.hpp"
 #include "../passes/attention_weights.hpp"
 #include "../problem/alike_heads.hpp"
+#include "norms.hpp"
 
 namespace mhfast {
 namespace {
@@ -27,6 +30,26 @@ struct View {
   std::ptrdiff_t size(int name) const { return extent(TensorName(name), shape(), task.rank).all(); }
 };
 
+template <class real>
+PairArguments<real> compared(const real* a, const real* b, std::ptrdiff_t size) {
+  PairArguments<real> pair{size, a, b, 0, 0, 0, 0};
+  active_kernels<real>().compare(pair);
+  return pair;
+}
+
+/// Squares of value(0), ..., value(size - 1), whose sum this is unless they leave the range of
+/// double. A NaN or infinite entry makes the norm NaN or infinite.
+template <class Value>
+PowerSum square_sum(double sum, std::ptrdiff_t size, const Value& value) {
+  if (std::isnan(sum) || (sum > 1e-250 && sum < 1e250)) return {1, sum};
+  double largest = 0;
+  for (std::ptrdiff_t i = 0; i < size; ++i) largest = std::max(largest, std::fabs(value(i)));
+  if (largest == 0 || std::isinf(largest)) return {largest, 1};
+  double scaled = 0;
+  for (std::ptrdiff_t i = 0; i < size; ++i) scaled += (value(i) / largest) * (value(i) / largest);
+  return {largest, scaled};
+}
+
 /// Norm of theta - origin over all tensors.
 template <class real>
 double parameter_norm(const View<real>& view, const Tensors<const real*>& origin) {
@@ -34,7 +57,9 @@ double parameter_norm(const View<real>& view, const Tensors<const real*>& origin
   for (int name = 0; name < kTensors; ++name) {
     const real *theta = view.model.at[name], *from = origin[name];
     if (!theta) continue;
-    sum.add(square_sum(view.size(name), [&](std::ptrdiff_t i) {
+    const std::ptrdiff_t size = view.size(name);
+    const PairArguments<real> pair = compared(theta, from ? from : theta, size);
+    sum.add(square_sum(from ? pair.differences : pair.a_squares, size, [&](std::ptrdiff_t i) {
       return double(theta[i]) - (from ? double(from[i]) : 0.0);
     }));
   }
@@ -47,25 +72,28 @@ template <class real>
 double cosine(const View<real>& view, const Tensors<const real*>& direction) {
   const Tensors<const real*>& theta = view.model.at;
   PowerSum of_theta, of_direction;
+  double products = 0;
   const auto for_common = [&](const auto& body) {
     for (int name = 0; name < kTensors; ++name)
       if (theta[name] && direction[name]) body(theta[name], direction[name], view.size(name));
   };
   for_common([&](const real* a, const real* b, std::ptrdiff_t size) {
-    of_theta.add(square_sum(size, [a](std::ptrdiff_t i) { return a[i]; }));
-    of_direction.add(square_sum(size, [b](std::ptrdiff_t i) { return b[i]; }));
+    const PairArguments<real> pair = compared(a, b, size);
+    of_theta.add(square_sum(pair.a_squares, size, [a](std::ptrdiff_t i) { return double(a[i]); }));
+    of_direction.add(
+        square_sum(pair.b_squares, size, [b](std::ptrdiff_t i) { return double(b[i]); }));
+    products += pair.products;
   });
   const double theta_norm = of_theta.norm(), direction_norm = of_direction.norm();
   if (theta_norm == 0 || direction_norm == 0) return 0.0;
-  const bool plain = squares_are_normal(theta_norm) && squares_are_normal(direction_norm);
-  double dot = 0;
+  if (squares_are_normal(theta_norm) && squares_are_normal(direction_norm))
+    return products / (theta_norm * direction_norm);
+  double cosine = 0;
   for_common([&](const real* a, const real* b, std::ptrdiff_t size) {
-    dot += plain ? sum_in_parts(size, [&](std::ptrdiff_t i) { return double(a[i]) * double(b[i]); })
-                 : sum_in_parts(size, [&](std::ptrdiff_t i) {
-                     return (double(a[i]) / theta_norm) * (double(b[i]) / direction_norm);
-                   });
+    for (std::ptrdiff_t i = 0; i < size; ++i)
+      cosine += (double(a[i]) / theta_norm) * (double(b[i]) / direction_norm);
   });
-  return plain ? dot / (theta_norm * direction_norm) : dot;
+  return cosine;
 }
 
 /// The weight of a query row in a mean over attention: that in the loss, and 0 where it sees no
