@@ -174,12 +174,13 @@ inline void tiles_of_width(const Product<real>& p, const Cut& columns) {
 
 /// One row, short enough to fit into registers, times columns: the row is read once, and each
 /// column is a separate chain. Sums are those of a tile.
-template <class real, Left left, bool kAdd, int K>
+template <class real, Left left, int K>
 void row_times_columns(const Product<real>& product) {
   constexpr int L = kLanes<real>;
   const Index a_k1 = product.a.k1, next_a = product.a.batch, next_b = product.b.batch;
   const Index b_n = product.b.n, c_n = product.c.n, next_c = product.c.batch;
   const int N = product.size.N;
+  const bool add = product.add;
   const real *a = product.a.at, *b = product.b.at;
   real* c = product.c.at;
   for (int u = product.size.batch; u > 0; --u, a += next_a, b += next_b, c += next_c) {
@@ -192,16 +193,14 @@ void row_times_columns(const Product<real>& product) {
       Vec<real> sum{};
 #pragma GCC unroll 24
       for (int k = 0; k < K; ++k) sum += row[k] * load<real>(column + k * L);
-      store<real>(to, kAdd ? load<real>(to) + sum : sum);
+      store<real>(to, add ? load<real>(to) + sum : sum);
     }
   }
 }
 
 template <class real, Left left, int K = kAccumulators>
 inline void row_of_length(const Product<real>& p) {
-  if (p.size.K1 == K)
-    return p.add ? row_times_columns<real, left, true, K>(p)
-                 : row_times_columns<real, left, false, K>(p);
+  if (p.size.K1 == K) return row_times_columns<real, left, K>(p);
   if constexpr (K > 1) row_of_length<real, left, K - 1>(p);
 }
 
