@@ -206,7 +206,7 @@ void State<real>::restore_gradients(std::vector<Trained<real>>& tensors,
 template <class real>
 void State<real>::add_to_averages(const std::vector<std::int64_t>& counts,
                                   const Member& member) const {
-  for (int name = 0; name < kTensors; ++name) {
+  for (int name = 0; task_.averages.counts && name < kTensors; ++name) {
     if (!task_.averages.mean.at[name]) continue;
     const Extent e = extent_of(name);
     for (int l = 0; l < count_; ++l) {
