@@ -310,7 +310,7 @@ struct TangentArguments {
   int keys, columns;      // query rows in whole vectors
   std::ptrdiff_t stride;  // from key to key
   const real* limits;     // keys that each row sees, or null
-  real *s, *ds;           // logits and their derivative; A and its relative derivative
+  real *s, *ds;           // logits and their derivative; A and its relative derivative, or null
   real *c, *dc;           // readout coefficients and their derivative; D and its derivative
   real *readouts, *readout_tangents;  // (columns vectors): rows of <A, C> and their derivative
   RowMap map;

@@ -211,8 +211,9 @@ template <bool kDerivative, class real>
 template <class real>
 void tangent_weights(const TangentArguments<real>& in) {
   if (!in.map.is_softmax()) return tangent_of_map<false>(in);
-  const Rows<real> logits{in.keys, in.columns, in.stride, in.s, in.ds, in.limits};
+  const Rows<real> logits{in.keys, in.columns, in.stride, in.s, in.ds ? in.ds : in.s, in.limits};
   attend<true, real>(logits, nullptr);
+  if (!in.ds) return;
   // From here on S holds A: its largest entry is the row's peak.
   const Rows<real> rows{in.keys, in.columns, in.stride, in.s, in.ds};
   for_columns_of<false>(rows, [](const auto& columns, const auto& peaks) {

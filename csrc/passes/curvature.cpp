@@ -2,6 +2,7 @@
 #include "curvature.hpp"
 
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -30,6 +31,10 @@ class ClassifierHessian final : public HessianProduct<real> {
  public:
   explicit ClassifierHessian(const HessianCall<real>& call)
       : HessianProduct<real>(call, call.data.shape.q, false) {
+    if (readout_only_) {
+      load_pairs();
+      return;
+    }
     this->load_readout(s_.q, s_.d, this->padded(s_.q));
     if (!this->blocks_) return;
     const auto by_rows = [&](const real* from, std::vector<real>& to) -> const real* {
@@ -47,14 +52,20 @@ class ClassifierHessian final : public HessianProduct<real> {
  private:
   using Base = HessianProduct<real>;
   using Base::data_, Base::heads_kept_, Base::kernels_, Base::loss_, Base::model_, Base::out_,
-      Base::readout_, Base::readout_size_, Base::s_, Base::tangent_, Base::tile_rows_, Base::total_,
-      Base::wants_readout_;
+      Base::readout_, Base::readout_only_, Base::readout_size_, Base::s_, Base::tangent_,
+      Base::tile_rows_, Base::total_, Base::wants_readout_;
   using typename Base::Block, typename Base::Sums, typename Base::Tile, typename Base::Workspace;
 
   void run_sample(std::ptrdiff_t i, Workspace& workspace, const Sums& sums,
                   bool fresh) const override;
   void run_block(std::ptrdiff_t first, int count, Block& block, const Sums& sums,
                  bool fresh) const override;
+  void load_pairs();
+  void run_readout(std::ptrdiff_t i, Workspace& workspace, const Sums& sums, bool fresh) const;
+  void run_readout(std::ptrdiff_t first, int count, Block& block, const Sums& sums,
+                   bool fresh) const;
+  void differentiate(std::ptrdiff_t first, int count, const double* phi, const double* phi_tangent,
+                     Block& block) const;
   LossChange differentiate(std::ptrdiff_t i, double phi, double phi_tangent) const;
   void add_readout_terms(int h, const Tile& tile, double derivative, double tangent,
                          Workspace& workspace, const Sums& sums, bool fresh) const;
@@ -65,6 +76,7 @@ class ClassifierHessian final : public HessianProduct<real> {
 
   std::vector<real> value_of_rows_, tangent_of_rows_;
   WithTangent<real> of_rows_;  // U (d, rows (t, h)), of blocks
+  std::vector<real> pairs_;    // U and its tangent, where A X is all that is needed
 };
 
 /// From the sums over rows and heads of a sample.
@@ -84,6 +96,7 @@ LossChange ClassifierHessian<real>::differentiate(std::ptrdiff_t i, double phi,
 template <class real>
 void ClassifierHessian<real>::run_sample(std::ptrdiff_t i, Workspace& workspace, const Sums& sums,
                                          bool fresh) const {
+  if (readout_only_) return run_readout(i, workspace, sums, fresh);
   const int qL = this->padded(s_.q);
   const bool kept = heads_kept_ == s_.H && tile_rows_ >= qL;
   const std::ptrdiff_t of_head = std::ptrdiff_t(s_.d) * qL;
@@ -117,22 +130,103 @@ void ClassifierHessian<real>::run_sample(std::ptrdiff_t i, Workspace& workspace,
   });
 }
 
+/// U and U. side by side, of blocks (rows (t, h), d, 2), else (H, q, dL / L, 2, L).
 template <class real>
-void ClassifierHessian<real>::run_block(std::ptrdiff_t first, int count, Block& block,
-                                        const Sums& sums, bool fresh) const {
-  const int L = kernels_.lanes, rows = this->block_rows();
-  this->derive(of_rows_, false, block);
-  for (int l = 0; l < L; ++l) {
-    double phi = 0, phi_tangent = 0;
-    for (int r = 0; r < rows; ++r) {
-      phi += double(block.readouts[r * L + l]);
-      phi_tangent += double(block.readout_tangents[r * L + l]);
+void ClassifierHessian<real>::load_pairs() {
+  const int d = s_.d, L = this->blocks_ ? 1 : kernels_.lanes;
+  const std::ptrdiff_t row = round_up(d, L);
+  pairs_.assign(2 * s_.H * s_.q * row, real(0));
+  for (int m = 0; m < 2; ++m) {
+    const real* u = m == 0 ? model_.at[kU] : tangent_[kU];
+    for (int h = 0; u && h < s_.H; ++h)
+      for (int t = 0; t < s_.q; ++t, u += d) {
+        real* const to = pairs_.data() + 2 * row * (this->blocks_ ? t * s_.H + h : h * s_.q + t);
+        for (int k = 0; k < d; ++k) to[(k / L * 2 + m) * L + k % L] = u[k];
+      }
+  }
+}
+
+/// Where A X is all: it is kept of a sample until its loss is known.
+template <class real>
+void ClassifierHessian<real>::run_readout(std::ptrdiff_t i, Workspace& workspace, const Sums& sums,
+                                          bool fresh) const {
+  const int L = kernels_.lanes, dL = this->padded(s_.d);
+  real sums_of_lanes[2 * kMaxLanes];
+  double phi = 0, phi_tangent = 0;
+  for (int first = 0; first < s_.q; first += int(tile_rows_)) {
+    const int rows = std::min(int(tile_rows_), s_.q - first);
+    const Tile tile{first, rows, this->padded(rows)};
+    this->find_limits(i, tile, workspace);
+    for (int h = 0; h < s_.H; ++h) {
+      this->score(h, tile, workspace);
+      const real* const weights = this->still_weights(this->rows_of(h, tile, workspace));
+      const std::ptrdiff_t row = std::ptrdiff_t(h) * s_.q + first;
+      real* const ax = workspace.ax + row * dL;
+      this->multiply(rows, dL, s_.T, weights, tile_rows_, workspace.x, dL, ax, dL, false);
+      kernels_.product_lanes({{2, 1, rows * dL / L},
+                              {pairs_.data() + 2 * row * dL, 2 * L},
+                              {ax, L, L},
+                              {sums_of_lanes, L, L}});
+      phi = std::accumulate(sums_of_lanes, sums_of_lanes + L, phi);
+      phi_tangent = std::accumulate(sums_of_lanes + L, sums_of_lanes + 2 * L, phi_tangent);
     }
+  }
+  if (!wants_readout_) return;
+  const real tangent = real(differentiate(i, phi, phi_tangent).tangent);
+  kernels_.combine(workspace.ax, 0, &tangent, 1, s_.H * readout_size_, sums.of_readout, !fresh);
+}
+
+/// What a block's derivatives are multiplied by, from the sums of its samples.
+template <class real>
+void ClassifierHessian<real>::differentiate(std::ptrdiff_t first, int count, const double* phi,
+                                            const double* phi_tangent, Block& block) const {
+  for (int l = 0; l < kernels_.lanes; ++l) {
     const LossChange change =
-        l < count ? differentiate(first + l, phi, phi_tangent) : LossChange{0, 0};
+        l < count ? differentiate(first + l, phi[l], phi_tangent[l]) : LossChange{0, 0};
     block.derivative[l] = real(change.derivative);
     block.tangent[l] = real(change.tangent);
   }
+}
+
+/// As for a sample.
+template <class real>
+void ClassifierHessian<real>::run_readout(std::ptrdiff_t first, int count, Block& block,
+                                          const Sums& sums, bool fresh) const {
+  const int L = kernels_.lanes, rows = this->block_rows();
+  this->multiply_keys(block, this->still_weights(this->rows_of(block)), block.e);
+  real readouts[2 * kMaxLanes];
+  double phi[kMaxLanes] = {}, phi_tangent[kMaxLanes] = {};
+  for (int r = 0; r < rows; ++r) {
+    kernels_.product({{2, 1, s_.d},
+                      {pairs_.data() + std::ptrdiff_t(2) * r * s_.d, 2},
+                      {block.e + std::ptrdiff_t(r) * s_.d * L, L, L},
+                      {readouts, L, L}});
+    for (int l = 0; l < L; ++l) {
+      phi[l] += double(readouts[l]);
+      phi_tangent[l] += double(readouts[L + l]);
+    }
+  }
+  if (!wants_readout_) return;
+  differentiate(first, count, phi, phi_tangent, block);
+  const std::ptrdiff_t vectors = std::ptrdiff_t(rows) * s_.d;
+  for (std::ptrdiff_t v = 0, k = 0; v < vectors; ++v)
+    for (int l = 0; l < L; ++l, ++k) block.e[k] *= block.tangent[l];
+  this->add_rows(block, block.e, sums.of_readout, readout_size_, fresh);
+}
+
+template <class real>
+void ClassifierHessian<real>::run_block(std::ptrdiff_t first, int count, Block& block,
+                                        const Sums& sums, bool fresh) const {
+  if (readout_only_) return run_readout(first, count, block, sums, fresh);
+  const int L = kernels_.lanes, rows = this->block_rows();
+  this->derive(of_rows_, false, block);
+  double phi[kMaxLanes] = {}, phi_tangent[kMaxLanes] = {};
+  for (int r = 0; r < rows; ++r)
+    for (int l = 0; l < L; ++l) {
+      phi[l] += double(block.readouts[r * L + l]);
+      phi_tangent[l] += double(block.readout_tangents[r * L + l]);
+    }
+  differentiate(first, count, phi, phi_tangent, block);
   this->add_weight_terms(first, count, block, sums, fresh);
   if (!wants_readout_) return;
   const WithTangent<real> weights = this->weights_of(this->rows_of(block), block);
@@ -185,9 +279,9 @@ class LayerHessian final : public HessianProduct<real> {
 
  private:
   using Base = HessianProduct<real>;
-  using Base::by_V_, Base::data_, Base::kernels_, Base::loss_, Base::model_, Base::out_,
-      Base::readout_, Base::readout_size_, Base::s_, Base::tangent_, Base::tile_rows_, Base::total_,
-      Base::wants_readout_;
+  using Base::attended_size_, Base::by_V_, Base::data_, Base::kernels_, Base::loss_, Base::model_,
+      Base::moves_, Base::out_, Base::readout_, Base::readout_size_, Base::s_, Base::tangent_,
+      Base::tile_rows_, Base::total_, Base::wants_readout_, Base::wants_W_;
   using typename Base::Block, typename Base::Sums, typename Base::Tile, typename Base::Workspace;
 
   void run_sample(std::ptrdiff_t i, Workspace& workspace, const Sums& sums,
@@ -213,18 +307,22 @@ void LayerHessian<real>::add_outputs(int h, const Tile& tile, Workspace& workspa
   const int d = s_.d, T = s_.T, p = s_.p, N = tile.padded;
   const std::ptrdiff_t R = tile_rows_, dL = this->padded(d), of_head = std::ptrdiff_t(h) * d * p;
   const TangentArguments<real> in = this->rows_of(h, tile, workspace);
-  const WithTangent<real> weights = this->weights_of(in, workspace);
+  const WithTangent<real> weights = this->moved_weights(in, workspace);
+  if (h == 0 && !moves_) std::fill_n(workspace.df, p * R, real(0));
+  const bool add = h > 0 || !moves_;
   if (s_.identity_v) {
     this->multiply(d, N, T, workspace.x, dL, weights.value, R, workspace.f, R, h > 0);
-    this->multiply(d, N, T, workspace.x, dL, weights.tangent, R, workspace.df, R, h > 0);
+    if (moves_) this->multiply(d, N, T, workspace.x, dL, weights.tangent, R, workspace.df, R, add);
     return;
   }
-  this->multiply(d, N, T, workspace.x, dL, weights.value, R, workspace.yt, R, false);
-  this->multiply(d, N, T, workspace.x, dL, weights.tangent, R, workspace.dyt, R, false);
+  real *const yt = workspace.yt + h * attended_size_, *const dyt =
+                                                          workspace.dyt + h * attended_size_;
+  this->multiply(d, N, T, workspace.x, dL, weights.value, R, yt, R, false);
+  if (moves_) this->multiply(d, N, T, workspace.x, dL, weights.tangent, R, dyt, R, false);
   const WithTangent<real> v{model_.at[kV] + of_head,
                             tangent_[kV] ? tangent_[kV] + of_head : nullptr};
-  this->multiply(p, N, d, v.value, p, workspace.yt, R, workspace.f, R, h > 0);
-  this->multiply_tangents(p, N, d, v, p, {workspace.yt, workspace.dyt}, R, workspace.df, R, h > 0);
+  this->multiply(p, N, d, v.value, p, yt, R, workspace.f, R, h > 0);
+  this->multiply_tangents(p, N, d, v, p, {yt, moves_ ? dyt : nullptr}, R, workspace.df, R, add);
 }
 
 /// Derivatives of the outputs of a tile and their tangents, both ways round.
@@ -300,8 +398,10 @@ void LayerHessian<real>::run_sample(std::ptrdiff_t i, Workspace& workspace, cons
     }
     find_derivatives(i, tile, workspace);
     for (int h = 0; h < s_.H; ++h) {
-      this->derive(h, tile, find_upstream(h, tile, workspace), R, workspace);
-      this->add_weight_terms(i, h, tile, 1, 0, workspace, sums, fresh);
+      if (wants_W_) {
+        this->derive(h, tile, find_upstream(h, tile, workspace), R, workspace);
+        this->add_weight_terms(i, h, tile, 1, 0, workspace, sums, fresh);
+      }
       add_readout_terms(h, tile, workspace, sums, fresh);
     }
   }
@@ -312,20 +412,26 @@ template <class real>
 void LayerHessian<real>::add_readout_terms(int h, const Tile& tile, Workspace& workspace,
                                            const Sums& sums, bool fresh) const {
   if (!wants_readout_) return;
-  const int T = s_.T, dL = this->padded(s_.d);
+  const int d = s_.d, dL = this->padded(d);
   const std::ptrdiff_t R = tile_rows_, of_head = h * readout_size_;
   const bool more = !fresh || tile.first > 0;
-  const auto attend = [&](const real* weights) {
-    this->multiply(tile.rows, dL, T, weights, R, workspace.x, dL, workspace.e, dL, false);
+  const bool kept = attended_size_ > 0;
+  const WithTangent<real> weights =
+      kept ? WithTangent<real>{}
+           : this->moved_weights(this->rows_of(h, tile, workspace), workspace);
+  const auto find_rows = [&](const real* attended, const real* of_weights) {
+    if (kept) return kernels_.pack_rows(attended + h * attended_size_, d, int(R), dL, workspace.e);
+    this->multiply(tile.rows, dL, s_.T, of_weights, R, workspace.x, dL, workspace.e, dL, false);
   };
   const auto add_term = [&](const real* g, real* sum, bool add) {
     this->multiply(s_.p, dL, tile.rows, g, s_.p, workspace.e, dL, sum + of_head, dL, add);
   };
-  const WithTangent<real> weights = this->weights_of(this->rows_of(h, tile, workspace), workspace);
-  attend(weights.tangent);
-  add_term(workspace.g_rows, sums.of_readout, more);
-  attend(weights.value);
-  add_term(workspace.dg_rows, sums.of_readout, true);
+  if (moves_) {
+    find_rows(workspace.dyt, weights.tangent);
+    add_term(workspace.g_rows, sums.of_readout, more);
+  }
+  find_rows(workspace.yt, weights.value);
+  add_term(workspace.dg_rows, sums.of_readout, more || moves_);
   if (by_V_) add_term(workspace.g_rows, sums.by_V, more);
 }
 
@@ -334,9 +440,12 @@ template <class real>
 void LayerHessian<real>::find_outputs(const Block& block) const {
   const int d = s_.d, p = s_.p, q = s_.q, H = s_.H;
   const std::ptrdiff_t L = kernels_.lanes, row = d * L;
-  const WithTangent<real> weights = this->weights_of(this->rows_of(block), block);
+  const WithTangent<real> weights = this->moved_weights(this->rows_of(block), block);
   this->multiply_keys(block, weights.value, block.ax);
-  this->multiply_keys(block, weights.tangent, block.dax);
+  if (moves_)
+    this->multiply_keys(block, weights.tangent, block.dax);
+  else
+    std::fill_n(block.df, q * p * L, real(0));
   const auto sum_heads = [&](const real* from, real* to) {
     for (int t = 0; t < q; ++t, to += row)
       for (int h = 0; h < H; ++h, from += row)
@@ -344,7 +453,7 @@ void LayerHessian<real>::find_outputs(const Block& block) const {
   };
   if (s_.identity_v) {
     sum_heads(block.ax, block.f);
-    sum_heads(block.dax, block.df);
+    if (moves_) sum_heads(block.dax, block.df);
     return;
   }
   const auto multiply_by = [&](const real* v, const real* of, real* to, bool add) {
@@ -352,7 +461,7 @@ void LayerHessian<real>::find_outputs(const Block& block) const {
         {{p, q, d, H}, {v, p, std::ptrdiff_t(d) * p}, {of, L, H * row, row}, {to, L, p * L}, add});
   };
   multiply_by(model_.at[kV], block.ax, block.f, false);
-  multiply_by(model_.at[kV], block.dax, block.df, false);
+  if (moves_) multiply_by(model_.at[kV], block.dax, block.df, false);
   if (tangent_[kV]) multiply_by(tangent_[kV], block.ax, block.df, true);
 }
 
@@ -411,9 +520,10 @@ void LayerHessian<real>::add_readout_terms(int count, const Block& block, const 
     const auto add_term = [&](const real* g, const real* attended, real* sum, bool more) {
       this->multiply(s_.p, dL, rows, g, s_.p, attended, dL, sum + h * readout_size_, dL, more);
     };
-    add_term(block.g_rows, this->unpack_rows(block, block.dax, h), sums.of_readout, !fresh);
+    if (moves_)
+      add_term(block.g_rows, this->unpack_rows(block, block.dax, h), sums.of_readout, !fresh);
     const real* const ax = this->unpack_rows(block, block.ax, h);
-    add_term(block.dg_rows, ax, sums.of_readout, true);
+    add_term(block.dg_rows, ax, sums.of_readout, moves_ || !fresh);
     if (by_V_) add_term(block.g_rows, ax, sums.by_V, !fresh);
   }
 }
@@ -423,8 +533,10 @@ void LayerHessian<real>::run_block(std::ptrdiff_t first, int count, Block& block
                                    bool fresh) const {
   find_outputs(block);
   find_derivatives(first, count, block);
-  this->derive(find_upstream(block), true, block);
-  this->add_weight_terms(first, count, block, sums, fresh);
+  if (wants_W_) {
+    this->derive(find_upstream(block), true, block);
+    this->add_weight_terms(first, count, block, sums, fresh);
+  }
   add_readout_terms(count, block, sums, fresh);
 }
 

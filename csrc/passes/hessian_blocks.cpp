@@ -145,9 +145,9 @@ void HessianProduct<real>::score(const Block& block) const {
   multiply_queries(block, block.p, true, in.s);
   if (w_.tangent || (s_.shared_query && tangent_[kPrompt]))
     multiply_queries(block, block.dp, true, in.ds);
-  else
+  else if (!readout_only_ || !data_.row_map.is_softmax())
     std::fill_n(in.ds, s_.T * in.stride, real(0));
-  if (data_.row_map.is_softmax()) kernels_.tangent_weights(in);
+  find_weights(in);
 }
 
 /// As for a sample; U (d, rows).

@@ -25,7 +25,9 @@ HessianProduct<real>::HessianProduct(const HessianCall<real>& call, int sum_rows
       total_(call.data.total_weight(0, call.loss)),
       wants_W_(out_[kW] || out_[kQ] || out_[kK] || out_[kPrompt]),
       wants_readout_(out_[kU] || out_[kV]),
-      wants_plain_(wants_W_ && (model_.is_factored() || s_.shared_query)) {
+      wants_plain_(wants_W_ && (model_.is_factored() || s_.shared_query)),
+      moves_(tangent_[kW] || tangent_[kQ] || tangent_[kK] || tangent_[kPrompt]),
+      readout_only_(!wants_W_ && !moves_) {
   choose_sizes(sum_rows, row_by_row);
   const double flops = double(s_.n) * s_.H * s_.q * (8.0 * s_.d * s_.d + 16.0 * s_.T * s_.d);
   members_ = useful_threads(call.threads, chunks_, flops);
@@ -60,6 +62,10 @@ void HessianProduct<real>::choose_sizes(int sum_rows, bool row_by_row) {
   const bool all_fit = kTangentTileBytes >= of_row * s_.H * qL;
   heads_kept_ = all_fit || row_by_row ? s_.H : 1;
   tile_rows_ = rows_within(kTangentTileBytes / heads_kept_);
+  // Of few rows and keys A X takes less time than its transpose.
+  const double rows_of_tile = double(std::min<std::ptrdiff_t>(tile_rows_, s_.q));
+  if (s_.is_layer() && kTransposeCycles * tile_rows_ < kSharedProductCycles * s_.T * rows_of_tile)
+    attended_size_ = s_.d * tile_rows_;
   rows_row_ = row_gradient_size(s_, L);
   blocks_ = prefers_blocks();
   const double rows = double(s_.n) * s_.q, of_rows = s_.H * rows * double(rows_row_) * sizeof(real);
@@ -118,8 +124,11 @@ void HessianProduct<real>::lay_out(Arena& layout) {
     take(s_.shared_query ? 0 : d * queries_row_, {&workspace.zt});
     take(together_ ? H * d * queries_row_ : d * R, {&workspace.p, &workspace.dp});
     take(factors_ ? model_.rank * queries_row_ : 0, {&workspace.zq, &workspace.dzq});
-    take(d * R, {&workspace.ut, &workspace.dut, &workspace.yt, &workspace.dyt});
-    take(heads_kept_ * T * R, {&workspace.s, &workspace.ds, &workspace.c, &workspace.dc});
+    take(d * R, {&workspace.ut, &workspace.dut});
+    take(attended_size_ > 0 ? H * d * R : d * R, {&workspace.yt, &workspace.dyt});
+    take(s_.is_layer() || !readout_only_ ? 0 : H * s_.q * dL, {&workspace.ax});
+    take(heads_kept_ * T * R, {&workspace.s, &workspace.ds});
+    take(readout_only_ ? 0 : heads_kept_ * T * R, {&workspace.c, &workspace.dc});
     take(T * R, {&workspace.m});
     take(data_.row_map.is_softmax() ? 0 : T * R, {&workspace.a, &workspace.da});
     take(R, {&workspace.limits, &workspace.readouts, &workspace.readout_tangents});
@@ -240,9 +249,17 @@ void HessianProduct<real>::score(int h, const Tile& tile, Workspace& workspace) 
   multiply(T, tile.padded, d, workspace.xt, TL, p.value, p_row, in.s, R, false);
   if (has_tangent)
     multiply(T, tile.padded, d, workspace.xt, TL, p.tangent, p_row, in.ds, R, false);
-  else
+  else if (!readout_only_ || !data_.row_map.is_softmax())
     std::fill_n(in.ds, T * R, real(0));
-  if (data_.row_map.is_softmax()) kernels_.tangent_weights(in);
+  find_weights(in);
+}
+
+/// Of softmax; other row maps keep the logits until their weights are needed.
+template <class real>
+void HessianProduct<real>::find_weights(TangentArguments<real> in) const {
+  if (!data_.row_map.is_softmax()) return;
+  if (readout_only_) in.ds = nullptr;
+  kernels_.tangent_weights(in);
 }
 
 /// C = U X^T and its tangent, then D, its tangent and the readouts; U (d, rows) by its rows.

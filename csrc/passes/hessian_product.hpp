@@ -11,6 +11,9 @@
 // e. is one product over all; a classifier's loss is known after all its rows, so if there are
 // many, their scores are computed twice.
 //
+// Where neither the direction nor the result has anything but readouts, A stays as it is and has no
+// derivative: then A X is all that is needed, of a classifier <U, A X> and <U., A X>.
+//
 // Where query rows would leave many lanes empty, as with one row, samples are lanes instead
 // (hessian_blocks.cpp): a block of them at a time, all rows (t, h) of a sample being the rows of
 // one product with its keys.
@@ -62,7 +65,9 @@ class HessianProduct {
     real *p, *dp;                                // z W: (H, d, queries_row_), or of a tile (d, R)
     real *zq, *dzq;                              // z Q: (r, queries_row_)
     int row;                                     // of the queries: the first one of the sample
-    real *ut, *dut, *yt, *dyt;                   // (d, R): G V^T, A X
+    real *ut, *dut;                              // (d, R): G V^T
+    real *yt, *dyt;                              // A X: (d, R), of a layer, or of each head
+    real* ax;                                    // of a classifier (H, q, dL), if that is all
     real *s, *ds, *c, *dc;                       // (heads, T, R)
     real* m;                                     // (T, R)
     real *a, *da;                                // (T, R), of a row map that is not softmax
@@ -119,8 +124,22 @@ class HessianProduct {
 
   /// U or V of all heads, each (rows, columns) transposed and padded to rows of `row` numbers.
   void load_readout(int rows, int columns, int row);
+  void find_weights(TangentArguments<real> in) const;
   /// The sums of all chunks for a head, without what pads them.
   void sum_chunks(real* Sums::* part, std::ptrdiff_t at, int rows, real* out) const;
+
+  /// A of what has been scored, with its derivative if it has one.
+  template <class Memory>
+  WithTangent<real> moved_weights(const TangentArguments<real>& in, Memory& memory) const {
+    if (moves_) return weights_of(in, memory);
+    return {still_weights(in), nullptr};
+  }
+  /// A of what has been scored, where its derivative is not needed.
+  const real* still_weights(const TangentArguments<real>& in) const {
+    if (data_.row_map.is_softmax()) return in.s;
+    kernels_.tangent_weights(in);
+    return in.a;
+  }
 
   int block_rows() const { return s_.q * s_.H; }
   int padded(int size) const { return int(round_up(size, kernels_.lanes)); }
@@ -182,10 +201,13 @@ class HessianProduct {
   const Shape s_;
   const double total_;
   const bool wants_W_, wants_readout_, wants_plain_;
-  bool blocks_ = false;  // samples are lanes
+  const bool moves_;         // the scores, along the direction
+  const bool readout_only_;  // nor is there a product by what they depend on
+  bool blocks_ = false;      // samples are lanes
   int heads_kept_ = 1;
   std::ptrdiff_t tile_rows_ = 0, readout_size_ = 0;
-  WithTangent<real> readout_;  // U (H, d, qL) or V (H, p, d), transposed
+  std::ptrdiff_t attended_size_ = 0;  // from head to head in yt and dyt; 0: they are not kept
+  WithTangent<real> readout_;         // U (H, d, qL) or V (H, p, d), transposed
 
  private:
   void choose_sizes(int sum_rows, bool row_by_row);

@@ -316,6 +316,62 @@ def test_samples_that_go_through_w_together(n, d, factors, query, kind):
         np.testing.assert_array_equal(getattr(again, name), getattr(product, name))
 
 
+@pytest.mark.parametrize("isa", _core.available_isas())
+@pytest.mark.parametrize("plan", ["rows", "samples"])
+@pytest.mark.parametrize("attention", ["softmax", "softmax1", "sigmoid"])
+@pytest.mark.parametrize("kind", ["classifier", "layer", "factors"])
+@pytest.mark.parametrize("W", ["dense", "identity"])
+def test_directions_of_the_readout_alone(kind, W, attention, plan, isa, use_plan, use_isa):
+    """Nothing moves the scores; and where W is an identity nothing else can."""
+    use_isa(isa)
+    use_plan(plan)
+    n, tokens, d, heads = 21, 6, 5, 3  # with samples as lanes the last block is not full
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal
+    w = normal((heads, d, d)) if W == "dense" else None
+    options = {"attention": attention, "scale": 0.7}
+    if kind == "classifier":
+        model = mh.Classifier(w, normal((heads, tokens, d)), **options)
+    elif kind == "layer":
+        model = mh.Layer(w, normal((heads, d, OUT)), **options)
+    else:
+        values = mh.ValueOutput(normal((heads, d, 1)), normal((heads, 1, OUT)))
+        model = mh.Layer(w, values, **options)
+    readout = tuple(name for name in model.parameters if name != "W")
+    data = {"X": normal((n, tokens, d)), "lengths": rng.integers(0, tokens + 1, n)}
+    data["y"] = np.sign(normal(model(data["X"]).shape))
+    along = mh.Gradients(**{name: normal(model.parameters[name].shape) for name in readout})
+    want = mh.reference.hvp(model, data["X"], data["y"], along, lengths=data["lengths"])
+    got = mh.hvp(
+        model, data["X"], data["y"], tangent=along, wrt=readout, lengths=data["lengths"]
+    )
+    for name in readout:
+        # Both sum a few hundred terms in float64.
+        error = np.abs(getattr(got, name) - want[name]).max() / np.abs(want[name]).max()
+        assert error < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["classifier", "layer"])
+def test_the_readout_alone_in_tiles_and_on_threads(kind):
+    n, tokens, d, heads = 3, 700, 5, 2  # more rows than a tile has
+    rng = np.random.default_rng(1)
+    X, U = rng.standard_normal((n, tokens, d)), rng.standard_normal((heads, tokens, d))
+    if kind == "classifier":
+        model = mh.Classifier(None, U)
+    else:
+        model = mh.Layer(None, U[:, :OUT].transpose(0, 2, 1))
+    y = np.sign(rng.standard_normal(model(X).shape))
+    want = mh.reference.hvp(model, X, y, model)
+    (name,) = model.parameters
+    products = [
+        getattr(mh.hvp(model, X, y, tangent=model, num_threads=k), name) for k in (1, 2, 3)
+    ]
+    # Sums of half a million terms.
+    assert np.abs(products[0] - want[name]).max() / np.abs(want[name]).max() < 1e-11
+    for other in products[1:]:
+        np.testing.assert_array_equal(other, products[0])
+
+
 def test_runs():
     parts = [instance("layer", "squared", "self", 1, seed=seed) for seed in (1, 2, 3)]
     stacked = mh.stack([model for model, _, _ in parts])
