@@ -302,7 +302,8 @@ void scores_rows(const ScoreArguments<real>& in) {
 template <class real>
 void derivative_rows(const ScoreArguments<real>& in) {
   constexpr int L = kLanes<real>;
-  const int T = in.T, qL = round_up(in.q, L), TL = round_up(T, L), N = qL / L;
+  const int T = in.T, qL = round_up(in.q, L), N = qL / L;
+  const Index TL = in.x_row > 0 ? in.x_row : round_up(T, L);
   multiply<Left::kShared>(Product<real>{{T, N, in.d, 1, in.units},
                                         {in.x, TL, 0, Index(in.d) * TL},
                                         {in.ut, in.ut_k, L, 0, in.ut_unit},

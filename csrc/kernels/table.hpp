@@ -161,12 +161,14 @@ struct WordGradientArguments {
   real* gw;  // D by pairs: [key word][query word] or, if these are shared, [key word][qL]
 };
 
-/// Of a layer: A^T G by key words, [key word][outputs up to pL], added to what is there.
+/// A^T G by keys or, of a layer, by key words, [key (word)][outputs up to pL], added to what is
+/// there.
 template <class real>
 struct WordValuesArguments {
   int T, q, vectors;         // pL / L
-  const std::int32_t* keys;  // (T)
-  const real* a;             // [key][qL]
+  const std::int32_t* keys;  // (T), or null: they are no words
+  const real* a;             // [key][q]
+  std::ptrdiff_t a_row;      // from key to key in it
   const real* g;             // (q, pL) derivatives by the outputs
   real* gv;
 };

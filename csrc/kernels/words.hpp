@@ -185,12 +185,12 @@ void gradients_words(const WordGradientArguments<real>& in) {
 template <class real>
 void values_words(const WordValuesArguments<real>& in) {
   constexpr int L = kLanes<real>;
-  const int q = in.q, qL = round_up(q, L);
+  const int q = in.q;
   const Index pL = Index(in.vectors) * L;
   constexpr int kTogether = 4;  // keys, whose sums do not wait for each other
   const auto add = [&](int first, int count) {
     const real* a[kTogether];
-    for (int k = 0; k < kTogether; ++k) a[k] = in.a + Index(first + (k < count ? k : 0)) * qL;
+    for (int k = 0; k < kTogether; ++k) a[k] = in.a + Index(first + (k < count ? k : 0)) * in.a_row;
     for (int j = 0; j < in.vectors; ++j) {
       Vec<real> sums[kTogether] = {};
       for (int t = 0; t < q; ++t) {
@@ -199,7 +199,7 @@ void values_words(const WordValuesArguments<real>& in) {
         for (int k = 0; k < kTogether; ++k) sums[k] += broadcast<real>(a[k][t]) * g;
       }
       for (int k = 0; k < count; ++k) {
-        real* to = in.gv + in.keys[first + k] * pL + j * L;
+        real* to = in.gv + (in.keys ? in.keys[first + k] : first + k) * pL + j * L;
         store<real>(to, load<real>(to) + sums[k]);
       }
     }

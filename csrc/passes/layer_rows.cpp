@@ -1,7 +1,6 @@
 #include "layer_rows.hpp"
 
 #include <cmath>
-#include <numeric>
 
 #include "../runtime/tuning.hpp"
 #include "row_losses.hpp"
@@ -14,11 +13,11 @@ LayerRowPass<real>::LayerRowPass(PassState<real>& state)
       steps_(state, state.plan.tile),
       dL_(int(round_up(state.data.shape.d, state.lanes.lanes))),
       pL_(int(round_up(state.data.shape.p, state.lanes.lanes))),
+      TL_(int(odd_vectors(state.data.shape.T, state.lanes.lanes))),
       values_first_(has_values_first(state.data.shape, sizeof(real), state.lanes.lanes)),
-      all_keys_(values_first_ ? state.data.shape.T : 0),
-      workspaces_(state.threads, Workspace(WordLists<real>(state, state.plan.tile))) {
-  std::iota(all_keys_.begin(), all_keys_.end(), 0);
-}
+      keys_first_(has_keys_first(state.data.shape)),
+      workspaces_(state.threads, Workspace(WordLists<real>(state, state.plan.tile),
+                                           FactoredKeys<real>(state.kernels, state.data.shape))) {}
 
 /// Of tiles with the caller's own loss, see tuning.hpp.
 template <class real>
@@ -45,13 +44,16 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
     HeadMemory<real>& heads = workspace.heads;
     const std::size_t dense = state_.data.has_words() ? 0 : 1;
     workspace.words.lay_out(layout, 1);
-    workspace.x = layout.take<real>(dense * d * round_up(s.T, L));
+    workspace.x = layout.take<real>(dense * d * TL_);
     workspace.z = layout.take<real>(dense * d * rows);
-    workspace.values = layout.take<real>(has_values() ? round_up(s.T, L) * pL_ : 0);
-    workspace.packed = layout.take<real>(has_values() ? pL_ * round_up(s.T, L) : 0);
-    workspace.x_rows = layout.take<real>(s.identity_v || (values_first_ && gradient) ? T * dL_ : 0);
+    const std::size_t of_values = has_values() ? (values_first_ ? H : 1) * TL_ * pL_ : 0;
+    workspace.values = layout.take<real>(of_values);
+    workspace.packed = layout.take<real>(of_values);
+    workspace.x_rows = layout.take<real>(s.identity_v || gradient ? dense * T * dL_ : 0);
+    if (keys_first_) workspace.factored.lay_out(layout, H, rows, gradient);
     workspace.f_lanes = layout.take<real>(values_first_ ? pL_ * rows : 0);
     workspace.by_v = layout.take<real>(values_first_ && gradient ? s.p * dL_ : 0);
+    workspace.by_values = layout.take<real>(values_first_ && gradient ? T * pL_ : 0);
     heads.limits = layout.take<real>(rows);
     heads.scores.p = layout.take<real>(d * rows * (s.rank > 0 ? 2 : 1));
     heads.scores.s = layout.take<real>((gradient && state_.plan.keep ? block * H : 1) * T * rows);
@@ -73,7 +75,7 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
     workspace.g_transposed = layout.take<real>(rows * pL_);
     workspace.ax_rows = layout.take<real>(rows * dL_);
     workspace.ut = layout.take<real>(d * rows);
-    heads.keys = layout.take<real>(T * dL_);
+    heads.keys = layout.take<real>(options.gaps ? T * dL_ : L);
     heads.e = layout.take<real>(steps_.scratch_size(1, int(rows)));
   }
 }
@@ -91,20 +93,29 @@ template <class real>
 void LayerRowPass<real>::run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
                                    int thread) {
   const Workspace& workspace = workspaces_[thread];
+  Sample sample{last};
   state_.own.run(pass, first, last, block_, workspace.own,
                  [&](Pass phase, std::ptrdiff_t begin, std::ptrdiff_t end) {
-                   return run_tiles(phase, chunk, first, begin, end, workspace);
+                   return run_tiles(phase, chunk, first, begin, end, sample, workspace);
                  });
+  finish_sample(chunk, sample, workspace);
 }
 
 /// Units `begin` to `end` of the chunk whose first one is `first`; returns their rows.
 template <class real>
 std::ptrdiff_t LayerRowPass<real>::run_tiles(Pass pass, int chunk, std::ptrdiff_t first,
                                              std::ptrdiff_t begin, std::ptrdiff_t end,
-                                             const Workspace& workspace) const {
+                                             Sample& sample, const Workspace& workspace) const {
   const bool in_block = state_.own.takes_blocks(pass);
   std::ptrdiff_t rows = 0;
   for (std::ptrdiff_t unit = begin; unit < end; ++unit) {
+    const std::ptrdiff_t index = unit / state_.plan.parts;
+    if (sample.index != index && !state_.data.has_words()) {
+      finish_sample(chunk, sample, workspace);
+      sample = {sample.last, index, keys_of(index, sample.last), false};
+      load_sample(sample, workspace);
+    }
+    sample.has_gradient |= keys_first_ && is_gradient(pass) && state_.options.wrt_W;
     Slab<real> tile = open_tile(unit, workspace);
     tile.first = unit == first;
     tile.place = in_block ? int(unit - begin) : 0;
@@ -138,7 +149,48 @@ void LayerRowPass<real>::load_own(const Slab<real>& slab, const Workspace& works
   std::copy_n(slab.y, std::ptrdiff_t(slab.rows) * p, own.targets);
 }
 
-/// The tile of query rows that is unit `unit`, its keys and queries packed.
+/// Keys of a sample that any of its rows sees, of those in units before `last`.
+template <class real>
+int LayerRowPass<real>::keys_of(std::ptrdiff_t sample, std::ptrdiff_t last) const {
+  const Shape& s = state_.data.shape;
+  if (!state_.data.is_limited()) return s.T;
+  const std::ptrdiff_t rows = (last - sample * state_.plan.parts) * state_.plan.tile;
+  double most = 1;  // of NaN all results are NaN
+  for (int t = 0; t < s.q && t < rows; ++t) {
+    const double limit = state_.data.limit(sample, 0, t);
+    if (limit > most) most = limit;
+  }
+  return int(most);
+}
+
+/// Packs a sample's keys and multiplies them with what comes before the weights.
+template <class real>
+void LayerRowPass<real>::load_sample(const Sample& sample, const Workspace& workspace) const {
+  const Shape& s = state_.data.shape;
+  const bool gradient = state_.options.gradient;
+  const real* x = state_.data.x + sample.index * s.T * s.d;
+  state_.kernels.pack_rows(x, sample.keys, s.d, TL_, workspace.x);
+  if (s.identity_v || gradient)
+    state_.kernels.scale_rows(x, real(1), sample.keys, s.d, dL_, workspace.x_rows);
+  for (int h = 0; h < s.H; ++h) {
+    if (values_first_) multiply_values(h, sample.keys, workspace);
+    if (keys_first_) workspace.factored.load(h, sample.keys, workspace.x, state_.model.factor_k(h));
+  }
+}
+
+/// Adds what the sample's rows have left for the gradient by K.
+template <class real>
+void LayerRowPass<real>::finish_sample(int chunk, const Sample& sample,
+                                       const Workspace& workspace) const {
+  if (!sample.has_gradient) return;
+  const Shape& s = state_.data.shape;
+  for (int h = 0; h < s.H; ++h)
+    workspace.factored.finish(
+        h, sample.keys, state_.data.x + sample.index * s.T * s.d, true,
+        state_.gradients.weight(chunk, h) + state_.gradients.to_k(state_.model.is_tied()));
+}
+
+/// The tile of query rows that is unit `unit`, its queries packed; of its sample the keys are.
 template <class real>
 Slab<real> LayerRowPass<real>::open_tile(std::ptrdiff_t unit, const Workspace& workspace) const {
   const Data<real>& data = state_.data;
@@ -163,15 +215,25 @@ Slab<real> LayerRowPass<real>::open_tile(std::ptrdiff_t unit, const Workspace& w
   slab.words = state_.words_of(sample, slab.first_row);
   workspace.words.find(slab);
   if (data.has_words()) return slab;
-  state_.kernels.pack_rows(data.x + sample * s.T * s.d, slab.keys, s.d,
-                           int(round_up(slab.keys, state_.lanes.lanes)), workspace.x);
   if (!s.shared_query)
     state_.kernels.pack_rows(data.z + (sample * s.q + slab.first_row) * s.d, slab.rows, s.d, qL,
                              workspace.z);
-  if (s.identity_v || (values_first_ && state_.options.gradient && state_.options.wrt_readout))
-    state_.kernels.scale_rows(data.x + sample * s.T * s.d, real(1), slab.keys, s.d, dL_,
-                              workspace.x_rows);
   return slab;
+}
+
+/// Arguments of a head's scores; of factors Z Q is computed for them.
+template <class real>
+ScoreArguments<real> LayerRowPass<real>::scores(RowMode mode, int head, const Slab<real>& slab,
+                                                const Workspace& workspace, real* gap) const {
+  ScoreArguments<real> in =
+      steps_.scores(mode, head, slab, workspace.heads, of_head(head, workspace), gap);
+  in.x_row = key_row(slab);
+  if (!keys_first_) return in;
+  const int qL = int(round_up(slab.rows, state_.lanes.lanes));
+  in.shared_p = workspace.factored.load_queries(state_.model.w(head), slab.z, qL, qL);
+  in.x = workspace.factored.transposed(head);
+  in.d = state_.data.shape.rank;
+  return in;
 }
 
 /// The part of the memory that one head's scores are written to.
@@ -193,13 +255,11 @@ void LayerRowPass<real>::run_outputs(bool gaps, const Slab<real>& slab,
   for (int h = 0; h < s.H; ++h) {
     real* gap = gaps ? workspace.heads.gap + h * L : nullptr;
     if (gap) std::fill_n(gap, L, real(0));
-    const ScoreArguments<real> in =
-        steps_.scores(RowMode::kWeights, h, slab, workspace.heads, of_head(h, workspace), gap);
+    const ScoreArguments<real> in = scores(RowMode::kWeights, h, slab, workspace, gap);
     steps_.run_scores(in);
     if (values_first_) {  // F^T, rows being the lanes of A
-      load_values(h, slab, workspace);
       state_.kernels.product({{s.p, qL / L, slab.keys},
-                              {workspace.values, pL_},
+                              {values(h, workspace), pL_},
                               {in.s, qL, L},
                               {workspace.f_lanes, qL, L},
                               h > 0});
@@ -225,22 +285,23 @@ void LayerRowPass<real>::run_outputs(bool gaps, const Slab<real>& slab,
   if (values_first_) state_.kernels.pack_rows(workspace.f_lanes, s.p, qL, pL_, workspace.f);
 }
 
-/// The values of the tile's keys; of X V the same packed.
+/// X V of a head, packed and by rows.
+template <class real>
+void LayerRowPass<real>::multiply_values(int head, int keys, const Workspace& workspace) const {
+  const int L = state_.lanes.lanes, p = state_.data.shape.p;
+  real* const packed = packed_values(head, workspace);
+  state_.kernels.product({{p, int(round_up(keys, L)) / L, state_.data.shape.d},
+                          {padded_readout(head), pL_},
+                          {workspace.x, TL_, L},
+                          {packed, TL_, L},
+                          false});
+  state_.kernels.pack_rows(packed, p, TL_, pL_, values(head, workspace));
+}
+
+/// Of words, the values of the tile's keys.
 template <class real>
 void LayerRowPass<real>::load_values(int head, const Slab<real>& slab,
                                      const Workspace& workspace) const {
-  const Kernels<real>& kernels = state_.kernels;
-  const int L = state_.lanes.lanes, keys = int(round_up(slab.keys, L));
-  if (values_first_) {
-    const int p = state_.data.shape.p;
-    kernels.product({{p, keys / L, state_.data.shape.d},
-                     {padded_readout(head), pL_},
-                     {slab.x, keys, L},
-                     {workspace.packed, keys, L},
-                     false});
-    kernels.pack_rows(workspace.packed, p, keys, pL_, workspace.values);
-    return;
-  }
   const real* table = state_.model.values_table(head);
   for (int k = 0; k < slab.keys; ++k)
     std::copy_n(table + std::ptrdiff_t(slab.words.keys[k]) * pL_, pL_,
@@ -328,14 +389,13 @@ void LayerRowPass<real>::differentiate_readout(int chunk, int head, const Slab<r
   }
   const ScoreMemory<real> memory = of_head(head, workspace);
   if (!state_.plan.keep)
-    steps_.run_scores(
-        steps_.scores(RowMode::kWeights, head, slab, workspace.heads, memory, nullptr));
+    steps_.run_scores(scores(RowMode::kWeights, head, slab, workspace, nullptr));
   if (values_first_) {
-    std::fill_n(workspace.values, std::ptrdiff_t(slab.keys) * pL_, real(0));
-    kernels.values_words(
-        {slab.keys, slab.rows, pL_ / L, all_keys_.data(), memory.s, g, workspace.values});
+    real* const by_values = workspace.by_values;
+    std::fill_n(by_values, std::ptrdiff_t(slab.keys) * pL_, real(0));
+    kernels.values_words({slab.keys, slab.rows, pL_ / L, nullptr, memory.s, qL, g, by_values});
     kernels.product({{s.p, dL_ / L, slab.keys},
-                     {workspace.values, pL_},
+                     {by_values, pL_},
                      {workspace.x_rows, dL_, L},
                      {workspace.by_v, dL_, L},
                      false});
@@ -348,7 +408,7 @@ void LayerRowPass<real>::differentiate_readout(int chunk, int head, const Slab<r
     return;
   }
   if (slab.first) std::fill_n(to, state_.gradients.readout_size(), real(0));
-  kernels.values_words({slab.keys, slab.rows, pL_ / L, slab.words.keys, memory.s, g, to});
+  kernels.values_words({slab.keys, slab.rows, pL_ / L, slab.words.keys, memory.s, qL, g, to});
 }
 
 /// The scores of a head with C = G V^T X^T in the place of that of a classifier: what it is the
@@ -362,34 +422,50 @@ ScoreArguments<real> LayerRowPass<real>::upstream(const ScoreArguments<real>& sc
   const int L = state_.lanes.lanes, qL = int(round_up(slab.rows, L));
   ScoreArguments<real> in = scores;
   in.ut_k = qL;
-  if (s.identity_v) {
-    in.ut = workspace.g_transposed;
-    return in;
-  }
-  if (!has_values()) {
+  in.ut = workspace.g_transposed;
+  const int keys = key_row(slab);
+  const real* of_keys = slab.x;
+  int depth = s.d;
+  if (has_values()) {
+    if (!values_first_) {
+      load_values(head, slab, workspace);
+      kernels.pack_rows(workspace.values, slab.keys, pL_, keys, workspace.packed);
+    }
+    of_keys = packed_values(head, workspace);
+    depth = s.p;
+  } else if (!s.identity_v) {
     kernels.product({{s.d, qL / L, s.p},
                      {state_.model.transposed(head), dL_},
                      {workspace.g_transposed, qL, L},
                      {workspace.ut, qL, L},
                      false});
     in.ut = workspace.ut;
-    return in;
   }
-  const int keys = int(round_up(slab.keys, L));
-  load_values(head, slab, workspace);
-  if (!values_first_) kernels.pack_rows(workspace.values, slab.keys, pL_, keys, workspace.packed);
   if (kept) {
-    in.x = workspace.packed;
-    in.d = s.p;
-    in.ut = workspace.g_transposed;
-    return in;
+    in.x = of_keys;
+    in.d = depth;
+  } else if (has_values() || keys_first_) {  // the logits have other keys
+    kernels.product({{slab.keys, qL / L, depth}, {of_keys, keys}, {in.ut, qL, L}, {in.c, qL, L}});
+    in.ut = nullptr;
   }
-  kernels.product({{slab.keys, qL / L, s.p},
-                   {workspace.packed, keys},
-                   {workspace.g_transposed, qL, L},
-                   {in.c, qL, L}});
-  in.ut = nullptr;
   return in;
+}
+
+/// The gradients by Q and, in sums over the sample's rows, by K, from D times a factor.
+template <class real>
+void LayerRowPass<real>::differentiate_factors(int chunk, int head, const Slab<real>& slab,
+                                               real factor, const ScoreArguments<real>& scores,
+                                               const Workspace& workspace) const {
+  const Shape& s = state_.data.shape;
+  const int qL = int(round_up(slab.rows, state_.lanes.lanes));
+  real* const to = state_.gradients.weight(chunk, head);
+  if (slab.first) std::fill_n(to, state_.gradients.weight_size(), real(0));
+  const real* queries = scores.shared_p;
+  if (state_.model.scale() != real(1))  // which is left to the end
+    queries = workspace.factored.load_queries(state_.model.factor_q(head), slab.z, qL, qL);
+  workspace.factored.add(head, slab.keys, slab.rows, scores.c, qL, queries,
+                         state_.data.z + (slab.first_sample * s.q + slab.first_row) * s.d, factor,
+                         true, to);
 }
 
 template <class real>
@@ -401,12 +477,11 @@ void LayerRowPass<real>::differentiate(Pass pass, int chunk, const Slab<real>& s
   const int L = state_.lanes.lanes, qL = int(round_up(slab.rows, L));
   const bool scaled = pass == Pass::kScaledGradient;
   kernels.pack_rows(workspace.g, slab.rows, pL_, qL, workspace.g_transposed);
-  const real* keys = workspace.heads.keys;
-  if (state_.data.has_words())
+  const real* keys = workspace.x_rows;
+  if (state_.data.has_words()) {
     workspace.heads.keys[0] = real(1);  // a factor of the tile, see scale_keys
-  else if (!scaled && options.wrt_W)
-    kernels.scale_rows(state_.data.x + slab.first_sample * s.T * s.d, real(1), slab.keys, s.d, dL_,
-                       workspace.heads.keys);
+    keys = workspace.heads.keys;
+  }
   const real* g = workspace.g;
   if (scaled && options.wrt_readout) {
     const real factor = steps_.scaled_factors(slab, nullptr, state_.scales.log_of_readout(),
@@ -418,8 +493,7 @@ void LayerRowPass<real>::differentiate(Pass pass, int chunk, const Slab<real>& s
   for (int h = 0; h < s.H; ++h) {
     real* gap = scaled ? workspace.heads.gap + h * L : nullptr;
     const RowMode mode = scaled ? RowMode::kScaled : RowMode::kDerivative;
-    const ScoreArguments<real> again =
-        steps_.scores(mode, h, slab, workspace.heads, of_head(h, workspace), gap);
+    const ScoreArguments<real> again = scores(mode, h, slab, workspace, gap);
     const bool kept = state_.plan.keep && !scaled && state_.data.row_map.is_softmax();
     if (options.wrt_readout) differentiate_readout(chunk, h, slab, g, workspace);
     if (!options.wrt_W) continue;
@@ -428,11 +502,14 @@ void LayerRowPass<real>::differentiate(Pass pass, int chunk, const Slab<real>& s
       kernels.derivative_rows(in);
     else
       steps_.run_scores(in);  // from the logits
-    if (scaled)
-      keys = steps_.scale_keys(
-          slab,
-          steps_.scaled_factors(slab, gap, state_.scales.log_of_W(h), nullptr, workspace.heads),
-          workspace.heads);
+    const real* const factors = scaled ? steps_.scaled_factors(slab, gap, state_.scales.log_of_W(h),
+                                                               nullptr, workspace.heads)
+                                       : nullptr;
+    if (keys_first_) {
+      differentiate_factors(chunk, h, slab, scaled ? *factors : real(1), again, workspace);
+      continue;
+    }
+    if (scaled) keys = steps_.scale_keys(slab, factors, workspace.heads);
     steps_.accumulate(chunk, h, slab, nullptr, workspace.heads.scores.c, keys, workspace.heads);
   }
 }

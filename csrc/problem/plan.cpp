@@ -97,19 +97,22 @@ struct Cost {
     const int rows = layer_tile(s, bytes, L);
     const double N = vectors(rows), F = vectors(s.d), P = vectors(s.p);
     const double keys = seen_keys(rows);
-    const double scores =
-        queries(N) + product_cycles(keys, N, s.d) + softmax_cycles(N, keys, bytes, L);
-    const double readout =
-        has_values_first(s, bytes, L)
-            ? (1 + D) * product_cycles(s.p, vectors(std::ptrdiff_t(keys)), s.d) +
-                  product_cycles(s.p, N, keys) + D * product_cycles(keys, N, s.p) +
-                  product_cycles(keys, P, rows) + product_cycles(s.p, F, keys)
-            : product_cycles(s.d, N, keys) + V * product_cycles(rows, P, s.d) +
-                  V * D * product_cycles(s.d, N, s.p) + D * product_cycles(keys, N, s.d) +
-                  V * product_cycles(s.d, P, rows) + 2 * N * s.d;
-    const double a_tile = (keeps_layer_weights(s, bytes, L) ? 1 : 1 + D) * scores + readout +
-                          D * product_cycles(rows, F, keys) + by_queries_of_rows(rows);
-    return std::ceil(double(s.q) / rows) * (a_tile + 3.0 * keys * s.d / s.H);
+    const bool keys_first = has_keys_first(s);
+    const double scores = (keys_first ? product_cycles(s.rank, N, s.d) : queries(N)) +
+                          product_cycles(keys, N, keys_first ? s.rank : s.d) +
+                          softmax_cycles(N, keys, bytes, L);
+    const double readout = has_values_first(s, bytes, L)
+                               ? product_cycles(s.p, N, keys) + D * product_cycles(keys, N, s.p) +
+                                     product_cycles(keys, P, rows) + product_cycles(s.p, F, keys)
+                               : product_cycles(s.d, N, keys) + V * product_cycles(rows, P, s.d) +
+                                     V * D * product_cycles(s.d, N, s.p) +
+                                     D * product_cycles(keys, N, s.d) +
+                                     V * product_cycles(s.d, P, rows) + 2 * N * s.d;
+    const double a_tile =
+        (keeps_layer_weights(s, bytes, L) ? 1 : 1 + D) * scores + readout +
+        (keys_first ? D * factor_gradients(rows, keys)
+                    : D * product_cycles(rows, F, keys) + by_queries_of_rows(rows));
+    return std::ceil(double(s.q) / rows) * a_tile + of_keys(keys_first);
   }
   /// Of a row of attended tokens: outputs, their losses, and the gradient.
   double attended() const {
@@ -140,6 +143,20 @@ struct Cost {
   }
 
  private:
+  /// What is done once for a sample's keys: packing, and products of all of them.
+  double of_keys(bool keys_first) const {
+    const double T = vectors(s.T);
+    const double values = has_values_first(s, bytes, L) ? product_cycles(s.p, T, s.d) : 0;
+    const double factors =
+        keys_first ? product_cycles(s.rank, T, s.d) + product_cycles(s.d, vectors(s.rank), s.T) : 0;
+    return values + factors + 2.0 * s.T * s.d / s.H;
+  }
+  /// Of so many rows, what the gradients by factors take from D where keys go through these.
+  double factor_gradients(double rows, double keys) const {
+    const double F = vectors(s.rank);
+    return product_cycles(rows, F, keys) + product_cycles(s.d, F, rows) +
+           keys * rows * F * 2 * kSharedProductCycles;
+  }
   /// Keys that a tile of so many rows goes through, on average.
   double seen_keys(int rows) const {
     return s.causal ? std::min<double>(s.T, (s.q + std::min(rows, s.q)) / 2.0) : s.T;
@@ -254,7 +271,7 @@ Prediction predict_layer(const Shape& s, const Cost& cost) {
   const double parts = std::ceil(double(s.q) / layer_tile(s, cost.bytes, cost.L));
   if (s.words > 0) return predict_words(s, cost, n * parts);
   Prediction result;
-  if (has_values_first(s, cost.bytes, cost.L)) {
+  if (has_values_first(s, cost.bytes, cost.L) || has_keys_first(s)) {
     result.set(PlanKind::kRows, cost, n * parts, H * n * cost.layer_rows());
     return result;
   }
@@ -450,12 +467,18 @@ bool prefers_factors(const Shape& s) {
 
 bool has_values_first(const Shape& s, int bytes, int lanes) {
   if (!s.is_layer() || s.identity_v || s.words > 0 || s.attended || s.shared_query) return false;
-  if (s.T < kValuesTokens || s.q < kValuesTokens) return false;
+  if (s.T < kLongTokens || s.q < kLongTokens) return false;
   return 2 * round_up(s.p, lanes) <= s.d && 2 * s.p <= layer_tile(s, bytes, lanes);
+}
+
+bool has_keys_first(const Shape& s) {
+  if (s.rank == 0 || s.words > 0 || s.attended || s.shared_query || !s.is_layer()) return false;
+  return s.T >= kLongTokens && s.q >= kLongTokens;
 }
 
 bool has_factor_gradients(const Shape& s, PlanKind kind, int lanes) {
   if (s.rank == 0 || s.shared_query) return false;
+  if (features_are_lanes(kind) && has_keys_first(s)) return true;
   if (!features_are_lanes(kind)) return kGradientColumns * s.rank <= s.d;
   const double of_factor = double(kGradientColumns * round_up(s.rank, lanes));
   return of_factor + kTransposeCycles / kSharedProductCycles * 2 <= round_up(s.d, lanes);
@@ -468,9 +491,7 @@ bool has_row_gradients(const Shape& s, PlanKind kind) {
   return rows <= s.d || (rows <= kRowGradients * s.d && bytes <= kPartialBytes);
 }
 
-std::ptrdiff_t row_gradient_size(const Shape& s, int lanes) {
-  return (round_up(s.d, lanes) / lanes | 1) * lanes;
-}
+std::ptrdiff_t row_gradient_size(const Shape& s, int lanes) { return odd_vectors(s.d, lanes); }
 
 PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
   const auto row = [&](int size) {

@@ -17,6 +17,16 @@ namespace mhfast {
 // their products cost no more than those of two samples.
 inline constexpr int kWordsOfToken = 2;
 
+inline std::ptrdiff_t round_up(std::ptrdiff_t size, std::ptrdiff_t step) {
+  return (size + step - 1) / step * step;
+}
+
+/// At least `size` numbers, an odd number of vectors: what goes down rows of so many would else
+/// meet few sets of the first-level cache.
+inline std::ptrdiff_t odd_vectors(std::ptrdiff_t size, int lanes) {
+  return (round_up(size, lanes) / lanes | 1) * lanes;
+}
+
 struct Shape {
   std::ptrdiff_t n;                             // samples
   int T, q, d, H;                               // keys, query rows, features, heads
@@ -68,6 +78,10 @@ bool prefers_factors(const Shape& shape);
 /// Whether the values X V of a layer's keys come before A, F = A (X V): of long samples with few
 /// outputs. A choice of the model and its tokens, which then have no plan but rows.
 bool has_values_first(const Shape& shape, int bytes, int lanes);
+
+/// Whether keys go through the factors, (Z Q) (X K)^T, as of long samples: a choice of the model
+/// and its tokens, which then have no plans but tiles or, of a layer, rows.
+bool has_keys_first(const Shape& shape);
 
 /// Whether chunks have gradients by the factors, not by their product; the query is not shared.
 bool has_factor_gradients(const Shape& shape, PlanKind kind, int lanes);
@@ -143,9 +157,5 @@ struct PartialGradient {
   std::ptrdiff_t weight_head, readout_head, readout_at, size;
 };
 PartialGradient partial_gradient(const Shape& shape, PlanKind kind, int lanes);
-
-inline std::ptrdiff_t round_up(std::ptrdiff_t size, std::ptrdiff_t step) {
-  return (size + step - 1) / step * step;
-}
 
 }  // namespace mhfast

@@ -39,9 +39,9 @@ inline constexpr int kPartRows = 512;
 // Fitted. Registers of query rows of a tile where rows see no later token: with more, tiles go
 // through more keys that most of their rows do not see, with fewer, products are short.
 inline constexpr int kCausalTileVectors = 2;
-// Chosen. Tokens and query rows from which values of keys come before the weights: with fewer,
-// other plans than rows can be faster.
-inline constexpr int kValuesTokens = 128;
+// Chosen. Tokens and query rows from which products of keys, with V or with a factor of W, come
+// before the weights: with fewer, other plans than rows and tiles can be faster.
+inline constexpr int kLongTokens = 128;
 // Chosen. Gradients of the samples of a slab of tiles, one for each sample, head and part.
 inline constexpr double kTileGradientBytes = 16 * kMegabyte;
 

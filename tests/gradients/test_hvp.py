@@ -342,9 +342,7 @@ def test_directions_of_the_readout_alone(kind, W, attention, plan, isa, use_plan
     data["y"] = np.sign(normal(model(data["X"]).shape))
     along = mh.Gradients(**{name: normal(model.parameters[name].shape) for name in readout})
     want = mh.reference.hvp(model, data["X"], data["y"], along, lengths=data["lengths"])
-    got = mh.hvp(
-        model, data["X"], data["y"], tangent=along, wrt=readout, lengths=data["lengths"]
-    )
+    got = mh.hvp(model, data["X"], data["y"], tangent=along, wrt=readout, lengths=data["lengths"])
     for name in readout:
         # Both sum a few hundred terms in float64.
         error = np.abs(getattr(got, name) - want[name]).max() / np.abs(want[name]).max()
@@ -363,9 +361,7 @@ def test_the_readout_alone_in_tiles_and_on_threads(kind):
     y = np.sign(rng.standard_normal(model(X).shape))
     want = mh.reference.hvp(model, X, y, model)
     (name,) = model.parameters
-    products = [
-        getattr(mh.hvp(model, X, y, tangent=model, num_threads=k), name) for k in (1, 2, 3)
-    ]
+    products = [getattr(mh.hvp(model, X, y, tangent=model, num_threads=k), name) for k in (1, 2, 3)]
     # Sums of half a million terms.
     assert np.abs(products[0] - want[name]).max() / np.abs(want[name]).max() < 1e-11
     for other in products[1:]:

@@ -1,4 +1,7 @@
-"""Layers of long samples with few outputs, whose values X V come before the weights."""
+"""Layers of long samples: values X V, and keys X K, that come before the weights.
+
+The former of few outputs, the latter of a W of low rank.
+"""
 
 import numpy as np
 import pytest
@@ -6,7 +9,7 @@ import pytest
 import mhfast as mh
 from mhfast import _core
 
-n, T, d, p = 2, 150, 37, 3
+n, T, d = 2, 150, 37
 
 # Relative to the largest entry; the promise for results against the float64 reference.
 TOLERANCE = {np.float64: 1e-12, np.float32: 3e-5}
@@ -20,6 +23,11 @@ CASES = {
     "relu": {"attention": "relu", "causal": True},
     "many heads": {"heads": 14},
     "low rank": {"rank": 2},
+    "low rank, causal": {"rank": 2, "causal": True, "scale": 0.7},
+    "tied, lengths": {"rank": 5, "tied": True, "lengths": [150, 97]},
+    "low rank, many outputs": {"rank": 3, "outputs": 23, "query": 131, "scale": 0.7},
+    "tied, identity": {"rank": 3, "tied": True, "identity": True, "heads": 14},
+    "low rank, sigmoid": {"rank": 2, "attention": "sigmoid", "outputs": 23},
     "identity": {"W": None},
     "factored values": {"value_rank": 2},
 }
@@ -29,12 +37,15 @@ def drawn(name, dtype=np.float64, size=1.0):
     case = dict(CASES[name])
     rng = np.random.default_rng(5)
     normal = lambda *shape: rng.standard_normal(shape).astype(dtype)  # noqa: E731
-    names = ("heads", "rank", "value_rank", "query", "lengths")
-    heads, rank, value_rank, rows, lengths = (case.pop(key, None) for key in names)
-    H = heads or 3
+    names = ("heads", "rank", "tied", "value_rank", "outputs", "identity", "query", "lengths")
+    heads, rank, tied, value_rank, outputs, identity, rows, lengths = (
+        case.pop(key, None) for key in names
+    )
+    H, p = heads or 3, d if identity else outputs or 3
     W = (size / d) * normal(H, d, d)
     if rank:
-        W = mh.LowRank(0.2 * normal(H, d, rank), 0.2 * normal(H, d, rank))
+        Q, K = (0.2 * size**0.5 * normal(H, d, rank) for _ in range(2))
+        W = mh.LowRank(Q, None if tied else K)
     W = case.pop("W", W)
     V = normal(H, d, p) / d**0.5
     if value_rank:
@@ -47,7 +58,10 @@ def drawn(name, dtype=np.float64, size=1.0):
     )
     if W is not None and not rank:
         W = W.astype(dtype)
-    return mh.Layer(W, V.astype(dtype) if not value_rank else V, **case), data
+    elif rank:
+        W = mh.LowRank(W.Q.astype(dtype), None if tied else W.K.astype(dtype))
+    V = None if identity else V if value_rank else V.astype(dtype)
+    return mh.Layer(W, V, **case), data
 
 
 @pytest.mark.parametrize("isa", _core.available_isas())
@@ -68,19 +82,22 @@ def test_outputs_and_gradients_follow_the_reference(name, dtype, isa, use_isa):
     for key, array in gradients.items():
         error = np.abs(getattr(found, key) - array).max()
         assert error < TOLERANCE[dtype] * np.abs(array).max(), key
-    for wrt in ("W", "V") if name not in ("identity", "low rank", "factored values") else ():
+    for wrt in model.parameters if name != "factored values" else ():
         _, one = mh.value_and_grad(model, data, loss="squared", wrt=wrt)
         np.testing.assert_array_equal(getattr(one, wrt), getattr(found, wrt))
 
 
-@pytest.mark.parametrize("name", ["plain", "causal", "lengths"])
+FACTORED = ["low rank, causal", "tied, lengths", "low rank, many outputs"]
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "lengths", *FACTORED])
 def test_results_depend_on_neither_threads_nor_batch_nor_plan(name, use_plan):
     model, data = drawn(name, np.float32)
     value, found = mh.value_and_grad(model, data, loss="squared", num_threads=1)
     again, other = mh.value_and_grad(model, data, loss="squared", num_threads=2)
     assert again == value
-    np.testing.assert_array_equal(other.W, found.W)
-    np.testing.assert_array_equal(other.V, found.V)
+    for key in model.parameters:
+        np.testing.assert_array_equal(getattr(other, key), getattr(found, key))
     f = model(data)
     np.testing.assert_array_equal(model(data[[1]]), f[[1]])
     for plan in ("samples", "hybrid", "rows"):
@@ -88,9 +105,10 @@ def test_results_depend_on_neither_threads_nor_batch_nor_plan(name, use_plan):
         np.testing.assert_array_equal(model(data), f)
 
 
-def test_gradients_in_saturation():
+@pytest.mark.parametrize("name", ["plain", "low rank", "low rank, sigmoid"])
+def test_gradients_in_saturation(name):
     """A normalized step needs all digits of a gradient whose weights are far apart."""
-    model, data = drawn("plain", size=60.0)
+    model, data = drawn(name, size=60.0)
     rule = mh.NormalizedGradientDescent(1e-3)
     settings = {"steps": 5, "optimizer": rule, "loss": "squared", "record": ("loss",)}
     run = mh.train(model, data, **settings)
@@ -99,11 +117,13 @@ def test_gradients_in_saturation():
     other = mh.train(model, moved, **settings)
     # Rounding of sums in another order; without centred derivatives digits would be lost.
     np.testing.assert_allclose(other.history["loss"], run.history["loss"], rtol=1e-12)
-    np.testing.assert_allclose(other.model.W, run.model.W, rtol=0, atol=1e-12)
+    for key, array in run.model.parameters.items():
+        np.testing.assert_allclose(other.model.parameters[key], array, rtol=0, atol=1e-12)
 
 
-def test_a_loss_of_ones_own_has_the_same_gradient():
-    model, data = drawn("causal")
+@pytest.mark.parametrize("name", ["causal", *FACTORED])
+def test_a_loss_of_ones_own_has_the_same_gradient(name):
+    model, data = drawn(name)
 
     def squared(outputs, targets):
         error = outputs - targets
@@ -113,12 +133,12 @@ def test_a_loss_of_ones_own_has_the_same_gradient():
     own, other = mh.value_and_grad(model, data, loss=squared)
     # The same numbers but for the order of sums.
     assert own == pytest.approx(value, rel=1e-12)
-    np.testing.assert_allclose(other.V, found.V, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(other.W, found.W, rtol=0, atol=1e-12)
+    for key in model.parameters:
+        np.testing.assert_allclose(getattr(other, key), getattr(found, key), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("name", ["causal", "lengths", "relu", "external", "identity"])
+@pytest.mark.parametrize("name", ["causal", "lengths", "relu", "external", "identity", *FACTORED])
 def test_gradients_by_the_inputs_leave_out_keys_that_no_row_sees(name, dtype):
     model, data = drawn(name, dtype)
     wrt = ("X",) if data.query is None else ("X", "query")
@@ -132,3 +152,25 @@ def test_gradients_by_the_inputs_leave_out_keys_that_no_row_sees(name, dtype):
         assert error < TOLERANCE[dtype] * np.abs(array).max(), key
     if data.lengths is not None:
         assert not found.X[1, data.lengths[1] :].any()
+
+
+@pytest.mark.parametrize("name", ["plain", *FACTORED])
+def test_gradients_of_tiny_derivatives(name):
+    """Below 1e-280 they are computed again without their largest factors."""
+    model, data = drawn(name)
+    given = {"query": data.query, "lengths": data.lengths}
+    f = mh.reference.outputs(model, data.X, **given)
+    seen = f if data.lengths is None else f[0]  # rows beyond a length have outputs 0
+    factor = 660 / np.abs(seen).min()
+    model = mh.Layer(model.W, model.V * factor, scale=model.scale, causal=model.causal)
+    y = np.where(f < 0, -1.0, 1.0)
+    value, found = mh.value_and_grad(model, data.X, y, **given)
+    expected_value, gradients = mh.reference.value_and_grad(
+        model, data.X, y, loss="logistic", **given
+    )
+    assert 0 < expected_value < 1e-280
+    tolerance = 1e-14 * factor * np.abs(f).max()  # margins have errors of some 1e-16 of the largest
+    assert value == pytest.approx(expected_value, rel=tolerance)
+    for key, array in gradients.items():
+        error = np.abs(getattr(found, key) - array).max()
+        assert error < tolerance * np.abs(array).max(), key
