@@ -277,18 +277,20 @@ struct TileArguments {
   int rank;        // of factors, or 0
   const real* kt;  // then K^T (rank, d)
   real scale;
-  const real *zt, *ut;        // queries and U transposed, at the tile: (d, rows), rows padded
-  std::ptrdiff_t z_row;       // from feature to feature in zt and ut
-  const real* xt;             // keys transposed: (d, T)
-  std::ptrdiff_t x_row;       // from feature to feature in xt
-  const real *x, *z;          // keys (T, dL); the tile's queries (rows, d)
-  const real* limits;         // keys that each row sees (qL), or null
-  real *pu, *sc, *axdx;       // scratch: 2 qL (d + rank), 2 qL T, 2 qL dL (see factor_scratch)
-  real *readouts, *row_gaps;  // (qL)
-  real* gap;                  // one number, or null: out, in for kScaled
-  real *gu, *gw;              // A X (rows, dL), written; Z^T D X (d, dL), written or added to, or
-                              // null
-  const real *fq, *fk;        // of a rank, in place of gw, as in GradientArguments
+  const real *kx, *zq;          // where keys go through these, (X K)^T (rank, T) and (Z Q)^T of the
+                                // tile (rank, qL), in the place of w; or null
+  const real *zt, *ut;          // queries and U transposed, at the tile: (d, rows), rows padded
+  std::ptrdiff_t z_row, u_row;  // from feature to feature in zt, and in ut
+  const real* xt;               // keys transposed: (d, T)
+  std::ptrdiff_t x_row;         // from feature to feature in xt and kx
+  const real *x, *z;            // keys (T, dL); the tile's queries (rows, d)
+  const real* limits;           // keys that each row sees (qL), or null
+  real *pu, *sc, *axdx;         // scratch: 2 qL (d + rank), 2 qL T, 2 qL dL (see factor_scratch)
+  real *readouts, *row_gaps;    // (qL)
+  real* gap;                    // one number, or null: out, in for kScaled
+  real *gu, *gw;                // A X (rows, dL), written; Z^T D X (d, dL), written or added to, or
+                                // null: D stays in the second half of the rows of sc
+  const real *fq, *fk;          // of a rank, in place of gw, as in GradientArguments
   real *gq, *gk;
   TileMode mode;
   RowMap map;

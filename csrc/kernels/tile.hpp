@@ -2,7 +2,8 @@
 //
 //   [S | C] = X [P | U]^T   for the tile's rows, then softmax by rows,   [A X ; D X] = [A | D]^T X
 //
-// Query rows are lanes for the scores, features afterwards. S and C are stored side by side, so
+// or with W of low rank S = (X K) (Z Q)^T apart. Query rows are lanes for the scores, features
+// afterwards. S and C are stored side by side, so
 // that one product reads the keys once for both; so are A and D. Memory is linear in T: a tile
 // holds 2 T rows numbers, nothing of size T x T exists. Layouts are in table.hpp.
 #pragma once
@@ -47,11 +48,18 @@ template <class real, class Reduce>
   });
 }
 
+/// [S | C] = X [P | U]^T.
 template <class real>
-void tile_scores(const TileArguments<real>& in) {
+void tile_products(const TileArguments<real>& in) {
   constexpr int L = kLanes<real>;
   const int qL = round_up(in.rows, L), N = qL / L;
   const Index width = 2 * Index(qL);
+  if (in.kx) {
+    multiply<Left::kShared>(
+        Product<real>{{in.T, N, in.rank}, {in.kx, in.x_row}, {in.zq, qL, L}, {in.sc, width, L}});
+    return multiply<Left::kShared>(Product<real>{
+        {in.T, N, in.d}, {in.xt, in.x_row}, {in.ut, in.u_row, L}, {in.sc + qL, width, L}});
+  }
   const Vec<real> scale = broadcast<real>(in.scale);
   const Product<real> of_w{{in.d, N, in.d}, {in.w, in.d}, {in.zt, in.z_row, L}, {in.pu, width, L}};
   if (in.rank > 0)
@@ -63,9 +71,17 @@ void tile_scores(const TileArguments<real>& in) {
       store<real>(in.pu + k * width + v, scale * load<real>(in.zt + k * in.z_row + v));
   for (int k = 0; k < in.d; ++k)
     for (int v = 0; v < qL; v += L)
-      store<real>(in.pu + k * width + qL + v, load<real>(in.ut + k * in.z_row + v));
+      store<real>(in.pu + k * width + qL + v, load<real>(in.ut + k * in.u_row + v));
   multiply<Left::kShared>(
       Product<real>{{in.T, 2 * N, in.d}, {in.xt, in.x_row}, {in.pu, width, L}, {in.sc, width, L}});
+}
+
+template <class real>
+void tile_scores(const TileArguments<real>& in) {
+  constexpr int L = kLanes<real>;
+  const int qL = round_up(in.rows, L), N = qL / L;
+  const Index width = 2 * Index(qL);
+  tile_products(in);
   const Rows<real> rows{in.T, N, width, in.sc, in.sc + qL, in.limits};
   const auto largest_gap = [&] {
     real largest = in.row_gaps[0];

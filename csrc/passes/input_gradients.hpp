@@ -14,6 +14,14 @@
 //                      Products with W and V take the rows of several samples at once, with
 //                      features as lanes. inputs.cpp
 //   samples are lanes  A block of samples at a time, of few rows (t, h). input_blocks.cpp
+//
+// Long samples whose keys meet few numbers of a value or a factor go a head at a time:
+//
+//   values first       C = G (X V)^T,        A^T U = (A^T G) V^T      see has_values_first
+//   keys first         S = (Z Q) (X K)^T,    D^T (Z W) = (D^T (Z Q)) K^T,
+//                      D X W^T = (D (X K)) Q^T                   see factored_keys.hpp
+//
+// input_tiles.cpp
 #pragma once
 
 #include <algorithm>
@@ -23,6 +31,7 @@
 #include "../problem/data.hpp"
 #include "../problem/loss.hpp"
 #include "../runtime/scratch.hpp"
+#include "factored_keys.hpp"
 
 namespace mhfast {
 
@@ -67,6 +76,18 @@ class InputGradients {
     real* gt;                                       // those of a layer transposed: (p, ML)
   };
 
+  /// The same for a tile of rows of a head of a long sample, with what all tiles share.
+  struct LongWorkspace : Workspace {
+    LongWorkspace() = default;
+    explicit LongWorkspace(const Workspace& workspace) : Workspace(workspace) {}
+
+    FactoredKeys<real> factored;  // where keys come first
+    real *values, *by_values;     // (X V)^T (p, TL) and A^T G (T, pL), where values do
+    real* g_rows;                 // derivatives of the tile's outputs (rows, pL)
+    real* turned;                 // sums over rows (T, rL) or (T, pL), transposed
+    real* gz_rows;                // (q, dL)
+  };
+
   /// Heads of a block of samples that go together.
   struct HeadGroup {
     int head, heads;
@@ -105,6 +126,8 @@ class InputGradients {
   virtual void load_block_targets(const BlockWorkspace&, int /*samples*/) const {}
   virtual BlockReadout load_block_readout(const HeadGroup& group,
                                           const BlockWorkspace& workspace) const = 0;
+  /// V^T of a layer's head (p, dL).
+  virtual const real* transposed_values(int /*head*/) const { return nullptr; }
   /// What a sample's gradients are multiplied by at the end.
   virtual real factor(const real* g) const = 0;
 
@@ -113,7 +136,8 @@ class InputGradients {
   const Parameters<real>& parameters_;
   const Loss loss_;
   real *const gx_, *const gz_;
-  const int L_, TL_, dL_, wL_;  // wL: from row to row of W, see row_gradient_size
+  const bool values_first_, keys_first_;
+  const int L_, TL_, dL_, wL_;  // from row to row of X^T and, wL, of W an odd number of vectors
   int rows_, heads_, samples_;  // of a batch, at most
   int block_heads_ = 0;         // of a group where samples are lanes; 0: rows are
   const double total_;
@@ -129,6 +153,7 @@ class InputGradients {
   void load_queries(const Batch& batch, Workspace& workspace) const;
   void add_sample(const Batch& batch, int sample, Workspace& workspace) const;
   void add_queries(const Batch& batch, Workspace& workspace) const;
+  bool goes_by_heads() const { return values_first_ || keys_first_; }
   bool matters(const real* g) const {
     return !std::all_of(g, g + derivatives(), [](real derivative) { return derivative == 0; });
   }
@@ -137,6 +162,21 @@ class InputGradients {
   template <class Arrays, class Take, class Differentiate>
   double run_batches(const real* outputs, std::ptrdiff_t samples, int members, double seconds,
                      const Take& take, const Differentiate& differentiate) const;
+
+  void take_long_arrays(Arena& layout, LongWorkspace& workspace) const;
+  void add_long_head(std::ptrdiff_t sample, int head, int keys, LongWorkspace& workspace) const;
+  void differentiate_long(std::ptrdiff_t sample, LongWorkspace& workspace) const;
+  int find_limits(const Batch& batch, const LongWorkspace& workspace) const;
+  int keys_of(std::ptrdiff_t sample) const;
+  void load_keys(int head, int keys, const LongWorkspace& workspace) const;
+  void add_tile(const Batch& batch, LongWorkspace& workspace) const;
+  ScoreArguments<real> load_tile_queries(const Batch& batch, int keys,
+                                         const LongWorkspace& workspace) const;
+  void load_tile_readout(const Batch& batch, int keys, LongWorkspace& workspace) const;
+  void add_tile_keys(const Batch& batch, int keys, const LongWorkspace& workspace) const;
+  void add_tile_queries(const Batch& batch, int keys, const real* projected,
+                        const LongWorkspace& workspace) const;
+  void add_sums(int head, int keys, const LongWorkspace& workspace) const;
 
   int count_block_heads() const;
   BlockWorkspace take_block_workspace(Arena& layout) const;

@@ -23,14 +23,16 @@ InputGradients<real>::InputGradients(const Data<real>& data, const Parameters<re
       loss_(loss),
       gx_(gx),
       gz_(gz),
+      values_first_(has_values_first(data.shape, sizeof(real), kernels_.lanes)),
+      keys_first_(has_keys_first(data.shape)),
       L_(kernels_.lanes),
-      TL_(int(round_up(data.shape.T, L_))),
+      TL_(int(odd_vectors(data.shape.T, L_))),
       dL_(int(round_up(data.shape.d, L_))),
       wL_(int(row_gradient_size(data.shape, L_))),
       total_(data.total_weight(0, loss)),
       wants_z_(gz || (data.self && gx)) {
   choose_batches();
-  block_heads_ = count_block_heads();
+  block_heads_ = goes_by_heads() ? 0 : count_block_heads();
   load_weights();
 }
 
@@ -40,7 +42,7 @@ void InputGradients<real>::choose_batches() {
   const Shape& s = data_.shape;
   const std::size_t row = 4 * std::size_t(s.T) * sizeof(real);
   const int fit = int(round_up(std::max<std::size_t>(kInputTileBytes / row, 1), L_));
-  heads_ = std::min(int(s.H), fit);
+  heads_ = goes_by_heads() ? 1 : std::min(int(s.H), fit);
   rows_ = std::min(int(s.q), std::max(fit / heads_, 1));
   samples_ = rows_ < s.q ? 1 : std::max(kInputRows / rows_, 1);
 }
@@ -314,6 +316,28 @@ void InputGradients<real>::differentiate(std::ptrdiff_t first, int count,
   });
 }
 
+/// One long sample.
+template <class real>
+void InputGradients<real>::differentiate_long(std::ptrdiff_t sample,
+                                              LongWorkspace& workspace) const {
+  const Shape& s = data_.shape;
+  const std::ptrdiff_t rows = std::ptrdiff_t(s.q) * s.d, tokens = std::ptrdiff_t(s.T) * s.d;
+  real* const gz = wants_z_ ? (gz_ ? gz_ : gx_) + sample * rows : nullptr;
+  real* const gx = gx_ ? gx_ + sample * tokens : nullptr;
+  if (!matters(workspace.g)) {
+    if (gz) std::fill_n(gz, rows, real(0));
+    if (gx) std::fill_n(gx, tokens, real(0));
+    return;
+  }
+  load_samples(sample, 1, workspace);
+  const int keys = keys_of(sample);
+  if (gx) std::fill_n(workspace.gx, std::ptrdiff_t(s.T) * dL_, real(0));
+  for (int h = 0; h < s.H; ++h) add_long_head(sample, h, keys, workspace);
+  const real factor = this->factor(workspace.g), of_z = w_ ? real(1) : parameters_.scale;
+  if (gz) store(workspace.gz_rows, s.q, of_z * factor, false, gz);
+  if (gx) store(workspace.gx, s.T, factor, data_.self, gx);
+}
+
 /// Batches of so many samples, each with its losses first.
 template <class real>
 template <class Arrays, class Take, class Differentiate>
@@ -360,6 +384,17 @@ double InputGradients<real>::run(const real* outputs, int threads) {
         });
   }
   const int members = useful_threads(threads, s.n, flops);
+  if (goes_by_heads())
+    return run_batches<LongWorkspace>(
+        outputs, 1, members, seconds,
+        [this](Arena& layout) {
+          LongWorkspace workspace(take_workspace(layout));
+          take_long_arrays(layout, workspace);
+          return workspace;
+        },
+        [this](std::ptrdiff_t sample, int, LongWorkspace& workspace) {
+          differentiate_long(sample, workspace);
+        });
   // Every member has a batch.
   samples_ = int(std::min<std::ptrdiff_t>(samples_, (s.n + members - 1) / members));
   return run_batches<Workspace>(
@@ -523,6 +558,10 @@ class LayerInputs final : public InputGradients<real> {
 
   std::ptrdiff_t readout_stride(const Batch& batch) const override {
     return std::ptrdiff_t(batch.of_sample()) * dL_;
+  }
+
+  const real* transposed_values(int head) const override {
+    return vt_ + head * (std::ptrdiff_t(data_.shape.p) * dL_);
   }
 
   void take_block_readout(Arena& layout, BlockWorkspace& workspace) const override {

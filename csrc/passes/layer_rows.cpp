@@ -16,6 +16,7 @@ LayerRowPass<real>::LayerRowPass(PassState<real>& state)
       TL_(int(odd_vectors(state.data.shape.T, state.lanes.lanes))),
       values_first_(has_values_first(state.data.shape, sizeof(real), state.lanes.lanes)),
       keys_first_(has_keys_first(state.data.shape)),
+      gradients_of_keys_(has_gradients_of_keys(state.data.shape, state.lanes.lanes)),
       workspaces_(state.threads, Workspace(WordLists<real>(state, state.plan.tile),
                                            FactoredKeys<real>(state.kernels, state.data.shape))) {}
 
@@ -50,7 +51,7 @@ void LayerRowPass<real>::lay_out(Arena& layout) {
     workspace.values = layout.take<real>(of_values);
     workspace.packed = layout.take<real>(of_values);
     workspace.x_rows = layout.take<real>(s.identity_v || gradient ? dense * T * dL_ : 0);
-    if (keys_first_) workspace.factored.lay_out(layout, H, rows, gradient);
+    if (keys_first_) workspace.factored.lay_out(layout, H, rows, gradients_of_keys_ && gradient);
     workspace.f_lanes = layout.take<real>(values_first_ ? pL_ * rows : 0);
     workspace.by_v = layout.take<real>(values_first_ && gradient ? s.p * dL_ : 0);
     workspace.by_values = layout.take<real>(values_first_ && gradient ? T * pL_ : 0);
@@ -115,7 +116,7 @@ std::ptrdiff_t LayerRowPass<real>::run_tiles(Pass pass, int chunk, std::ptrdiff_
       sample = {sample.last, index, keys_of(index, sample.last), false};
       load_sample(sample, workspace);
     }
-    sample.has_gradient |= keys_first_ && is_gradient(pass) && state_.options.wrt_W;
+    sample.has_gradient |= gradients_of_keys_ && is_gradient(pass) && state_.options.wrt_W;
     Slab<real> tile = open_tile(unit, workspace);
     tile.first = unit == first;
     tile.place = in_block ? int(unit - begin) : 0;
@@ -185,7 +186,7 @@ void LayerRowPass<real>::finish_sample(int chunk, const Sample& sample,
   if (!sample.has_gradient) return;
   const Shape& s = state_.data.shape;
   for (int h = 0; h < s.H; ++h)
-    workspace.factored.finish(
+    workspace.factored.differentiate_k(
         h, sample.keys, state_.data.x + sample.index * s.T * s.d, true,
         state_.gradients.weight(chunk, h) + state_.gradients.to_k(state_.model.is_tied()));
 }
@@ -463,9 +464,10 @@ void LayerRowPass<real>::differentiate_factors(int chunk, int head, const Slab<r
   const real* queries = scores.shared_p;
   if (state_.model.scale() != real(1))  // which is left to the end
     queries = workspace.factored.load_queries(state_.model.factor_q(head), slab.z, qL, qL);
-  workspace.factored.add(head, slab.keys, slab.rows, scores.c, qL, queries,
-                         state_.data.z + (slab.first_sample * s.q + slab.first_row) * s.d, factor,
-                         true, to);
+  const real* const projected =
+      workspace.factored.add(head, slab.keys, slab.rows, scores.c, qL, queries, factor);
+  const real* const z = state_.data.z + (slab.first_sample * s.q + slab.first_row) * s.d;
+  workspace.factored.differentiate_q(slab.rows, z, projected, true, to);
 }
 
 template <class real>
@@ -505,7 +507,7 @@ void LayerRowPass<real>::differentiate(Pass pass, int chunk, const Slab<real>& s
     const real* const factors = scaled ? steps_.scaled_factors(slab, gap, state_.scales.log_of_W(h),
                                                                nullptr, workspace.heads)
                                        : nullptr;
-    if (keys_first_) {
+    if (gradients_of_keys_) {
       differentiate_factors(chunk, h, slab, scaled ? *factors : real(1), again, workspace);
       continue;
     }

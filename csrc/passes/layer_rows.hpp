@@ -116,7 +116,7 @@ class LayerRowPass final : public ChunkPass<real> {
   using ChunkPass<real>::state_;
   const HeadSteps<real> steps_;
   const int dL_, pL_, TL_;  // d and p in whole vectors, T in an odd number of these
-  const bool values_first_, keys_first_;
+  const bool values_first_, keys_first_, gradients_of_keys_;
   std::vector<Workspace> workspaces_;
   int block_ = 1;           // units of a block
   real* v_rows_ = nullptr;  // V, its rows padded to whole vectors

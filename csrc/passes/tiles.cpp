@@ -20,12 +20,15 @@ TilePass<real>::TilePass(PassState<real>& state)
     : state_(state),
       loss_(state.kernels, state.data, state.loss, state.width, state.options.gaps),
       dL_(int(round_up(state.data.shape.d, state.lanes.lanes))),
-      TL_(int(round_up(state.data.shape.T, state.lanes.lanes))),
-      qL_(int(round_up(state.data.shape.q, state.lanes.lanes))),
-      weight_size_(state.gradients.weight_size()),
+      TL_(int(odd_vectors(state.data.shape.T, state.lanes.lanes))),
+      qL_(int(odd_vectors(state.data.shape.q, state.lanes.lanes))),
+      keys_first_(has_keys_first(state.data.shape)),
+      gradients_of_keys_(has_gradients_of_keys(state.data.shape, state.lanes.lanes)),
+      wants_W_(state.options.wrt_W && state.gradients.weight_size() > 0),
+      weight_size_(wants_W_ ? state.gradients.weight_size() : 0),
       gradient_size_(weight_size_ + (state.data.shape.q + state.plan.parts - 1) / state.plan.parts *
                                         std::ptrdiff_t(dL_)),
-      workspaces_(state.threads) {}
+      workspaces_(state.threads, Workspace(FactoredKeys<real>(state.kernels, state.data.shape))) {}
 
 template <class real>
 void TilePass<real>::lay_out(Arena& layout) {
@@ -46,7 +49,7 @@ void TilePass<real>::lay_out(Arena& layout) {
     workspace.x_rows = layout.take<real>(std::size_t(s.T) * dL_);
     workspace.pu = layout.take<real>(2 * tile * (s.d + s.rank));
     workspace.sc = layout.take<real>(2 * tile * s.T);
-    const bool factors = state_.gradients.has_factors();
+    const bool factors = state_.gradients.has_factors() && !gradients_of_keys_;
     workspace.axdx = layout.take<real>(
         2 * tile * dL_ + (factors ? factor_scratch(tile, s.rank, s.d, int(L), true) : 0));
     workspace.row_readouts = layout.take<real>(tile);
@@ -54,6 +57,8 @@ void TilePass<real>::lay_out(Arena& layout) {
     workspace.limits =
         layout.take<real>(data.is_limited() ? qL_ + L : 0);  // the last tile reads on
     workspace.packed_sample = -1;
+    if (keys_first_)
+      workspace.factored.lay_out(layout, 1, tile, gradients_of_keys_ && state_.options.gradient);
   }
 }
 
@@ -98,6 +103,28 @@ void TilePass<real>::pack_sample(std::ptrdiff_t sample, bool gradient, Workspace
   workspace.packed_sample = gradient ? sample : -1;
 }
 
+/// Keys that a row of the part sees.
+template <class real>
+int TilePass<real>::keys_of(int part, const Workspace& workspace) const {
+  if (!state_.data.is_limited()) return state_.data.shape.T;
+  const std::ptrdiff_t begin = part_begin(part);
+  return seen_keys(workspace.limits + begin, int(part_begin(part + 1) - begin));
+}
+
+/// What a tile, whose D is in sc, adds to the gradient by Q and to the sums of that by K.
+template <class real>
+void TilePass<real>::add_factors(const Unit& unit, const TileArguments<real>& tile,
+                                 Workspace& workspace) const {
+  const std::ptrdiff_t rows = round_up(tile.rows, state_.lanes.lanes);
+  const real* queries = tile.zq;
+  if (state_.model.scale() != real(1))  // which is left to the end
+    queries = workspace.factored.load_queries(state_.model.factor_q(unit.head), tile.zt, tile.z_row,
+                                              int(rows));
+  const real* const projected =
+      workspace.factored.add(0, tile.T, tile.rows, tile.sc + rows, 2 * rows, queries);
+  workspace.factored.differentiate_q(tile.rows, tile.z, projected, tile.add, tile.gq);
+}
+
 /// Readout of one sample, head and part, and its gradient.
 template <class real>
 void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
@@ -112,6 +139,8 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
   real* const gW = gradient ? shared_.gradients + unit * gradient_size_ : nullptr;
   real* gap = state_.options.finds_gaps(pass) ? shared_.gaps + unit : nullptr;
   const std::ptrdiff_t begin = part_begin(part), end = part_begin(part + 1);
+  const Unit of_unit{sample, h, keys_of(part, workspace)};
+  if (keys_first_) workspace.factored.load(0, of_unit.keys, workspace.x, state_.model.factor_k(h));
   // Calls `body` with the arguments of each tile of the part.
   const auto for_tiles = [&](TileMode mode, const auto& body) {
     for (std::ptrdiff_t t = begin; t < end; t += state_.plan.tile) {
@@ -127,6 +156,7 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
       tile.zt = workspace.z + t;
       tile.ut = state_.model.transposed(h) + t;
       tile.z_row = qL_;
+      tile.u_row = round_up(s.q, state_.lanes.lanes);
       tile.xt = workspace.x;
       tile.x_row = TL_;
       tile.x = workspace.x_rows;
@@ -136,13 +166,20 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
       tile.axdx = workspace.axdx;
       tile.readouts = workspace.row_readouts;
       tile.row_gaps = workspace.row_gaps;
-      if (state_.gradients.has_factors()) {
+      if (keys_first_) {
+        tile.kx = workspace.factored.transposed(0);
+        tile.zq = workspace.factored.load_queries(state_.model.w(h), tile.zt, qL_,
+                                                  int(round_up(tile.rows, state_.lanes.lanes)));
+      }
+      if (gradients_of_keys_) {
+        tile.gq = gW;
+      } else if (wants_W_ && state_.gradients.has_factors()) {
         tile.fq = state_.model.gradient_q(h);
         tile.fk = state_.model.gradient_k(h);
         tile.gq = gW;
         tile.gk = gW + state_.gradients.to_k(state_.model.is_tied());
       } else {
-        tile.gw = weight_size_ ? gW : nullptr;
+        tile.gw = wants_W_ ? gW : nullptr;
       }
       tile.gu = gradient ? gW + weight_size_ + (t - begin) * dL_ : nullptr;
       tile.mode = mode;
@@ -172,8 +209,18 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
     state_.kernels.tile_scores(tile);
     if (mode == TileMode::kDerivative) largest = std::max(largest, shared_gap);
     std::copy_n(tile.readouts, tile.rows, readouts + (tile.zt - workspace.z));
-    if (gradient) state_.kernels.tile_gradients(tile);
+    if (!gradient) return;
+    if (gradients_of_keys_) {
+      if (wants_W_) add_factors(of_unit, tile, workspace);
+      tile.gq = nullptr;
+    }
+    state_.kernels.tile_gradients(tile);
   });
+  if (gradient && gradients_of_keys_ && wants_W_) {
+    const std::ptrdiff_t to_k = state_.gradients.to_k(state_.model.is_tied());
+    workspace.factored.differentiate_k(0, of_unit.keys, data.x + sample * s.T * s.d, to_k == 0,
+                                       gW + to_k);
+  }
   if (gap && mode == TileMode::kDerivative) *gap = largest;
 }
 

@@ -110,7 +110,7 @@ struct Cost {
                                      V * product_cycles(s.d, P, rows) + 2 * N * s.d;
     const double a_tile =
         (keeps_layer_weights(s, bytes, L) ? 1 : 1 + D) * scores + readout +
-        (keys_first ? D * factor_gradients(rows, keys)
+        (keys_first ? by_keys(rows, keys)
                     : D * product_cycles(rows, F, keys) + by_queries_of_rows(rows));
     return std::ceil(double(s.q) / rows) * a_tile + of_keys(keys_first);
   }
@@ -133,13 +133,18 @@ struct Cost {
     const int rows = tile_rows(s, bytes, L);
     const double N = vectors(rows), F = vectors(s.d);
     const double keys = seen_keys(rows);
-    const double a_tile = queries(N) + product_cycles(keys, 2 * N, s.d) +
-                          softmax_cycles(N, keys, bytes, L) +
-                          product_cycles((1 + W) * N * L, F, keys) +
-                          by_queries_of_rows(rows, PlanKind::kTiles) + s.d * (N + F);
+    const bool keys_first = has_keys_first(s);
+    const double products = keys_first
+                                ? product_cycles(s.rank, N, s.d) + product_cycles(keys, N, s.rank) +
+                                      product_cycles(keys, N, s.d) + product_cycles(N * L, F, keys)
+                                : queries(N) + product_cycles(keys, 2 * N, s.d) +
+                                      product_cycles((1 + W) * N * L, F, keys) +
+                                      by_queries_of_rows(rows, PlanKind::kTiles);
+    const double a_tile = products + (keys_first ? by_keys(rows, keys) : 0) +
+                          softmax_cycles(N, keys, bytes, L) + s.d * (N + F);
     const double packing = 2.0 * s.T * s.d;
     const double gradient = double(partial_gradient(s, PlanKind::kTiles, L).size) / (s.H * L);
-    return packing + std::ceil(double(s.q) / rows) * a_tile + 2 * gradient;
+    return packing + std::ceil(double(s.q) / rows) * a_tile + 2 * gradient + of_factors(keys_first);
   }
 
  private:
@@ -147,15 +152,18 @@ struct Cost {
   double of_keys(bool keys_first) const {
     const double T = vectors(s.T);
     const double values = has_values_first(s, bytes, L) ? product_cycles(s.p, T, s.d) : 0;
-    const double factors =
-        keys_first ? product_cycles(s.rank, T, s.d) + product_cycles(s.d, vectors(s.rank), s.T) : 0;
-    return values + factors + 2.0 * s.T * s.d / s.H;
+    return values + of_factors(keys_first) + 2.0 * s.T * s.d / s.H;
+  }
+  double of_factors(bool keys_first) const {
+    if (!keys_first) return 0;
+    return product_cycles(s.rank, vectors(s.T), s.d) + product_cycles(s.d, vectors(s.rank), s.T);
   }
   /// Of so many rows, what the gradients by factors take from D where keys go through these.
-  double factor_gradients(double rows, double keys) const {
+  double by_keys(double rows, double keys) const {
+    if (!has_gradients_of_keys(s, L))
+      return product_cycles(rows, vectors(s.d), keys) + by_queries_of_rows(rows, PlanKind::kTiles);
     const double F = vectors(s.rank);
-    return product_cycles(rows, F, keys) + product_cycles(s.d, F, rows) +
-           keys * rows * F * 2 * kSharedProductCycles;
+    return 2 * product_cycles(rows, F, keys) + product_cycles(s.d, F, rows);
   }
   /// Keys that a tile of so many rows goes through, on average.
   double seen_keys(int rows) const {
@@ -287,6 +295,10 @@ Prediction predict_classifier(const Shape& s, const Cost& cost) {
   const double n = double(s.n), H = s.H, blocks = cost.vectors(s.n);
   if (s.words > 0) return predict_words(s, cost, n);
   Prediction result;
+  if (has_keys_first(s)) {
+    result.cycles[int(PlanKind::kTiles)] = H * n * (kBeginCycles + cost.tiles());
+    return result;
+  }
   result.cycles[int(PlanKind::kRuns)] = H * n * Cost{dense(s), cost.registers}.runs() / cost.L;
   const auto fits = [&](PlanKind kind) {
     const bool samples_are_lanes = kind != PlanKind::kRows;
@@ -472,13 +484,17 @@ bool has_values_first(const Shape& s, int bytes, int lanes) {
 }
 
 bool has_keys_first(const Shape& s) {
-  if (s.rank == 0 || s.words > 0 || s.attended || s.shared_query || !s.is_layer()) return false;
+  if (s.rank == 0 || s.words > 0 || s.attended || s.shared_query) return false;
   return s.T >= kLongTokens && s.q >= kLongTokens;
+}
+
+bool has_gradients_of_keys(const Shape& s, int lanes) {
+  return has_keys_first(s) && kFactorColumns * round_up(s.rank, lanes) <= round_up(s.d, lanes);
 }
 
 bool has_factor_gradients(const Shape& s, PlanKind kind, int lanes) {
   if (s.rank == 0 || s.shared_query) return false;
-  if (features_are_lanes(kind) && has_keys_first(s)) return true;
+  if (features_are_lanes(kind) && has_gradients_of_keys(s, lanes)) return true;
   if (!features_are_lanes(kind)) return kGradientColumns * s.rank <= s.d;
   const double of_factor = double(kGradientColumns * round_up(s.rank, lanes));
   return of_factor + kTransposeCycles / kSharedProductCycles * 2 <= round_up(s.d, lanes);

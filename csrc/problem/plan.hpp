@@ -83,6 +83,10 @@ bool has_values_first(const Shape& shape, int bytes, int lanes);
 /// and its tokens, which then have no plans but tiles or, of a layer, rows.
 bool has_keys_first(const Shape& shape);
 
+/// Whether the gradients by the factors then come from X K and D^T (Z Q), whose rows are whole
+/// vectors, not from D X.
+bool has_gradients_of_keys(const Shape& shape, int lanes);
+
 /// Whether chunks have gradients by the factors, not by their product; the query is not shared.
 bool has_factor_gradients(const Shape& shape, PlanKind kind, int lanes);
 

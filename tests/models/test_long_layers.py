@@ -137,19 +137,23 @@ def test_a_loss_of_ones_own_has_the_same_gradient(name):
         np.testing.assert_allclose(getattr(other, key), getattr(found, key), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("isa", _core.available_isas())
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("name", ["causal", "lengths", "relu", "external", "identity", *FACTORED])
-def test_gradients_by_the_inputs_leave_out_keys_that_no_row_sees(name, dtype):
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_by_the_inputs_leave_out_keys_that_no_row_sees(name, dtype, isa, use_isa):
+    use_isa(isa)
     model, data = drawn(name, dtype)
     wrt = ("X",) if data.query is None else ("X", "query")
     _, found = mh.value_and_grad(model, data, loss="squared", wrt=wrt)
     _, expected = mh.reference.value_and_grad(
         model, data.X, data.y, loss="squared", wrt=wrt, query=data.query, lengths=data.lengths
     )
+    _, other = mh.value_and_grad(model, data, loss="squared", wrt=wrt, num_threads=2)
     for key in wrt:
         array = expected[key]
         error = np.abs(getattr(found, key) - array).max()
         assert error < TOLERANCE[dtype] * np.abs(array).max(), key
+        np.testing.assert_array_equal(getattr(other, key), getattr(found, key))
     if data.lengths is not None:
         assert not found.X[1, data.lengths[1] :].any()
 
