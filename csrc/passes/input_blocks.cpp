@@ -44,6 +44,7 @@ typename InputGradients<real>::BlockWorkspace InputGradients<real>::take_block_w
   workspace.row_limits = layout.take<real>(data_.is_limited() ? q * L : 0);
   workspace.row_readouts = layout.take<real>(rows * L);
   workspace.readout = layout.take<real>(L);
+  workspace.readouts = layout.take<double>(L);
   workspace.e = layout.take<real>(wants_z_ ? rows * d * L : 0);
   workspace.projected = layout.take<real>(q * s.rank * L);
   workspace.gx = layout.take<real>(gx_ ? T * d * L : 0);
@@ -122,6 +123,13 @@ void InputGradients<real>::score_block(const HeadGroup& group, const BlockReadou
   scores.shared_p = workspace.p_transposed;
   scores.shared_p_k = row;
   kernels_.scores_samples(scores);
+  const real* const rows = R == 1 ? workspace.readout : workspace.row_readouts;  // see the kernel
+  for (int h = 0; h < group.heads; ++h) {
+    real of_head[kMaxLanes] = {};
+    for (int r = h; r < R; r += group.heads)
+      for (int l = 0; l < L_; ++l) of_head[l] += rows[r * L_ + l];
+    for (int l = 0; l < L_; ++l) workspace.readouts[l] += double(of_head[l]);
+  }
 }
 
 /// The gradient by X of the key side, A^T U + D^T P.

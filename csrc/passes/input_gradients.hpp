@@ -7,8 +7,8 @@
 //
 // With an identity in the place of W or V the product with it is left out; factors of W go one by
 // one, (Z Q) K^T and (D X K) Q^T. A classifier's gradient is linear in the derivative of its loss,
-// which is multiplied in at the end. Query rows of all heads go together, (t, h) being row t H + h,
-// in one of two ways:
+// which is multiplied in at the end; where its outputs are not known, they are found on the way.
+// Query rows of all heads go together, (t, h) being row t H + h, in one of two ways:
 //
 //   rows are lanes     A and D come from scores_rows, as many rows at a time as fit the cache.
 //                      Products with W and V take the rows of several samples at once, with
@@ -43,6 +43,7 @@ class InputGradients {
                  real* gz);
   virtual ~InputGradients() = default;
 
+  /// The loss, from the outputs; null, of a classifier: they are not known yet.
   double run(const real* outputs, int threads);
 
  protected:
@@ -73,6 +74,7 @@ class InputGradients {
     real* projected;                                // (Z Q)^T or (D X K)^T: (h, r, ML)
     real *gx, *gz;                                  // of each sample: (T, dL), (rows, dL)
     real* g;                                        // of each sample: derivatives of the outputs
+    double* readouts;                               // of each sample: of all rows and heads
     real* gt;                                       // those of a layer transposed: (p, ML)
   };
 
@@ -104,6 +106,7 @@ class InputGradients {
     real* projected;                                // Z Q or D X K of a head: (rows, r)
     real *gx, *gz;                                  // (T, d); (q, d)
     real* g;                                        // of each sample: derivatives of the outputs
+    double* readouts;                               // of each sample: of all rows and heads
     real* g_lanes;                                  // the same of a layer: (q, p)
   };
   /// U of a block, rows (t, h), and transposed: a number or, if laned, a vector for each entry.
@@ -114,7 +117,7 @@ class InputGradients {
 
   /// The arrays of a workspace that the readout needs: g and others.
   virtual void take_readout(Arena& layout, Workspace& workspace) const = 0;
-  /// Weighted loss of a sample from its outputs; writes their derivatives to g.
+  /// Weighted loss of sample i from its outputs f; writes their derivatives to g.
   virtual double measure(std::ptrdiff_t i, const real* f, real* g) const = 0;
   virtual int derivatives() const = 0;  // of a sample
   /// Writes U of a batch to workspace.u.
@@ -143,6 +146,7 @@ class InputGradients {
   const double total_;
 
  private:
+  double finish_sample(std::ptrdiff_t i, double readout, real* g) const;
   void choose_batches();
   void load_weights();
   void load_factors();

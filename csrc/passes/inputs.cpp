@@ -104,6 +104,7 @@ typename InputGradients<real>::Workspace InputGradients<real>::take_workspace(Ar
   workspace.limits = layout.take<real>(RL);
   workspace.row_readouts = layout.take<real>(RL);
   workspace.readout = layout.take<real>(1);
+  workspace.readouts = layout.take<double>(samples_);
   workspace.transposed = layout.take<real>(gx_ ? 2 * RL * TL : 0);
   workspace.e = layout.take<real>(wants_z_ ? of_heads * dL : 0);
   workspace.et = layout.take<real>(wants_z_ && w_ ? heads_ * dL * ML : 0);
@@ -194,6 +195,11 @@ void InputGradients<real>::add_sample(const Batch& batch, int sample, Workspace&
   scores.x_row = TL_;
   scores.shared_p = workspace.p_lanes;
   kernels_.scores_rows(scores);
+  for (int h = 0; h < batch.heads; ++h) {
+    real of_head = 0;
+    for (int r = h; r < R; r += batch.heads) of_head += workspace.row_readouts[r];
+    workspace.readouts[sample] += double(of_head);
+  }
   if (gx_) {
     const std::ptrdiff_t weights = std::ptrdiff_t(RL) * TL_;
     const bool add = batch.head > 0 || batch.first > 0;
@@ -338,7 +344,27 @@ void InputGradients<real>::differentiate_long(std::ptrdiff_t sample,
   if (gx) store(workspace.gx, s.T, factor, data_.self, gx);
 }
 
-/// Batches of so many samples, each with its losses first.
+/// Weighted loss of a sample from the sum of its readouts, with which its gradients are there but
+/// for the derivative of the loss.
+template <class real>
+double InputGradients<real>::finish_sample(std::ptrdiff_t i, double readout, real* g) const {
+  const Shape& s = data_.shape;
+  if (!matters(g)) return 0;
+  const real f = real(readout * (1.0 / readout_of(s).divisor));
+  const double value = measure(i, &f, g);
+  const auto scale = [&](real* of_all, std::ptrdiff_t size) {
+    real* const of_sample = of_all + i * size;
+    if (*g == 0)
+      std::fill_n(of_sample, size, real(0));
+    else
+      std::transform(of_sample, of_sample + size, of_sample, [&](real x) { return *g * x; });
+  };
+  if (gx_) scale(gx_, std::ptrdiff_t(s.T) * s.d);
+  if (gz_) scale(gz_, std::ptrdiff_t(s.q) * s.d);
+  return value;
+}
+
+/// Batches of so many samples, each with its losses first, or last if the outputs are not known.
 template <class real>
 template <class Arrays, class Take, class Differentiate>
 double InputGradients<real>::run_batches(const real* outputs, std::ptrdiff_t samples, int members,
@@ -359,9 +385,22 @@ double InputGradients<real>::run_batches(const real* outputs, std::ptrdiff_t sam
     Arrays& of_member = arrays[member.index];
     for (std::ptrdiff_t i; (i = next.fetch_add(samples, std::memory_order_relaxed)) < n;) {
       const int count = int(std::min(samples, n - i));
-      for (int k = 0; k < count; ++k)
-        values[i + k] = measure(i + k, outputs, of_member.g + std::ptrdiff_t(k) * derivatives());
+      const auto for_samples = [&](const auto& body) {
+        for (int k = 0; k < count; ++k)
+          body(i + k, of_member.readouts[k], of_member.g + std::ptrdiff_t(k) * derivatives());
+      };
+      for_samples([&](std::ptrdiff_t sample, double& readout, real* g) {
+        readout = 0;
+        if (outputs)
+          values[sample] = measure(sample, outputs + sample * data_.shape.outputs(), g);
+        else  // what is left out is, whatever it holds
+          *g = real(data_.weight_of(0, sample, 0) != 0);
+      });
       differentiate(i, count, of_member);
+      if (outputs) continue;
+      for_samples([&](std::ptrdiff_t sample, double readout, real* g) {
+        values[sample] = finish_sample(sample, readout, g);
+      });
     }
   });
   double sum = 0;
@@ -451,7 +490,7 @@ class ClassifierInputs final : public InputGradients<real> {
     if (w == 0) return 0;  // left out, whatever the output is
     const OwnLossResults* const own = loss_.results;
     const auto term = own ? LossTerm<double>{own->value(i), own->derivative(i), 0}
-                          : loss_term(loss_, double(f[i]), double(data_.y[i]));
+                          : loss_term(loss_, double(*f), double(data_.y[i]));
     *g = real(term.derivative * w / (total_ * readout_of(data_.shape).divisor));
     return w * term.value;
   }
@@ -525,7 +564,7 @@ class LayerInputs final : public InputGradients<real> {
       }
       const auto emit = [&](int o, double derivative) { g[o] = real(derivative * w / total_); };
       const RowLoss row = loss_.results ? loss_.results->row(i, t, emit)
-                                        : row_loss(loss_, f + (i * s.q + t) * s.p,
+                                        : row_loss(loss_, f + std::ptrdiff_t(t) * s.p,
                                                    data_.y + i * data_.targets + t * row_targets, 1,
                                                    s.p, true, emit);
       value += w * row.value;

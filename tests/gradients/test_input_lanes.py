@@ -124,3 +124,41 @@ def test_every_number_of_threads_gives_the_same_inputs() -> None:
     )
     for other in more:
         np.testing.assert_array_equal(other, one)
+
+
+@pytest.mark.parametrize("plan", ["rows", "samples", "auto"])
+@pytest.mark.parametrize(
+    ("T", "query", "heads"), [(5, None, 3), (5, -1, 1), (5, -1, 3), (300, None, 2)]
+)
+@pytest.mark.parametrize("loss", ["logistic", "hinge"])
+def test_outputs_of_a_classifier_are_found_on_the_way(loss, T, query, heads, plan, use_plan):
+    """Without gradients by parameters there is no other pass; what is left out stays so."""
+    use_plan(plan)
+    n, d = 21, 4
+    rng = np.random.default_rng(2)
+    q = T if query is None else 1
+    W, U = rng.standard_normal((heads, d, d)), rng.standard_normal((heads, q, d))
+    model = mh.Classifier(W, 5 * U / q, query=query)
+    X, weight = rng.standard_normal((n, T, d)), rng.uniform(0.5, 2.0, n)
+    y = np.sign(rng.standard_normal(n))
+    if loss == "hinge":  # some samples have a derivative of 0, all of which is
+        y[:3] = np.sign(mh.reference.outputs(model, X))[:3]
+        assert (y * mh.reference.outputs(model, X) > 1)[:3].any()
+    weight[7] = 0
+    want_value, want = mh.reference.value_and_grad(
+        model, X, y, loss=loss, weight=weight, wrt=("X",)
+    )
+    X[7, 1, 2] = np.nan
+    value, found = mh.value_and_grad(model, X, y, loss=loss, weight=weight, wrt="X")
+    both_value, both = mh.value_and_grad(model, X, y, loss=loss, weight=weight, wrt=("U", "X"))
+    # Sums of a few hundred terms.
+    assert value == pytest.approx(want_value, rel=1e-12)
+    assert both_value == pytest.approx(want_value, rel=1e-12)
+    size = np.abs(want["X"]).max()
+    assert np.abs(found.X - want["X"]).max() < 1e-12 * size
+    assert np.abs(both.X - want["X"]).max() < 1e-12 * size
+    untouched = ~want["X"].any(axis=(1, 2))
+    assert untouched[7]
+    assert not found.X[untouched].any()
+    _, again = mh.value_and_grad(model, X, y, loss=loss, weight=weight, wrt="X", num_threads=3)
+    np.testing.assert_array_equal(again.X, found.X)
