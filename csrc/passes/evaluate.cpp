@@ -219,9 +219,7 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
   gradient.words_by_scores = gradients.of[kEmbedding];
   gradient.words_by_values = gradients.of[kEmbedding] ? by_values.data() : nullptr;
   const bool by_parameters = gradients.of_parameters() || !of_inputs;
-  // Gradients of a classifier by its inputs alone find the outputs on the way.
-  const bool knows_outputs = by_parameters || s.is_layer() || loss.own;
-  std::vector<real> f(of_inputs && knows_outputs ? s.n * s.outputs() : 0);
+  std::vector<real> f(of_inputs && by_parameters ? s.n * s.outputs() : 0);
   double value = 0;
   if (by_parameters) {
     value = evaluate(data, loadable.parameters, loss, threads, gradient, false,
@@ -235,8 +233,6 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
         is_near_underflow(gradient.words_by_values, of_words))
       evaluate<real>(data, loadable.parameters, loss, threads, gradient, true, nullptr,
                      scratch.engine());
-  } else if (knows_outputs) {
-    outputs(*problem.data, model, scale, threads, f.data());
   }
   for (int h = 0; of_product && h < s.H; ++h)
     differentiate_factors(active_kernels<real>(), s, model.rank, model.at[kQ], model.at[kK],
@@ -246,8 +242,10 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
                          gradient.readout, h, 1, gradients.of[kValueA], gradients.of[kValueB]);
   for (std::size_t i = 0; i < by_values.size(); ++i) gradients.of[kEmbedding][i] += by_values[i];
   if (of_inputs)
-    value = input_gradients(data, loadable.parameters, loss, knows_outputs ? f.data() : nullptr,
-                            threads, gradients.x, gradients.z);
+    value = input_gradients<real>(
+        data, loadable.parameters, loss, by_parameters ? f.data() : nullptr,
+        [&](real* to) { outputs(*problem.data, model, scale, threads, to); }, threads, gradients.x,
+        gradients.z);
   problem.restore(gradients);
   heads.spread(gradients.of);
   return value;

@@ -44,7 +44,7 @@ typename InputGradients<real>::BlockWorkspace InputGradients<real>::take_block_w
   workspace.row_limits = layout.take<real>(data_.is_limited() ? q * L : 0);
   workspace.row_readouts = layout.take<real>(rows * L);
   workspace.readout = layout.take<real>(L);
-  workspace.readouts = layout.take<double>(L);
+  workspace.found = layout.take<double>(L);
   workspace.e = layout.take<real>(wants_z_ ? rows * d * L : 0);
   workspace.projected = layout.take<real>(q * s.rank * L);
   workspace.gx = layout.take<real>(gx_ ? T * d * L : 0);
@@ -128,7 +128,7 @@ void InputGradients<real>::score_block(const HeadGroup& group, const BlockReadou
     real of_head[kMaxLanes] = {};
     for (int r = h; r < R; r += group.heads)
       for (int l = 0; l < L_; ++l) of_head[l] += rows[r * L_ + l];
-    for (int l = 0; l < L_; ++l) workspace.readouts[l] += double(of_head[l]);
+    for (int l = 0; l < L_; ++l) workspace.found[l] += double(of_head[l]);
   }
 }
 

@@ -43,7 +43,10 @@ class InputGradients {
                  real* gz);
   virtual ~InputGradients() = default;
 
-  /// The loss, from the outputs; null, of a classifier: they are not known yet.
+  /// Whether outputs are found on the way if they are not given.
+  virtual bool finds_outputs() const = 0;
+
+  /// The loss; outputs may be null if they are found.
   double run(const real* outputs, int threads);
 
  protected:
@@ -74,7 +77,9 @@ class InputGradients {
     real* projected;                                // (Z Q)^T or (D X K)^T: (h, r, ML)
     real *gx, *gz;                                  // of each sample: (T, dL), (rows, dL)
     real* g;                                        // of each sample: derivatives of the outputs
-    double* readouts;                               // of each sample: of all rows and heads
+    double* found;                                  // of each sample: see finish_sample
+    bool has_weights;                               // A comes before U, see find_outputs
+    real *ax_rows, *f;                              // a layer's A X: (rows, h); outputs (ML, pL)
     real* gt;                                       // those of a layer transposed: (p, ML)
   };
 
@@ -106,7 +111,7 @@ class InputGradients {
     real* projected;                                // Z Q or D X K of a head: (rows, r)
     real *gx, *gz;                                  // (T, d); (q, d)
     real* g;                                        // of each sample: derivatives of the outputs
-    double* readouts;                               // of each sample: of all rows and heads
+    double* found;                                  // of each sample: see finish_sample
     real* g_lanes;                                  // the same of a layer: (q, p)
   };
   /// U of a block, rows (t, h), and transposed: a number or, if laned, a vector for each entry.
@@ -120,6 +125,7 @@ class InputGradients {
   /// Weighted loss of sample i from its outputs f; writes their derivatives to g.
   virtual double measure(std::ptrdiff_t i, const real* f, real* g) const = 0;
   virtual int derivatives() const = 0;  // of a sample
+  bool goes_by_heads() const { return values_first_ || keys_first_; }
   /// Writes U of a batch to workspace.u.
   virtual void load_readout(const Batch& batch, Workspace& workspace) const = 0;
   /// From one sample's U to the next one's.
@@ -131,6 +137,15 @@ class InputGradients {
                                           const BlockWorkspace& workspace) const = 0;
   /// V^T of a layer's head (p, dL).
   virtual const real* transposed_values(int /*head*/) const { return nullptr; }
+  /// Where outputs are found: the weighted loss, from the sum of the sample's readouts, with which
+  /// its gradients are there but for the derivative of the loss. Of a layer from the loss itself.
+  virtual double finish_sample(std::ptrdiff_t i, double found, real* g) const = 0;
+  /// Then, of a layer, losses and derivatives of a batch from A X, in workspace.ax_rows.
+  virtual void find_derivatives(const Batch&, Workspace&) const {}
+  virtual bool finds_weights_first() const { return false; }
+  bool matters(const real* g) const {
+    return !std::all_of(g, g + derivatives(), [](real derivative) { return derivative == 0; });
+  }
   /// What a sample's gradients are multiplied by at the end.
   virtual real factor(const real* g) const = 0;
 
@@ -146,7 +161,14 @@ class InputGradients {
   const double total_;
 
  private:
-  double finish_sample(std::ptrdiff_t i, double readout, real* g) const;
+  bool has_weight(std::ptrdiff_t sample) const {
+    for (int t = 0; t < data_.shape.output_rows(); ++t)
+      if (data_.weight_of(0, sample, t) != 0) return true;
+    return false;
+  }
+  ScoreArguments<real> load_scores(const Batch& batch, int sample, RowMode mode,
+                                   const Workspace& workspace) const;
+  void find_outputs(const Batch& batch, Workspace& workspace) const;
   void choose_batches();
   void load_weights();
   void load_factors();
@@ -157,10 +179,6 @@ class InputGradients {
   void load_queries(const Batch& batch, Workspace& workspace) const;
   void add_sample(const Batch& batch, int sample, Workspace& workspace) const;
   void add_queries(const Batch& batch, Workspace& workspace) const;
-  bool goes_by_heads() const { return values_first_ || keys_first_; }
-  bool matters(const real* g) const {
-    return !std::all_of(g, g + derivatives(), [](real derivative) { return derivative == 0; });
-  }
   void store(const real* from, int rows, real factor, bool add, real* to) const;
 
   template <class Arrays, class Take, class Differentiate>

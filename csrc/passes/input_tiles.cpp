@@ -178,7 +178,7 @@ void InputGradients<real>::add_tile(const Batch& batch, LongWorkspace& workspace
   const ScoreArguments<real> in = load_tile_queries(batch, keys, workspace);
   load_tile_readout(batch, keys, workspace);
   kernels_.scores_rows(in);
-  *workspace.readouts += double(*workspace.readout);
+  *workspace.found += double(*workspace.readout);
   if (gx_) add_tile_keys(batch, keys, workspace);
   const real* const projected =
       keys_first_ ? workspace.factored.add(0, keys, batch.rows, workspace.c, RL, in.shared_p)

@@ -93,21 +93,24 @@ typename InputGradients<real>::Workspace InputGradients<real>::take_workspace(Ar
   const std::size_t RL = round_up(std::size_t(rows_) * heads_, L_);
   Workspace workspace{};
   workspace.xt = layout.take<real>(samples_ * d * TL);
-  workspace.x_rows = layout.take<real>(wants_z_ ? samples_ * T * dL : 0);
+  const bool weights_first = finds_weights_first();
+  workspace.x_rows = layout.take<real>(wants_z_ || weights_first ? samples_ * T * dL : 0);
   workspace.zt = layout.take<real>(d * ML);
   workspace.p = layout.take<real>(of_heads * dL);
   workspace.u = layout.take<real>(of_heads * dL);
   workspace.p_lanes = layout.take<real>(dL * RL);
   workspace.u_lanes = layout.take<real>(dL * RL);
-  workspace.s = layout.take<real>(T * RL);
+  workspace.s = layout.take<real>((weights_first ? samples_ : 1) * T * RL);
   workspace.c = layout.take<real>(T * RL);
   workspace.limits = layout.take<real>(RL);
   workspace.row_readouts = layout.take<real>(RL);
   workspace.readout = layout.take<real>(1);
-  workspace.readouts = layout.take<double>(samples_);
+  workspace.found = layout.take<double>(samples_);
   workspace.transposed = layout.take<real>(gx_ ? 2 * RL * TL : 0);
   workspace.e = layout.take<real>(wants_z_ ? of_heads * dL : 0);
-  workspace.et = layout.take<real>(wants_z_ && w_ ? heads_ * dL * ML : 0);
+  workspace.et = layout.take<real>((wants_z_ && w_) || weights_first ? heads_ * dL * ML : 0);
+  workspace.ax_rows = layout.take<real>(weights_first ? of_heads * dL : 0);
+  workspace.f = layout.take<real>(weights_first ? ML * round_up(data_.shape.p, L_) : 0);
   workspace.projected = layout.take<real>(heads_ * data_.shape.rank * ML);
   workspace.gx = layout.take<real>(gx_ ? samples_ * T * dL : 0);
   workspace.gz = layout.take<real>(wants_z_ ? M * dL : 0);
@@ -122,7 +125,8 @@ void InputGradients<real>::load_samples(std::ptrdiff_t first, int count,
   for (std::ptrdiff_t i = 0; i < count; ++i) {
     const real* x = data_.x + (first + i) * s.T * s.d;
     kernels_.pack_rows(x, s.T, s.d, TL_, workspace.xt + i * s.d * TL_);
-    if (wants_z_) kernels_.scale_rows(x, real(1), s.T, s.d, dL_, workspace.x_rows + i * s.T * dL_);
+    if (wants_z_ || finds_weights_first())
+      kernels_.scale_rows(x, real(1), s.T, s.d, dL_, workspace.x_rows + i * s.T * dL_);
   }
 }
 
@@ -162,16 +166,15 @@ void InputGradients<real>::load_queries(const Batch& batch, Workspace& workspace
                       false});
 }
 
-/// A and D of one sample of a batch, and what they add to the gradients by X and by Z W.
+/// P of one sample of a batch as the rows of its scores, and their arguments.
 template <class real>
-void InputGradients<real>::add_sample(const Batch& batch, int sample, Workspace& workspace) const {
+ScoreArguments<real> InputGradients<real>::load_scores(const Batch& batch, int sample, RowMode mode,
+                                                       const Workspace& workspace) const {
   const Shape& s = data_.shape;
-  const int R = batch.of_sample(), RL = int(round_up(R, L_)), N = dL_ / L_;
-  const std::ptrdiff_t rows = std::ptrdiff_t(R) * dL_;
-  const real* p = workspace.p + (s.shared_query ? 0 : sample * rows);
-  const real* u = workspace.u + sample * readout_stride(batch);
+  const int R = batch.of_sample(), RL = int(round_up(R, L_));
+  const real* p =
+      workspace.p + (s.shared_query ? 0 : sample * std::ptrdiff_t(R) * std::ptrdiff_t(dL_));
   kernels_.pack_rows(p, R, dL_, RL, workspace.p_lanes);
-  if (readout_stride(batch) > 0) kernels_.pack_rows(u, R, dL_, RL, workspace.u_lanes);
   int keys = s.T;  // later ones no row sees
   if (data_.is_limited()) {
     real* const limits = workspace.limits;
@@ -189,22 +192,61 @@ void InputGradients<real>::add_sample(const Batch& batch, int sample, Workspace&
                                      RL,
                                      false,
                                      data_.row_map};
-  const ScoreMemory<real> memory{
-      nullptr, workspace.s, workspace.c, workspace.readout, workspace.row_readouts, nullptr};
-  auto scores = score_arguments(RowMode::kDerivative, s.d, {keys, R, 1}, operands, memory, 0);
+  const std::ptrdiff_t kept = finds_weights_first() ? sample * std::ptrdiff_t(s.T) * RL : 0;
+  const ScoreMemory<real> memory{nullptr,           workspace.s + kept,     workspace.c,
+                                 workspace.readout, workspace.row_readouts, nullptr};
+  auto scores = score_arguments(mode, s.d, {keys, R, 1}, operands, memory, 0);
   scores.x_row = TL_;
   scores.shared_p = workspace.p_lanes;
-  kernels_.scores_rows(scores);
-  for (int h = 0; h < batch.heads; ++h) {
-    real of_head = 0;
-    for (int r = h; r < R; r += batch.heads) of_head += workspace.row_readouts[r];
-    workspace.readouts[sample] += double(of_head);
+  return scores;
+}
+
+/// A of a batch with all rows and heads of its samples, and from A X their outputs and losses.
+template <class real>
+void InputGradients<real>::find_outputs(const Batch& batch, Workspace& workspace) const {
+  const std::ptrdiff_t rows = std::ptrdiff_t(batch.of_sample()) * dL_;
+  for (int i = 0; i < batch.samples; ++i) {
+    real* const to = workspace.ax_rows + i * rows;
+    if (!matters(workspace.g + std::ptrdiff_t(i) * derivatives())) {
+      std::fill_n(to, rows, real(0));
+      continue;
+    }
+    const auto scores = load_scores(batch, i, RowMode::kWeights, workspace);
+    kernels_.scores_rows(scores);
+    kernels_.product({{batch.of_sample(), dL_ / L_, scores.T},
+                      {scores.s, round_up(batch.of_sample(), L_)},
+                      {workspace.x_rows + i * std::ptrdiff_t(data_.shape.T) * dL_, dL_, L_},
+                      {to, dL_, L_}});
+  }
+  find_derivatives(batch, workspace);
+}
+
+/// A and D of one sample of a batch, and what they add to the gradients by X and by Z W.
+template <class real>
+void InputGradients<real>::add_sample(const Batch& batch, int sample, Workspace& workspace) const {
+  const Shape& s = data_.shape;
+  const int R = batch.of_sample(), RL = int(round_up(R, L_)), N = dL_ / L_;
+  const std::ptrdiff_t rows = std::ptrdiff_t(R) * dL_;
+  const real* p = workspace.p + (s.shared_query ? 0 : sample * rows);
+  const real* u = workspace.u + sample * readout_stride(batch);
+  if (readout_stride(batch) > 0) kernels_.pack_rows(u, R, dL_, RL, workspace.u_lanes);
+  const auto scores = load_scores(batch, sample, RowMode::kDerivative, workspace);
+  const int keys = scores.T;
+  if (workspace.has_weights) {
+    kernels_.derivative_rows(scores);
+  } else {
+    kernels_.scores_rows(scores);
+    for (int h = 0; h < batch.heads; ++h) {
+      real of_head = 0;
+      for (int r = h; r < R; r += batch.heads) of_head += workspace.row_readouts[r];
+      workspace.found[sample] += double(of_head);
+    }
   }
   if (gx_) {
     const std::ptrdiff_t weights = std::ptrdiff_t(RL) * TL_;
     const bool add = batch.head > 0 || batch.first > 0;
     real* const gx = workspace.gx + sample * std::ptrdiff_t(s.T) * dL_;
-    kernels_.pack_rows(workspace.s, keys, RL, TL_, workspace.transposed);
+    kernels_.pack_rows(scores.s, keys, RL, TL_, workspace.transposed);
     kernels_.pack_rows(workspace.c, keys, RL, TL_, workspace.transposed + weights);
     kernels_.product({{keys, N, R, 2},
                       {workspace.transposed, TL_, weights},
@@ -262,6 +304,7 @@ void InputGradients<real>::add_queries(const Batch& batch, Workspace& workspace)
 template <class real>
 void InputGradients<real>::add_batch(const Batch& batch, Workspace& workspace) const {
   load_queries(batch, workspace);
+  if (workspace.has_weights) find_outputs(batch, workspace);
   load_readout(batch, workspace);
   const int R = batch.of_sample();
   if (readout_stride(batch) == 0)
@@ -344,26 +387,6 @@ void InputGradients<real>::differentiate_long(std::ptrdiff_t sample,
   if (gx) store(workspace.gx, s.T, factor, data_.self, gx);
 }
 
-/// Weighted loss of a sample from the sum of its readouts, with which its gradients are there but
-/// for the derivative of the loss.
-template <class real>
-double InputGradients<real>::finish_sample(std::ptrdiff_t i, double readout, real* g) const {
-  const Shape& s = data_.shape;
-  if (!matters(g)) return 0;
-  const real f = real(readout * (1.0 / readout_of(s).divisor));
-  const double value = measure(i, &f, g);
-  const auto scale = [&](real* of_all, std::ptrdiff_t size) {
-    real* const of_sample = of_all + i * size;
-    if (*g == 0)
-      std::fill_n(of_sample, size, real(0));
-    else
-      std::transform(of_sample, of_sample + size, of_sample, [&](real x) { return *g * x; });
-  };
-  if (gx_) scale(gx_, std::ptrdiff_t(s.T) * s.d);
-  if (gz_) scale(gz_, std::ptrdiff_t(s.q) * s.d);
-  return value;
-}
-
 /// Batches of so many samples, each with its losses first, or last if the outputs are not known.
 template <class real>
 template <class Arrays, class Take, class Differentiate>
@@ -387,19 +410,19 @@ double InputGradients<real>::run_batches(const real* outputs, std::ptrdiff_t sam
       const int count = int(std::min(samples, n - i));
       const auto for_samples = [&](const auto& body) {
         for (int k = 0; k < count; ++k)
-          body(i + k, of_member.readouts[k], of_member.g + std::ptrdiff_t(k) * derivatives());
+          body(i + k, of_member.found[k], of_member.g + std::ptrdiff_t(k) * derivatives());
       };
-      for_samples([&](std::ptrdiff_t sample, double& readout, real* g) {
-        readout = 0;
+      for_samples([&](std::ptrdiff_t sample, double& found, real* g) {
+        found = 0;
         if (outputs)
           values[sample] = measure(sample, outputs + sample * data_.shape.outputs(), g);
         else  // what is left out is, whatever it holds
-          *g = real(data_.weight_of(0, sample, 0) != 0);
+          std::fill_n(g, derivatives(), real(has_weight(sample)));
       });
       differentiate(i, count, of_member);
       if (outputs) continue;
-      for_samples([&](std::ptrdiff_t sample, double readout, real* g) {
-        values[sample] = finish_sample(sample, readout, g);
+      for_samples([&](std::ptrdiff_t sample, double found, real* g) {
+        values[sample] = finish_sample(sample, found, g);
       });
     }
   });
@@ -437,7 +460,12 @@ double InputGradients<real>::run(const real* outputs, int threads) {
   // Every member has a batch.
   samples_ = int(std::min<std::ptrdiff_t>(samples_, (s.n + members - 1) / members));
   return run_batches<Workspace>(
-      outputs, samples_, members, seconds, [this](Arena& layout) { return take_workspace(layout); },
+      outputs, samples_, members, seconds,
+      [&](Arena& layout) {
+        Workspace workspace = take_workspace(layout);
+        workspace.has_weights = !outputs && finds_weights_first();
+        return workspace;
+      },
       [this](std::ptrdiff_t first, int count, Workspace& workspace) {
         differentiate(first, count, workspace);
       });
@@ -475,8 +503,8 @@ class ClassifierInputs final : public InputGradients<real> {
 
  private:
   using Base = InputGradients<real>;
-  using Base::block_heads_, Base::data_, Base::dL_, Base::kernels_, Base::L_, Base::loss_,
-      Base::parameters_, Base::samples_, Base::total_;
+  using Base::block_heads_, Base::data_, Base::dL_, Base::gx_, Base::gz_, Base::kernels_, Base::L_,
+      Base::loss_, Base::parameters_, Base::samples_, Base::total_;
   using typename Base::Batch, typename Base::BlockReadout, typename Base::BlockWorkspace,
       typename Base::HeadGroup, typename Base::Workspace;
 
@@ -495,6 +523,24 @@ class ClassifierInputs final : public InputGradients<real> {
     return w * term.value;
   }
 
+  double finish_sample(std::ptrdiff_t i, double found, real* g) const override {
+    const Shape& s = data_.shape;
+    if (!this->matters(g)) return 0;
+    const real f = real(found * (1.0 / readout_of(s).divisor));
+    const double value = measure(i, &f, g);
+    const auto scale = [&](real* of_all, std::ptrdiff_t size) {
+      real* const of_sample = of_all + i * size;
+      if (*g == 0)
+        std::fill_n(of_sample, size, real(0));
+      else
+        std::transform(of_sample, of_sample + size, of_sample, [&](real x) { return *g * x; });
+    };
+    if (gx_) scale(gx_, std::ptrdiff_t(s.T) * s.d);
+    if (gz_) scale(gz_, std::ptrdiff_t(s.q) * s.d);
+    return value;
+  }
+
+  bool finds_outputs() const override { return !loss_.own; }
   int derivatives() const override { return 1; }
 
   void load_readout(const Batch& batch, Workspace& workspace) const override {
@@ -533,15 +579,22 @@ class LayerInputs final : public InputGradients<real> {
     const Shape& s = data.shape;
     const std::ptrdiff_t head = std::ptrdiff_t(s.p) * dL_;
     if (s.identity_v) return;
-    vt_ = Arena(block_.reserve(s.H * head * sizeof(real))).template take<real>(s.H * head);
+    const int pL = int(round_up(s.p, L_));
+    const auto lay_out = [&](Arena layout) {
+      vt_ = layout.template take<real>(s.H * head);
+      v_ = layout.template take<real>(finds_outputs() ? std::ptrdiff_t(s.H) * s.d * pL : 0);
+      return layout.size();
+    };
+    lay_out(Arena(block_.reserve(lay_out(Arena()))));
+    if (finds_outputs()) kernels_.scale_rows(parameters.V, real(1), s.H * s.d, s.p, pL, v_);
     for (std::ptrdiff_t h = 0; h < s.H; ++h)
       kernels_.pack_rows(parameters.V + h * s.d * s.p, s.d, s.p, dL_, vt_ + h * head);
   }
 
  private:
   using Base = InputGradients<real>;
-  using Base::block_heads_, Base::data_, Base::dL_, Base::kernels_, Base::L_, Base::loss_,
-      Base::rows_, Base::samples_, Base::total_;
+  using Base::block_heads_, Base::data_, Base::dL_, Base::heads_, Base::kernels_, Base::L_,
+      Base::loss_, Base::parameters_, Base::rows_, Base::samples_, Base::total_;
   using typename Base::Batch, typename Base::BlockReadout, typename Base::BlockWorkspace,
       typename Base::HeadGroup, typename Base::Workspace;
 
@@ -573,6 +626,45 @@ class LayerInputs final : public InputGradients<real> {
   }
 
   int derivatives() const override { return data_.shape.q * data_.shape.p; }
+
+  /// Where all heads and rows of a sample go together, its outputs come from the same scores.
+  bool finds_outputs() const override {
+    const Shape& s = data_.shape;
+    const bool together =
+        block_heads_ == 0 && !this->goes_by_heads() && heads_ == s.H && rows_ == s.q;
+    if (s.d < kFoundFeatures) return false;
+    return together && !s.shared_query && data_.row_map.is_softmax() && !loss_.own;
+  }
+  bool finds_weights_first() const override { return finds_outputs(); }
+  double finish_sample(std::ptrdiff_t, double found, real*) const override { return found; }
+
+  void find_derivatives(const Batch& batch, Workspace& workspace) const override {
+    const Shape& s = data_.shape;
+    const int M = batch.all_rows(), ML = int(round_up(M, L_)), pL = int(round_up(s.p, L_));
+    const std::ptrdiff_t row = std::ptrdiff_t(batch.heads) * dL_;
+    real* const f = workspace.f;
+    if (s.identity_v) {
+      for (int m = 0; m < M; ++m)
+        for (int h = 0; h < batch.heads; ++h) {
+          const real* const from = workspace.ax_rows + m * row + h * std::ptrdiff_t(dL_);
+          real* const to = f + m * std::ptrdiff_t(pL);
+          for (int k = 0; k < pL; ++k) to[k] = (h > 0 ? to[k] : real(0)) + from[k];
+        }
+    } else {
+      kernels_.pack_rows(workspace.ax_rows, M, int(row), ML, workspace.et);
+      kernels_.product({{M, pL / L_, s.d, batch.heads},
+                        {workspace.et, ML, std::ptrdiff_t(dL_) * ML},
+                        {v_, pL, L_, std::ptrdiff_t(s.d) * pL},
+                        {f, pL, L_}});
+    }
+    for (int m = 1; m < M && pL > s.p; ++m)  // without what fills the rows
+      std::copy_n(f + std::ptrdiff_t(m) * pL, s.p, f + std::ptrdiff_t(m) * s.p);
+    for (int i = 0; i < batch.samples; ++i) {
+      real* const g = workspace.g + std::ptrdiff_t(i) * derivatives();
+      if (!this->matters(g)) continue;
+      workspace.found[i] = measure(batch.sample + i, f + std::ptrdiff_t(i) * s.q * s.p, g);
+    }
+  }
 
   void load_readout(const Batch& batch, Workspace& workspace) const override {
     const Shape& s = data_.shape;
@@ -639,27 +731,41 @@ class LayerInputs final : public InputGradients<real> {
 
   AlignedBuffer block_;
   real* vt_ = nullptr;  // V^T with features as lanes: (H, p, dL)
+  real* v_ = nullptr;   // V with outputs as lanes: (H, d, pL)
 };
 
 }  // namespace
 
 template <class real>
 double input_gradients(const Data<real>& data, const Parameters<real>& parameters, Loss loss,
-                       const real* outputs, int threads, real* gx, real* gz) {
+                       const real* outputs, const std::function<void(real*)>& find, int threads,
+                       real* gx, real* gz) {
+  std::vector<real> found;
   std::optional<OwnLossResults> own;
+  const auto find_all = [&] {
+    found.resize(data.shape.n * data.shape.outputs());
+    find(found.data());
+    outputs = found.data();
+  };
   if (loss.own) {
+    if (!outputs) find_all();
     own.emplace(data, *loss.own, outputs, false);
     if (!own->succeeded()) return 0;
     loss.results = &*own;
   }
-  if (data.shape.is_layer())
-    return LayerInputs<real>(data, parameters, loss, gx, gz).run(outputs, threads);
-  return ClassifierInputs<real>(data, parameters, loss, gx, gz).run(outputs, threads);
+  const auto run = [&](InputGradients<real>&& gradients) {
+    if (!outputs && !gradients.finds_outputs()) find_all();
+    return gradients.run(outputs, threads);
+  };
+  if (data.shape.is_layer()) return run(LayerInputs<real>(data, parameters, loss, gx, gz));
+  return run(ClassifierInputs<real>(data, parameters, loss, gx, gz));
 }
 
 template double input_gradients<float>(const Data<float>&, const Parameters<float>&, Loss,
-                                       const float*, int, float*, float*);
+                                       const float*, const std::function<void(float*)>&, int,
+                                       float*, float*);
 template double input_gradients<double>(const Data<double>&, const Parameters<double>&, Loss,
-                                        const double*, int, double*, double*);
+                                        const double*, const std::function<void(double*)>&, int,
+                                        double*, double*);
 
 }  // namespace mhfast

@@ -1,15 +1,18 @@
 // Gradients of the loss by the inputs of a model: its tokens and its query rows.
 #pragma once
 
+#include <functional>
+
 #include "../problem/data.hpp"
 
 namespace mhfast {
 
-/// Returns the loss, from the `outputs` of the model, (n,) or (n, q, p); those of a classifier may
-/// be null if the loss is not the caller's own, and are found then. gx (n, T, d) and gz (n, q, d)
-/// may be null; gx includes the query side of self-attention, of which gz is not asked.
+/// Returns the loss, from the `outputs` of the model, (n,) or (n, q, p), or if these are null from
+/// those that `find` writes, unless they are found on the way. gx (n, T, d) and gz (n, q, d) may be
+/// null; gx includes the query side of self-attention, of which gz is not asked.
 template <class real>
 double input_gradients(const Data<real>& data, const Parameters<real>& parameters, Loss loss,
-                       const real* outputs, int threads, real* gx, real* gz);
+                       const real* outputs, const std::function<void(real*)>& find, int threads,
+                       real* gx, real* gz);
 
 }  // namespace mhfast

@@ -162,3 +162,35 @@ def test_outputs_of_a_classifier_are_found_on_the_way(loss, T, query, heads, pla
     assert not found.X[untouched].any()
     _, again = mh.value_and_grad(model, X, y, loss=loss, weight=weight, wrt="X", num_threads=3)
     np.testing.assert_array_equal(again.X, found.X)
+
+
+@pytest.mark.parametrize("isa", _core.available_isas())
+@pytest.mark.parametrize("factors", ["dense", "low rank", "identity"])
+@pytest.mark.parametrize(("p", "causal"), [(3, True), (7, False), (None, False)])
+def test_outputs_of_a_layer_are_found_on_the_way(
+    p: int | None, causal: bool, factors: str, isa: str, use_isa: Any, use_plan: Any
+) -> None:
+    """With rows as lanes; samples go several at a time, of which some are left out."""
+    use_isa(isa)
+    use_plan("rows")
+    n, T, d, heads = 13, 5, 37, 3  # so many features that it pays
+    rng = np.random.default_rng(2)
+    W: Any = rng.standard_normal((heads, d, d)) / d
+    if factors == "low rank":
+        W = mh.LowRank(rng.standard_normal((heads, d, 2)), rng.standard_normal((heads, d, 2)))
+    V = None if p is None else rng.standard_normal((heads, d, p))
+    model = mh.Layer(None if factors == "identity" else W, V, causal=causal, scale=0.7)
+    X, Y = rng.standard_normal((n, T, d)), rng.standard_normal((n, T, p or d))
+    lengths = rng.integers(1, T + 1, n)
+    weight = rng.uniform(0.5, 2.0, (n, T))
+    weight[4, 1:] = weight[7] = 0
+    given = {"weight": weight, "lengths": lengths}
+    want_value, want = mh.reference.value_and_grad(model, X, Y, loss="squared", wrt=("X",), **given)
+    X[7, 0, 2] = np.nan
+    value, found = mh.value_and_grad(model, X, Y, loss="squared", wrt="X", **given)
+    # Sums of a few hundred terms.
+    assert value == pytest.approx(want_value, rel=1e-12)
+    assert np.abs(found.X - want["X"]).max() < 1e-12 * np.abs(want["X"]).max()
+    assert not found.X[7].any()
+    _, again = mh.value_and_grad(model, X, Y, loss="squared", wrt="X", num_threads=3, **given)
+    np.testing.assert_array_equal(again.X, found.X)
