@@ -311,10 +311,11 @@ void HessianProduct<real>::add_weight_terms(std::ptrdiff_t i, int h, const Tile&
 }
 
 /// The queries of `count` samples from i on, and z W of all heads with its tangent. Lanes beyond a
-/// sample's rows hold those of the next, or zeros.
+/// sample's rows hold those of the next, or what no result depends on.
 template <class real>
 void HessianProduct<real>::load_queries(std::ptrdiff_t i, int count, Workspace& workspace) const {
   const int d = s_.d, row = int(queries_row_);
+  const int rows = padded(s_.shared_query ? s_.q : count * s_.q);
   const std::ptrdiff_t dd = std::ptrdiff_t(d) * d;
   if (!s_.shared_query)
     kernels_.pack_rows(data_.z + i * s_.q * d, count * s_.q, d, row, workspace.zt);
@@ -329,16 +330,16 @@ void HessianProduct<real>::load_queries(std::ptrdiff_t i, int count, Workspace& 
       };
       const WithTangent<real> kt{of_head(kt_.value), of_head(kt_.tangent)};
       const WithTangent<real> zq{workspace.zq, q_.tangent ? workspace.dzq : nullptr};
-      multiply(r, row, d, of_head(q_.value), r, z.value, row, workspace.zq, row, false);
+      multiply(r, rows, d, of_head(q_.value), r, z.value, row, workspace.zq, row, false);
       if (q_.tangent)
-        multiply(r, row, d, of_head(q_.tangent), r, z.value, row, workspace.dzq, row, false);
-      multiply(d, row, r, kt.value, d, zq.value, row, workspace.p + at, row, false);
-      multiply_tangents(d, row, r, kt, d, zq, row, workspace.dp + at, row, false);
+        multiply(r, rows, d, of_head(q_.tangent), r, z.value, row, workspace.dzq, row, false);
+      multiply(d, rows, r, kt.value, d, zq.value, row, workspace.p + at, row, false);
+      multiply_tangents(d, rows, r, kt, d, zq, row, workspace.dp + at, row, false);
       continue;
     }
     const WithTangent<real> w{w_.value + h * dd, w_.tangent ? w_.tangent + h * dd : nullptr};
-    multiply(d, row, d, w.value, d, z.value, row, workspace.p + at, row, false);
-    multiply_tangents(d, row, d, w, d, z, row, workspace.dp + at, row, false);
+    multiply(d, rows, d, w.value, d, z.value, row, workspace.p + at, row, false);
+    multiply_tangents(d, rows, d, w, d, z, row, workspace.dp + at, row, false);
   }
 }
 
@@ -346,6 +347,10 @@ template <class real>
 void HessianProduct<real>::run_chunk(int chunk, Workspace& workspace) {
   const std::ptrdiff_t begin = s_.n * chunk / chunks_, end = s_.n * (chunk + 1) / chunks_;
   const std::ptrdiff_t keys = std::ptrdiff_t(s_.T) * s_.d;
+  // The last sample of a group may read beyond its rows.
+  for (std::ptrdiff_t k = 0; together_ && k < std::ptrdiff_t(s_.H) * s_.d; ++k)
+    for (real* p : {workspace.p, workspace.dp})
+      std::fill(p + k * queries_row_ + group_ * s_.q, p + (k + 1) * queries_row_, real(0));
   for (std::ptrdiff_t i = begin; i < end; ++i) {
     const int place = int((i - begin) % group_);
     // A prompt is the same for all samples.
