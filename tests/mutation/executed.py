@@ -7,9 +7,7 @@ import importlib.util
 import json
 import os
 import re
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,8 +17,9 @@ from xml.etree import ElementTree
 
 from changes import PACKAGE, ROOT, Mutant
 from record import digest
+from warm import Limits
 
-LIMIT = 300  # seconds of the processor for one mutant: an endless loop counts as noticed
+IMPORT = 60  # seconds of the processor that import and collection may take
 
 # What may notice, in so many processes of about the same length.
 TESTS = (
@@ -75,15 +74,14 @@ class Tree:
         sys.path.insert(0, str(self.path / "python"))
         return int(pytest.main([*SETTINGS, *arguments], plugins=plugins))
 
-    def notices(self, mutant: Mutant, tests: list[str]) -> bool:
-        """Whether a test fails, in a process of its own that takes at most LIMIT."""
+    def notices(self, tests: list[str], limits: Limits) -> bool:
+        """Whether a test fails or takes too long, in a process of its own."""
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
-                signal.alarm(10 * LIMIT)  # it may wait for ever
-                status = self.pytest(["-x", *tests], [])
+                limits.begin(IMPORT)
+                status = self.pytest(["-x", *tests], [limits])
             finally:
                 os._exit(status)
         _, status = os.waitpid(child, 0)

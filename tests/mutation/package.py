@@ -29,7 +29,7 @@ from typing import Any
 from changes import AREAS, ROOT, Mutant, sample
 from executed import ENVIRONMENT, Executed, Tree
 from record import Record
-from warm import Forks
+from warm import Forks, Limits
 
 # A mutant, whether a test failed (or None if that is not known), the test, the seconds.
 Verdict = tuple[Mutant, bool | None, str, float]
@@ -53,8 +53,8 @@ def ask_warm(mutants: list[Mutant], executed: Executed, results: Any) -> None:
                 tree.restore(mutant)
                 results.put((mutant, bool(test), test, time.monotonic() - begin))
 
-        with (forks := Forks(tree.path / "python", loop, executed.seconds)).calls:
-            tree.pytest(["-s", *executed.files], [forks])
+        with (forks := Forks(tree.path / "python", loop)).calls:
+            tree.pytest(["-s", *executed.files], [forks, Limits(executed.seconds)])
     results.put(None)
 
 
@@ -71,7 +71,7 @@ def ask_cold(mutants: list[Mutant], executed: Executed, results: Any) -> None:
         for mutant in mutants:
             begin = time.monotonic()
             tree.write(mutant)
-            noticed = tree.notices(mutant, executed.of(mutant))
+            noticed = tree.notices(executed.of(mutant), Limits(executed.seconds))
             tree.restore(mutant)
             results.put((mutant, noticed, "", time.monotonic() - begin))
     results.put(None)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-LIMIT = 10  # seconds of the processor for a test, and SLOWER times what it takes: an endless loop
+LIMIT = 10  # seconds of the processor for a test, beside SLOWER times what it takes: endless loops
 SLOWER = 5.0
 MEMORY = 8 << 30  # bytes of address space that a mutant may take
 
@@ -75,12 +75,25 @@ class Calls:
         sys.setprofile(None)
 
 
+class Limits:
+    """A plugin of pytest that ends the process where a test takes much longer than it should."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds = seconds
+
+    def begin(self, limit: float) -> None:
+        signal.setitimer(signal.ITIMER_PROF, limit)  # its signal ends the process
+        signal.setitimer(signal.ITIMER_REAL, 10 * limit)  # it may wait for ever
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        self.begin(LIMIT + SLOWER * self.seconds.get(item.nodeid.split("[")[0], 0.0))
+
+
 class Forks:
     """A plugin of pytest whose loop is `ask`, with the tests collected."""
 
-    def __init__(self, folder: Path, loop: Callable[[Forks], None], seconds: dict[str, float]):
-        self.calls = Calls(folder)
-        self.loop, self.seconds = loop, seconds
+    def __init__(self, folder: Path, loop: Callable[[Forks], None]) -> None:
+        self.calls, self.loop = Calls(folder), loop
         self.failed = False
         self.sound: set[str] = set()  # tests that have passed in a fork without a change
 
@@ -165,9 +178,6 @@ class Forks:
     def _run(self, items: list[Any], place: mmap.mmap) -> int:
         for k, item in enumerate(items):
             place[:] = k.to_bytes(4, "little")
-            limit = LIMIT + SLOWER * self.seconds.get(item.nodeid.split("[")[0], 0.0)
-            signal.setitimer(signal.ITIMER_PROF, limit)  # its signal ends the process
-            signal.setitimer(signal.ITIMER_REAL, 10 * limit)  # it may wait for ever
             following = items[k + 1] if k + 1 < len(items) else None
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self.failed:
