@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import mhfast as mh
-from mhfast.learner import align, restarts, visible_part
+from mhfast.learner import align, as_examples, restarts, visible_part
+from mhfast.learner.surplus import Problem
+from mhfast.learner.visible import visible_of
 
 pytestmark = pytest.mark.verdict
 
@@ -85,6 +87,17 @@ def test_what_tokens_can_see_is_learnt(kind, unseen):
     assert result.unseen == unseen
     assert f"without {unseen} numbers" in result.verdict
     assert align(result.layer, seen).error < 1e-10
+
+
+def test_refinement_leaves_out_what_tokens_cannot_see():
+    rng = np.random.default_rng(4)
+    layer = mh.Layer(rng.standard_normal((2, D, D)), rng.standard_normal((2, D, 4)))
+    examples = as_examples(tokens_of("hyperplane"), layer(tokens_of("hyperplane")))
+    problem = Problem.of(examples, 2, 0, None, visible_of(examples))
+    found = problem.refined(layer).layer  # whose start has it
+    seen = visible_part(found, examples.X)
+    np.testing.assert_allclose(found.W, seen.W, atol=1e-12)
+    np.testing.assert_allclose(found.V, seen.V, atol=1e-12)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

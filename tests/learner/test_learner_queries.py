@@ -256,6 +256,12 @@ def test_functions_that_are_no_such_layer(change):
     assert result.verdict.startswith("not learnt: ")
 
 
+def test_outputs_that_are_not_linear_are_refused_however_small_they_are():
+    layer = random_layer(1, 3, 4)
+    result = learn(lambda X: 1e-9 * layer(X**2), d=3, T=3, heads=1)
+    assert "outputs of equal tokens are not linear" in result.verdict
+
+
 def test_more_heads_than_are_asked_for():
     result = learn(random_layer(2, 4, 5), d=4, T=2, heads=1)
     assert not result.learnt

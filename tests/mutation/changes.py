@@ -1,10 +1,11 @@
 """Changes of the Python package, one each: what mutmut makes, without those that say nothing.
 
-Left out are strings, types, what is raised or asserted, and kinds that nobody can observe:
+Left out are strings, types, drawing, what is raised or asserted, and kinds that nobody can observe:
 
 - `strict` of zip, where lengths are equal anyhow: another way to raise;
 - `num_threads`: results are the same to the last bit on any number of threads;
 - `optimize` of einsum, another order of the same sums;
+- `check_finite` of SciPy's solvers, another way to raise;
 - None for float64 where NumPy documents that None is float64: `astype`, `zeros`, `ones`, `empty`,
   `eye`.
 """
@@ -30,7 +31,7 @@ AREAS = {"theory": 34, "learner": 33, "optimizers": 13, "training": 20}
 # Drawing and progress on a terminal are neither formulas nor verdicts.
 LEFT_OUT = ("figure.py", "figures.py", "display.py", "progress.py", "__init__.py")
 
-UNOBSERVED = re.compile(r"(, *)?\b(strict|num_threads|optimize) ?= ?[\w.]+")
+UNOBSERVED = re.compile(r"(, *)?\b(strict|num_threads|optimize|check_finite) ?= ?[\w.]+")
 FLOAT64 = re.compile(r"\b(astype|zeros|ones|empty|eye)\((.*)(np\.float64|None)\)$", re.DOTALL)
 
 
@@ -124,7 +125,9 @@ def mutations(file: str):  # type: ignore[no-untyped-def]
             if isinstance(node, (libcst.Raise, libcst.Assert, libcst.FormattedString)):
                 silent.update(id(part) for part in parts(node))
                 return False
-            if isinstance(node, libcst.Arg) and node.keyword and node.keyword.value == "strict":
+            is_strict = isinstance(node, libcst.Arg) and plain(code(node)) == ""
+            is_drawing = isinstance(node, libcst.FunctionDef) and node.name.value == "plot"
+            if is_strict or is_drawing:
                 silent.update(id(part) for part in parts(node))
             return True
 

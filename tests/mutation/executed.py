@@ -23,8 +23,8 @@ IMPORT = 60  # seconds of the processor that import and collection may take
 
 # What may notice, in so many processes of about the same length.
 TESTS = (
-    ("tests/learner", "tests/optimizers"),
-    ("tests/theory", "tests/training", "tests/arguments", "tests/gradients/test_hvp.py"),
+    ("tests/learner", "tests/optimizers", "tests/data", "tests/dataset", "tests/sweeps"),
+    ("tests/theory", "tests/training", "tests/arguments", "tests/gradients", "tests/models"),
 )
 TIMED = ("test_interrupt.py", "test_learner_interrupt.py")  # fail where the machine is busy
 SETTINGS = ("-q", "-p", "no:cacheprovider", "-m", "not slow and not peers")

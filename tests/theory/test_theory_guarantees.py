@@ -299,14 +299,16 @@ def test_certificate_with_a_test_set() -> None:
         start, data, steps=6, optimizer=mh.GradientDescent(lr), test=data.sample(50, seed=1),
         record={"loss": 1, "test_loss": 3},
     )  # fmt: skip
-    gap = theory.certify(run, data, hessian=False).inequalities[-1]
+    comparator = admissible(run, data, lr)
+    gap = theory.certify(run, data, comparator=comparator, hessian=False).inequalities[-1]
     assert gap.name == "test - training loss ≤ 2 S"
     assert gap.steps.tolist() == [3, 6]
     np.testing.assert_array_equal(
         gap.value, run.history["test_loss"][1:] - run.history["loss"][[3, 6]]
     )
     for k, bound in zip(gap.steps, gap.bound, strict=True):
-        own = theory.generalization_bound(start, data, comparator=run.model, lr=lr, steps=int(k))
+        own = theory.generalization_bound(start, data, comparator=comparator, lr=lr, steps=int(k))
+        assert own.applies
         assert bound == own.bound
     assert not gap.applies.any()  # a bound of expectations guarantees nothing for one run
     assert "the mean over training sets" in gap.note

@@ -14,7 +14,7 @@ import mhfast as mh
 from mhfast import theory
 from mhfast.theory import regularization
 from mhfast.theory.norms import dual_size, longest_product
-from mhfast.theory.programs import _dense, _in_spans, solve
+from mhfast.theory.programs import _dense, _in_spans, independent, solve
 from mhfast.theory.projected import nearest_in_ball
 
 NORMS = ["fro", "nuclear", 1.5, 3.0]
@@ -458,6 +458,10 @@ def test_readout_and_attention_of_runs() -> None:
         np.testing.assert_allclose(together.readout[r], alone.readout, atol=1e-12)
         W = together.attention.direction.W
         np.testing.assert_allclose(W[r], alone.attention.direction.W, atol=1e-9)
+
+
+def test_constraints_that_say_nothing_span_nothing() -> None:
+    assert independent(np.zeros((2, 3, 5))).shape == (0, 3, 5)
 
 
 def test_the_readout_of_labels_that_are_not_separable_is_the_hull_point() -> None:
