@@ -19,7 +19,6 @@ import os
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,11 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from record import Record, digest
+from warm import IMPORT, MEMORY, Limits
 
 ROOT = Path(__file__).parents[2]
 INSTRUCTION_SET = "baseline"  # every processor of the x86-64 family has it
-SLOWER = 5.0  # times as long as without a change, and 20 seconds more: endless, and so noticed
-MEMORY = 8 << 30  # bytes of address space that a mutant may take
 QUICK = 2.0  # seconds of a file of tests that is asked for mutants that it does not concern
 # Compilers of Python take long to import.
 SETTINGS = (
@@ -291,7 +289,7 @@ class Tree:
             key = package + digest(ROOT / file)
             if known.get(file, [None])[0] != key:
                 begin = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-                if not self.passes([file], 600.0):
+                if not self.passes([file], {file: 600.0}):
                     sys.exit(f"{file}: tests fail without a change")
                 taken = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begin
                 known[file] = [key, taken]
@@ -319,28 +317,27 @@ class Tree:
         built, clean = (path / self.module for path in (self.build, self.clean))
         return built.read_bytes() == clean.read_bytes()
 
-    def passes(self, files: list[str], limit: float) -> bool:
+    def passes(self, files: list[str], seconds: dict[str, float]) -> bool:
         """Run the files one after another, in a process of its own, up to the first failure."""
         child = os.fork()
         if child == 0:
-            os._exit(self._run(files, limit))
+            os._exit(self._run(files, Limits(seconds)))
         _, status = os.waitpid(child, 0)
         return status == 0
 
-    def _run(self, files: list[str], limit: float) -> int:
+    def _run(self, files: list[str], limits: Limits) -> int:
         import pytest
 
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
-        signal.alarm(10 * int(limit))  # it may wait for ever
         os.chdir(self.path)
         os.environ["PYTHONPATH"] = str(self.path / "python")
         sys.path.insert(0, str(self.path / "python"))
         try:
-            return int(pytest.main(["-x", *SETTINGS, *files]))
+            limits.begin(IMPORT)
+            return int(pytest.main(["-x", *SETTINGS, *files], plugins=[limits]))
         except BaseException:
             return 1
 
@@ -374,10 +371,7 @@ class Tree:
         concerned = TESTS.get(mutant.file, TRAINING).split()
         others = [f for f in self.seconds if f not in concerned and self.seconds[f] < QUICK]
         return all(
-            self.passes(
-                sorted(files, key=self.seconds.__getitem__),
-                20 + SLOWER * sum(self.seconds[file] for file in files),
-            )
+            self.passes(sorted(files, key=self.seconds.__getitem__), self.seconds)
             for files in (concerned, others)
         )
 

@@ -17,9 +17,7 @@ from xml.etree import ElementTree
 
 from changes import PACKAGE, ROOT, Mutant
 from record import digest
-from warm import Limits
-
-IMPORT = 60  # seconds of the processor that import and collection may take
+from warm import IMPORT, Limits
 
 # What may notice, in so many processes of about the same length.
 TESTS = (
@@ -110,9 +108,7 @@ class Executed:
 
     def __init__(self, processes: int, kept: Path | None) -> None:
         known = json.loads(kept.read_text()) if kept and kept.exists() else {}
-        package = digest(
-            *PACKAGE.rglob("*.py"), *(ROOT / "tests").glob("*.py")
-        )
+        package = digest(*PACKAGE.rglob("*.py"), *(ROOT / "tests").glob("*.py"))
         folders = [ROOT / path for group in TESTS for path in group]
         files = [p for f in folders for p in (sorted(f.rglob("test_*.py")) if f.is_dir() else [f])]
         files = [file for file in files if file.name not in TIMED]

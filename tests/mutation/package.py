@@ -9,8 +9,8 @@ execute which lines, which the file of --kept remembers: next time only files of
 changed run, or all if the package has.  Then each mutant is written into a copy of the tree, and a
 forked process runs the tests that execute its lines, quick ones first, up to the first that fails:
 with the tests collected and the functions exchanged (warm.py), or where what runs at import is
-changed with everything imported anew.  Left out are tests that measure time and the changes of which
-changes.py tells.  Prints every mutant that no test notices, with its change.
+changed with everything imported anew.  Left out are tests that measure time and the changes that
+changes.py names.  Prints every mutant that no test notices, with its change.
 """
 
 from __future__ import annotations

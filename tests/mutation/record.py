@@ -31,7 +31,7 @@ class Record:
     def is_settled(self, mutant: str) -> bool:
         return mutant in self.known and self.known[mutant] is not True
 
-    def add(self, mutant: str, survived: bool | None) -> None:
+    def add(self, mutant: str, survived: bool | str | None) -> None:
         self.known[mutant] = survived
         if self.file:
             with self.file.open("a") as file:

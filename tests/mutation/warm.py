@@ -1,8 +1,8 @@
 """Tests collected once, and for each mutant a forked process that runs those of its lines.
 
-The fork gives the functions that are changed their new code, wherever they are referred to.  That is
-the same as importing the changed file if nothing else of it differs and if none of these functions
-has been called at import or collection; of other mutants `Forks` says that it cannot tell.
+The fork gives the functions that are changed their new code, wherever they are referred to.  That
+is the same as importing the changed file if nothing else of it differs and if none of these
+functions has been called at import or collection; of other mutants `Forks` says that it cannot tell.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 LIMIT = 10  # seconds of the processor for a test, beside SLOWER times what it takes: endless loops
 SLOWER = 5.0
+IMPORT = 60  # seconds that import and collection may take
 MEMORY = 8 << 30  # bytes of address space that a mutant may take
 
 
@@ -76,7 +77,10 @@ class Calls:
 
 
 class Limits:
-    """A plugin of pytest that ends the process where a test takes much longer than it should."""
+    """A plugin of pytest that ends the process where a test takes much longer than it should.
+
+    It knows the seconds of tests, or of their files.
+    """
 
     def __init__(self, seconds: dict[str, float]) -> None:
         self.seconds = seconds
@@ -86,7 +90,9 @@ class Limits:
         signal.setitimer(signal.ITIMER_REAL, 10 * limit)  # it may wait for ever
 
     def pytest_runtest_setup(self, item: Any) -> None:
-        self.begin(LIMIT + SLOWER * self.seconds.get(item.nodeid.split("[")[0], 0.0))
+        test = item.nodeid.split("[")[0]
+        seconds = self.seconds.get(test) or self.seconds.get(test.split("::")[0], 0.0)
+        self.begin(LIMIT + SLOWER * seconds)
 
 
 class Forks:

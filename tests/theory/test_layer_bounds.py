@@ -255,9 +255,9 @@ def test_wrong_use() -> None:
         theory.layer_bounds(layer, X.astype(np.float32))
     with pytest.raises(ValueError, match="loss: expected one of squared, logistic, cross_entropy"):
         theory.layer_bounds(layer, X).gradient(1.0, "hinge")
-    with pytest.raises(TypeError, match="W: expected an array .* got None, an identity"):
+    with pytest.raises(TypeError, match=r"W: expected an array .* got None, an identity"):
         theory.layer_bounds(layer.replace(W=None), X)
-    with pytest.raises(TypeError, match="W: expected an array .* got LowRank"):
+    with pytest.raises(TypeError, match=r"W: expected an array .* got LowRank"):
         theory.ntk(layer.replace(W=mh.LowRank(np.ones((2, 5, 3)))), X)
     prompted = mh.Layer.gaussian(2, 5, 4, std=0.5, seed=0, prompt_rows=2)
     with pytest.raises(TypeError, match="prompt: expected None"):
