@@ -18,9 +18,10 @@ import functools
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "mhfast"
@@ -147,7 +148,7 @@ def mutations(file: str):  # type: ignore[no-untyped-def]
     return module, changes, keys
 
 
-def code(node) -> str:  # type: ignore[no-untyped-def]
+def code(node: Any) -> str:
     """The text of a node, without the space around it."""
     import libcst
 
@@ -159,7 +160,7 @@ def plain(text: str) -> str:
     return FLOAT64.sub(r"\1(\2)", UNOBSERVED.sub("", text))
 
 
-def parts(node):  # type: ignore[no-untyped-def]
+def parts(node: Any) -> Iterator[Any]:
     """A node of the syntax tree and all below it."""
     yield node
     for child in node.children:

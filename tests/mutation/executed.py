@@ -98,9 +98,10 @@ def read_report(data, source: Path, report: Path, found: dict[str, Any]) -> None
     for path in data.measured_files():
         for line, contexts in data.contexts_by_lineno(path).items():
             for context in contexts:
-                if test := tests.get(".".join(context.split(".")[-2:])):
-                    lines = found[test.split("::")[0]]["lines"]
-                    lines.setdefault(f"{Path(path).relative_to(source)}:{line}", []).append(test)
+                if executing := tests.get(".".join(context.split(".")[-2:])):
+                    lines = found[executing.split("::")[0]]["lines"]
+                    place = f"{Path(path).relative_to(source)}:{line}"
+                    lines.setdefault(place, []).append(executing)
 
 
 class Executed:

@@ -2,7 +2,7 @@
 
 The fork gives the functions that are changed their new code, wherever they are referred to.  That
 is the same as importing the changed file if nothing else of it differs and if none of these
-functions has been called at import or collection; of other mutants `Forks` says that it cannot tell.
+functions has been called at import or collection; of others `Forks` says that it cannot tell.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Forks:
             failing = self._fork(replacements, items)
             if failing is None:
                 return ""
-            name = items[failing].nodeid
+            name: str = items[failing].nodeid
             if name in self.sound or self._fork([], [items[failing]]) is None:
                 self.sound.add(name)
                 return name
