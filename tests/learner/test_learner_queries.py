@@ -258,7 +258,7 @@ def test_functions_that_are_no_such_layer(change):
 
 def test_outputs_that_are_not_linear_are_refused_however_small_they_are():
     layer = random_layer(1, 3, 4)
-    result = learn(lambda X: 1e-9 * layer(X**2), d=3, T=3, heads=1)
+    result = learn(lambda X: 1e-30 * layer(X**2), d=3, T=3, heads=1)
     assert "outputs of equal tokens are not linear" in result.verdict
 
 
