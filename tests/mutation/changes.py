@@ -53,7 +53,10 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """What is changed to what, of equal ones the how many; code elsewhere does not count."""
+        """In which line what is changed to what, of equal ones the how many.
+
+        Code elsewhere does not count.
+        """
         return mutations(self.file)[2][self.number]
 
     def before(self) -> str:
@@ -116,9 +119,13 @@ class Mutant:
 def mutations(file: str):  # type: ignore[no-untyped-def]
     """The module, its changes but for those that are left out, and the key of each."""
     import libcst
+    from libcst.metadata import MetadataWrapper, PositionProvider
     from mutmut.mutation.file_mutation import create_mutations
 
-    module, found, _, _ = create_mutations(file, (PACKAGE / file).read_text())
+    source = (PACKAGE / file).read_text()
+    module, found, _, _ = create_mutations(file, source)
+    places = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
+    lines = source.splitlines()
     silent: set[int] = set()
 
     class Raised(libcst.CSTVisitor):
@@ -141,7 +148,8 @@ def mutations(file: str):  # type: ignore[no-untyped-def]
         before, after = map(code, (change.original_node, change.mutated_node))
         if plain(before) == plain(after):
             continue
-        key = f"{file}\n- {before}\n+ {after}"
+        line = lines[places[change.original_node].start.line - 1].strip()
+        key = f"{file}\n{line}\n- {before}\n+ {after}"
         seen[key] += 1
         changes.append(change)
         keys.append(f"{key}\n{seen[key]}")
