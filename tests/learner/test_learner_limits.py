@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mhfast as mh
-from mhfast.learner import align, as_examples, restarts, visible_part
+from mhfast.learner import align, as_examples, learning, restarts, visible_part
 from mhfast.learner.surplus import Problem
 from mhfast.learner.visible import visible_of
 
@@ -129,6 +129,16 @@ def test_a_head_too_few_is_told():
     (missing,) = [c for c in result.certificates if c.name == "no head missing"]
     assert not missing.holds
     assert missing.value < 1e-10
+
+
+def test_of_two_heads_too_few_one_more_leaves_a_share():
+    source = mh.data.boolean_layer(600, 2, D, 4, seed=0)
+    result = mh.learn_layer(source, heads=1)
+    value = {c.name: c.value for c in result.certificates}
+    examples, _ = as_examples(source.X, source.y).split(learning._held_out(600), seed=0)
+    problem = Problem.of(examples, 1, 0, None)
+    more = restarts.restart(problem, 2, result.layer, most=learning.FEW_STARTS).refinement.residual
+    assert value["no head missing"] == pytest.approx(more / value["training residual"], rel=0.01)
 
 
 def test_errors_of_each_head_and_number():

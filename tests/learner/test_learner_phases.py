@@ -28,6 +28,7 @@ from mhfast.learner import (
     solve_values,
     with_support,
 )
+from mhfast.learner import sculpting as sculpting_module
 from mhfast.learner.certificates import judge
 from mhfast.learner.net import _points
 from mhfast.learner.result import Phase
@@ -125,6 +126,18 @@ def test_the_net_of_many_heads_is_bounded():
     points = _points(np.array([[-1.0, 1.0]] * 7), 8, np.random.default_rng(0))
     assert len(points) == 1000  # 40 · 7² = 1960
     assert len(_points(np.array([[-1.0, 1.0]] * 3), 4, np.random.default_rng(0))) == 360
+
+
+def test_the_shortest_solution_is_that_of_least_squares():
+    rng = np.random.default_rng(0)
+    facts, value = rng.standard_normal((20, 6)), rng.standard_normal(20)
+    rows = np.column_stack([facts, value])
+    directions = np.linalg.qr(rng.standard_normal((6, 2)))[0]
+    found = sculpting_module._shortest(rows.T @ rows, directions)
+    np.testing.assert_allclose(found @ directions, 0.0, atol=1e-12)
+    # The residual is orthogonal to every fact's part beside the directions.
+    beside = facts - facts @ directions @ directions.T
+    np.testing.assert_allclose((facts @ found - value) @ beside, 0.0, atol=1e-12)
 
 
 def test_uncertain_facts_count_for_little():

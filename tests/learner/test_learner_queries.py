@@ -384,6 +384,20 @@ def test_a_tensor_that_tells_too_little_is_not_decomposed():
     assert starts.decompose(np.zeros((5, 6, 7)), 2, rng) is None
 
 
+def test_lengths_of_directions_by_their_profiles():
+    rng = np.random.default_rng(0)
+    directions, lengths = rng.standard_normal((3, 2)), np.array([0.3, 5.0])
+    A = directions / np.linalg.norm(directions, axis=0) * lengths
+    centres = rng.standard_normal((11, 3))
+    profile = starts._first_derivative(centres @ A) * [2.0, -7.0]
+    pairs = SimpleNamespace(size=1.0, bias=False)
+    found = starts._lengths(
+        pairs, directions, profile, centres, np.zeros(11), starts._first_derivative
+    )
+    # Up to signs, which that derivative does not tell, and to the grid of lengths, of ratio 1.05.
+    np.testing.assert_allclose(np.abs(found), np.abs(A.T), rtol=0.05)
+
+
 def test_signs_by_the_sum():
     C = np.random.default_rng(0).standard_normal((4, 3))
     wanted = np.array([1.0, -1.0, -1.0, 1.0])

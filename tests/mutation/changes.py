@@ -6,6 +6,8 @@ Left out are strings, types, drawing, what is raised or asserted, and kinds that
 - `num_threads`: results are the same to the last bit on any number of threads;
 - `optimize` of einsum, another order of the same sums;
 - `check_finite` of SciPy's solvers, another way to raise;
+- a copy where `copy=False` asks for none unless it is needed;
+- None for False;
 - None for float64 where NumPy documents that None is float64: `astype`, `zeros`, `ones`, `empty`,
   `eye`.
 """
@@ -32,7 +34,9 @@ AREAS = {"theory": 34, "learner": 33, "optimizers": 13, "training": 20}
 # Drawing and progress on a terminal are neither formulas nor verdicts.
 LEFT_OUT = ("figure.py", "figures.py", "display.py", "progress.py", "__init__.py")
 
-UNOBSERVED = re.compile(r"(, *)?\b(strict|num_threads|optimize|check_finite) ?= ?[\w.]+")
+UNOBSERVED = re.compile(
+    r",?\s*\b((strict|num_threads|optimize|check_finite) ?= ?[\w.]+|copy=(False|True|None))"
+)
 FLOAT64 = re.compile(r"\b(astype|zeros|ones|empty|eye)\((.*)(np\.float64|None)\)$", re.DOTALL)
 
 
@@ -146,7 +150,8 @@ def mutations(file: str):  # type: ignore[no-untyped-def]
         if id(change.original_node) in silent or isinstance(change.original_node, kinds):
             continue
         before, after = map(code, (change.original_node, change.mutated_node))
-        if plain(before) == plain(after):
+        of_nothing = " ".join(before.split()).replace("= False", "= None")
+        if plain(before) == plain(after) or of_nothing == " ".join(after.split()):
             continue
         line = lines[places[change.original_node].start.line - 1].strip()
         key = f"{file}\n{line}\n- {before}\n+ {after}"
@@ -165,7 +170,8 @@ def code(node: Any) -> str:
 
 def plain(text: str) -> str:
     """Code but for what cannot be observed."""
-    return FLOAT64.sub(r"\1(\2)", UNOBSERVED.sub("", text))
+    text = FLOAT64.sub(r"\1(\2)", UNOBSERVED.sub("", text))
+    return re.sub(r",?\s*\)", ")", text)
 
 
 def parts(node: Any) -> Iterator[Any]:

@@ -36,7 +36,6 @@ ENVIRONMENT = {
 NEAR = 0.2
 COVERAGE = """\
 [run]
-dynamic_context = test_function
 source = {source}
 data_file = {data}
 """
@@ -88,22 +87,27 @@ class Tree:
         return status != 0
 
 
+def pytest_runtest_protocol(item: Any) -> None:
+    """Tell coverage, of whose process this file is a plugin, which test begins: in all threads."""
+    import coverage
+
+    if current := coverage.Coverage.current():
+        current.switch_context(item.nodeid.split("[")[0])
+
+
 def read_report(data, source: Path, report: Path, found: dict[str, Any]) -> None:  # type: ignore[no-untyped-def]
     """Add what one process of tests has measured to `found`, see `Executed._run`."""
-    tests = {}  # by the name of their contexts
     for case in ElementTree.parse(report).iter("testcase"):
         file, name = case.attrib["file"], re.sub(r"\[.*", "", case.attrib["name"], flags=re.DOTALL)
-        test = tests[f"{Path(file).stem}.{name}"] = f"{file}::{name}"
+        test = f"{file}::{name}"
         seconds = found.setdefault(file, {"seconds": {}, "lines": {}})["seconds"]
         seconds[test] = seconds.get(test, 0.0) + float(case.attrib["time"])
     data.read()
     for path in data.measured_files():
         for line, contexts in data.contexts_by_lineno(path).items():
-            for context in contexts:
-                if executing := tests.get(".".join(context.split(".")[-2:])):
-                    lines = found[executing.split("::")[0]]["lines"]
-                    place = f"{Path(path).relative_to(source)}:{line}"
-                    lines.setdefault(place, []).append(executing)
+            for test in filter(None, contexts):
+                lines = found[test.split("::")[0]]["lines"]
+                lines.setdefault(f"{Path(path).relative_to(source)}:{line}", []).append(test)
 
 
 class Executed:
@@ -152,9 +156,11 @@ class Executed:
                 report = Path(folder) / f"report{k}.xml"
                 command = [
                     sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest",
-                    *SETTINGS, f"--junitxml={report}", "-o", "junit_family=xunit1", *files,
+                    "-p", "executed", *SETTINGS, f"--junitxml={report}",
+                    "-o", "junit_family=xunit1", *files,
                 ]  # fmt: skip
-                paths = {"PYTHONPATH": str(tree.path / "python")}
+                own = tree.path / "tests" / "mutation"
+                paths = {"PYTHONPATH": f"{tree.path / 'python'}{os.pathsep}{own}"}
                 begun.append((subprocess.Popen(command, cwd=tree.path, env={**os.environ, **paths}),
                               data, report))  # fmt: skip
             failed = [process.wait() for process, _, _ in begun]

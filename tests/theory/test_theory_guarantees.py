@@ -260,6 +260,8 @@ def test_certificate_of_a_covered_run() -> None:
     exact = np.linalg.eigvalsh(instances.dense_hessian(run.model, data))
     assert hessian.value[-1] == pytest.approx(np.abs(exact).max(), rel=1e-8)
     assert convexity.value[-1] == pytest.approx(-exact.min(), rel=1e-6)
+    of_arrays = theory.certify(run, data.X, data.y)
+    assert str(of_arrays) == str(certificate)
     rows = list(certificate.rows())
     assert len(rows) == sum(len(i.steps) for i in certificate.inequalities)
     assert {"inequality", "step", "value", "bound", "ratio"} <= rows[0].keys()
