@@ -150,6 +150,24 @@ def test_rows_of_two_calls_are_joined(reached, new, rows):
     assert dict(zip(steps["loss"].tolist(), history["loss"].tolist(), strict=True)) == rows
 
 
+def test_steps_are_integers_where_nothing_is_recorded():
+    model, inputs = setting()
+    calls = iter([1.0, 0.5])
+
+    def own(_):
+        value = next(calls, None)
+        if value is None:
+            raise KeyboardInterrupt
+        return value
+
+    run = start(model, inputs, 1, record={own: 1})
+    with pytest.raises(mh.Interrupted) as caught:
+        mh.train(run, **inputs, steps=3)
+    (steps,) = caught.value.run.steps.values()
+    assert steps.dtype == np.int64
+    assert steps.tolist() == [0, 1]
+
+
 def test_new_settings_hold_from_there_on():
     model, inputs = setting()
     run = start(model, inputs, 10)
