@@ -128,6 +128,26 @@ def test_the_net_of_many_heads_is_bounded():
     assert len(_points(np.array([[-1.0, 1.0]] * 3), 4, np.random.default_rng(0))) == 360
 
 
+def test_the_one_hot_sum_is_a_minimum_of_its_robust_loss():
+    """Of the surest rows Σ r²/(1 + r²) is stationary, r in units of the median residual."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((3000, 3, 5))
+    layer = mh.Layer(rng.standard_normal((2, 5, 5)), rng.standard_normal((2, 5, 4)))
+    point, Y = layer.W.mean(axis=0), layer(X)
+    V = one_hot_sum(as_examples(X, Y), point).V_sum
+    scores = np.sort(np.einsum("nad,de,nbe->nab", X, point, X), axis=2)
+    winner = np.einsum("nad,de,nbe->nab", X, point, X).argmax(axis=2)
+    margin = scores[..., -1] - scores[..., -2]
+    sample, query = np.nonzero(margin >= np.quantile(margin, 0.9))
+    x, y = X[sample, winner[sample, query]], Y[sample, query]
+    rest = y - x @ V
+    residual = np.linalg.norm(rest, axis=1)
+    weight = 1.0 / (1.0 + (residual / np.median(residual)) ** 2) ** 2
+    gradient, size = (x.T @ (weight[:, None] * r) for r in (rest, np.abs(rest)))
+    # Twenty iterations end it to rounding.
+    assert np.abs(gradient).max() < 1e-10 * np.abs(size).max()
+
+
 def test_the_shortest_solution_is_that_of_least_squares():
     rng = np.random.default_rng(0)
     facts, value = rng.standard_normal((20, 6)), rng.standard_normal(20)
