@@ -54,6 +54,13 @@ TRAINING = (
     "tests/training/test_training_layer.py tests/training/test_recording.py "
     "tests/gradients/test_saturation.py tests/training/test_run.py"
 )
+LOOP = (
+    f"{TRAINING} tests/training/test_batches.py tests/training/test_streams.py "
+    "tests/training/test_reduce.py tests/training/test_callbacks.py "
+    "tests/training/test_averages.py tests/training/test_constraints.py "
+    "tests/training/test_fixed_attention.py "
+    "tests/core/test_scales.py tests/gradients/test_losses.py"
+)
 RECORDS = (
     "tests/training/test_recording.py tests/training/test_training_layer.py "
     "tests/training/test_training_runs.py tests/training/test_evaluate.py"
@@ -76,17 +83,13 @@ CONCERNED = {
     "csrc/training/balls.cpp": STEPS,
     "csrc/training/descent.cpp": f"{TRAINING} tests/training/test_constraints.py",
     "csrc/training/directions.cpp": STEPS,
-    "csrc/training/loop.cpp": (
-        f"{TRAINING} tests/training/test_batches.py tests/training/test_streams.py "
-        "tests/training/test_reduce.py tests/training/test_callbacks.py "
-        "tests/training/test_averages.py tests/training/test_constraints.py "
-        "tests/training/test_fixed_attention.py "
-        "tests/core/test_scales.py tests/gradients/test_losses.py"
-    ),
+    "csrc/training/loop.cpp": LOOP,
     "csrc/training/norms.hpp": TRAINING,
     "csrc/training/polar.cpp": STEPS,
     "csrc/training/population.cpp": "tests/training/test_streams.py",
     "csrc/training/records.cpp": RECORDS,
+    "csrc/training/shard_sums.cpp": LOOP,
+    "csrc/training/state.cpp": LOOP,
     "csrc/kernels/step.hpp": f"{TRAINING} tests/models/test_low_rank.py",
     "csrc/problem/loss.hpp": f"{GRADIENTS} tests/training/test_training_layer.py",
     "csrc/problem/clean.hpp": "tests/core/test_no_influence.py",
