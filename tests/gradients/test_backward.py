@@ -32,6 +32,29 @@ def test_gradients_follow_the_reference(dtype, kind, query, identities, lengths)
         assert relative(getattr(g, name), expected[name]) < TOLERANCE[the.model.dtype]
 
 
+@pytest.mark.parametrize("plan", ["samples", "rows"])
+@pytest.mark.parametrize("query", [None, "given"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_inputs_where_heads_have_factors(kind, tied, query, plan, use_plan):
+    use_plan(plan)
+    n, tokens, d, H, p, rank = 7, 6, 17, 3, 4, 2
+    rng = np.random.default_rng(2)
+    q = tokens if query is None else tokens + 2
+    factors = rng.standard_normal((2, H, d, rank))
+    W = mh.LowRank(factors[0]) if tied else mh.LowRank(*factors)
+    model = kind(W, rng.standard_normal((H, d, p) if kind is mh.Layer else (H, q, d)), scale=0.7)
+    X, given = rng.standard_normal((n, tokens, d)), {}
+    if query == "given":
+        given["query"] = rng.standard_normal((n, q, d))
+    cotangent = rng.standard_normal((n, q, p) if kind is mh.Layer else (n,))
+    wrt = ("X", *given)
+    g = mh.backward(model, X, cotangent, wrt=wrt, **given)
+    expected = mh.reference.backward(model, X, cotangent, wrt=wrt, **given)
+    for name in wrt:
+        assert relative(getattr(g, name), expected[name]) < TOLERANCE[X.dtype], name
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seen", ["all", "causal", "lengths", "external"])
 def test_gradients_of_long_samples_are_put_together_from_tiles_of_query_rows(kind, seen):

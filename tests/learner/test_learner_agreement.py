@@ -88,6 +88,16 @@ def test_any_point_of_the_hull_and_any_order_of_heads_are_the_same():
         assert got == pytest.approx(want, rel=1e-6)
 
 
+@pytest.mark.parametrize("power", [-40, 40])
+def test_units_of_the_tokens_do_not_matter(power):
+    """Powers of two change no bit: tokens in another unit, and W in that unit to the power -2."""
+    given = layer()
+    facts = spoilt(true_facts(given, 300), 0.05)
+    W = given.W + 0.1 * errors(given.W)
+    other = agreement(replace(facts, X=np.ldexp(facts.X, power)), np.ldexp(W, -2 * power))
+    assert other == agreement(facts, W)
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_errors_of_both_kinds(noise):
     source = mh.data.boolean_layer(20_000, 2, 8 if noise else 6, 2, noise=noise, seed=0)

@@ -216,4 +216,7 @@ def test_lists_are_read(parts):
     assert learner.propose_heads([1e-5, 2e-5, 0.4, 0.5, 0.6])[0] == 2
     # One eigenvalue, of d = 1, has no step: one head, and a guess.
     assert learner.propose_heads([0.5]) == (1, 1.0)
+    # Of guesses four heads at most: the fifth step, by 1.3, is one.
+    steps = [1.2, 1.2, 1.2, 1.25, 1.3, 1.0, 1.0]
+    assert learner.propose_heads(np.cumprod([1.0, *steps]))[0] == 4
     assert parts["body"].at([[2.0]]).shape == (1, D, D)

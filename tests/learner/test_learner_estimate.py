@@ -85,6 +85,14 @@ def test_the_estimate_is_a_minimum_near_by():
     assert np.abs(apart / np.sqrt(found.covariance.matrix.diagonal())).max() < 4e-3
 
 
+def test_noise_below_rounding_ends_where_rounding_does():
+    """No step lowers the residual then, though the step left is larger than that noise."""
+    data, truth = noisy(400, noise=0.0)
+    found = estimate(as_examples(data.X, data.y, 1e-15), moved(truth))
+    assert found.left > 1.0
+    assert found.residual < 1e-15
+
+
 def test_errors_shrink_with_the_examples_as_the_bound_does():
     errors, bounds = [], []
     for n in (150, 2400):
@@ -307,6 +315,12 @@ def test_learn_layer_returns_it():
     z = (result.layer.W[of] - truth.W) / result.covariance.W_error[of]
     # The mean square of 50 normal numbers, were they independent, is 1 ± .2.
     assert 0.4 < np.mean(z**2) < 2.0
+    # The condition in the verdict is that of all examples, too.
+    train, _ = as_examples(data.X, data.y, NOISE).split(200, seed=0)
+    (identified,) = (c for c in result.certificates if c.name == "identified")
+    of_all = estimate(train, result.layer).condition
+    assert identified.value == pytest.approx(of_all, rel=1e-4)
+    assert abs(result["refinement"].numbers["condition"] / of_all - 1.0) > 1e-3
     # A tenth of the examples is held out.
     assert result.covariance.outputs == 1800 * T * P
     exact, _ = noisy(2000, noise=0.0)

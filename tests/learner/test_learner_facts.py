@@ -87,6 +87,15 @@ def test_the_background_is_of_rows_at_large(three_tokens):
     assert not np.array_equal(other.background, facts.background)
 
 
+def test_the_background_is_of_all_rows():
+    """Of three tokens that are axes, moments of x_a ⊗ (x_b - x_c) for every a."""
+    X = np.tile(np.eye(3), (5, 1, 1))
+    moment = facts_module._background(as_examples(X, X), 0, 1)
+    # Each row is drawn one time in three, and ‖x_b - x_c‖² = 2; of 20 000 draws.
+    of_rows = np.trace(moment.reshape(3, 3, 3, 3), axis1=1, axis2=3).diagonal()
+    np.testing.assert_allclose(of_rows, 2 / 3, rtol=0.05)
+
+
 def test_facts_of_one_head_are_exact():
     source = data(3000, 4, 6, 1, out_dim=5, inputs="gaussian")
     layer, examples = source.truth["layer"], examples_of(source)
@@ -248,6 +257,18 @@ def test_rows_explained_to_rounding_are_ordered_by_their_weights_alone():
     np.testing.assert_allclose(facts.tolerance[0], 1e-12 * sizes.min(), rtol=1e-9)
     assert (np.diff(facts.tolerance) >= 0.0).all()
     assert facts.tolerance[-1] < 1e-12 * np.median(sizes[np.isfinite(sizes)])
+
+
+def test_facts_of_equal_differences_are_one():
+    """Of tokens x, a, b and x, a + s, b + s the same x ⊗ (a - b)."""
+    kept = facts_module._SmallestTolerances(3, 3)
+    x, a, b, s = np.random.default_rng(0).standard_normal((4, 3))
+    one_of_three, two_of_three = [0.0, 1.0, 0.0], [0.0, 0.75, 0.25]
+    weights = np.array([two_of_three, one_of_three, one_of_three] * 2)
+    kept.take(np.array([[x, a, b], [x, a + s, b + s]]), weights, np.full(6, 1e-6), 0)
+    rows, first, second, value, _ = kept.sorted()
+    assert (rows.tolist(), first.tolist(), second.tolist()) == ([0], [1], [2])
+    assert value == pytest.approx(np.log(3.0))
 
 
 def test_equal_facts_leave_room_for_others():

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import mhfast as mh
-from mhfast.learner import align, restarts, visible_part
+from mhfast.learner import align, as_examples, learning, restarts, visible_part
+from mhfast.learner.surplus import Problem
+from mhfast.learner.visible import visible_of
 
 pytestmark = pytest.mark.verdict
 
@@ -87,6 +89,17 @@ def test_what_tokens_can_see_is_learnt(kind, unseen):
     assert align(result.layer, seen).error < 1e-10
 
 
+def test_refinement_leaves_out_what_tokens_cannot_see():
+    rng = np.random.default_rng(4)
+    layer = mh.Layer(rng.standard_normal((2, D, D)), rng.standard_normal((2, D, 4)))
+    examples = as_examples(tokens_of("hyperplane"), layer(tokens_of("hyperplane")))
+    problem = Problem.of(examples, 2, 0, None, visible_of(examples))
+    found = problem.refined(layer).layer  # whose start has it
+    seen = visible_part(found, examples.X)
+    np.testing.assert_allclose(found.W, seen.W, atol=1e-12)
+    np.testing.assert_allclose(found.V, seen.V, atol=1e-12)
+
+
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("heads", [2, None])
 def test_of_equal_tokens_only_the_sum_of_values_exists(tokens, heads):
@@ -116,6 +129,16 @@ def test_a_head_too_few_is_told():
     (missing,) = [c for c in result.certificates if c.name == "no head missing"]
     assert not missing.holds
     assert missing.value < 1e-10
+
+
+def test_of_two_heads_too_few_one_more_leaves_a_share():
+    source = mh.data.boolean_layer(600, 2, D, 4, seed=0)
+    result = mh.learn_layer(source, heads=1)
+    value = {c.name: c.value for c in result.certificates}
+    examples, _ = as_examples(source.X, source.y).split(learning._held_out(600), seed=0)
+    problem = Problem.of(examples, 1, 0, None)
+    more = restarts.restart(problem, 2, result.layer, most=learning.FEW_STARTS).refinement.residual
+    assert value["no head missing"] == pytest.approx(more / value["training residual"], rel=0.01)
 
 
 def test_errors_of_each_head_and_number():

@@ -28,6 +28,7 @@ from mhfast.learner import (
     solve_values,
     with_support,
 )
+from mhfast.learner import sculpting as sculpting_module
 from mhfast.learner.certificates import judge
 from mhfast.learner.net import _points
 from mhfast.learner.result import Phase
@@ -125,6 +126,38 @@ def test_the_net_of_many_heads_is_bounded():
     points = _points(np.array([[-1.0, 1.0]] * 7), 8, np.random.default_rng(0))
     assert len(points) == 1000  # 40 · 7² = 1960
     assert len(_points(np.array([[-1.0, 1.0]] * 3), 4, np.random.default_rng(0))) == 360
+
+
+def test_the_one_hot_sum_is_a_minimum_of_its_robust_loss():
+    """Of the surest rows Σ r²/(1 + r²) is stationary, r in units of the median residual."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((3000, 3, 5))
+    layer = mh.Layer(rng.standard_normal((2, 5, 5)), rng.standard_normal((2, 5, 4)))
+    point, Y = layer.W.mean(axis=0), layer(X)
+    V = one_hot_sum(as_examples(X, Y), point).V_sum
+    scores = np.sort(np.einsum("nad,de,nbe->nab", X, point, X), axis=2)
+    winner = np.einsum("nad,de,nbe->nab", X, point, X).argmax(axis=2)
+    margin = scores[..., -1] - scores[..., -2]
+    sample, query = np.nonzero(margin >= np.quantile(margin, 0.9))
+    x, y = X[sample, winner[sample, query]], Y[sample, query]
+    rest = y - x @ V
+    residual = np.linalg.norm(rest, axis=1)
+    weight = 1.0 / (1.0 + (residual / np.median(residual)) ** 2) ** 2
+    gradient, size = (x.T @ (weight[:, None] * r) for r in (rest, np.abs(rest)))
+    # Twenty iterations end it to rounding.
+    assert np.abs(gradient).max() < 1e-10 * np.abs(size).max()
+
+
+def test_the_shortest_solution_is_that_of_least_squares():
+    rng = np.random.default_rng(0)
+    facts, value = rng.standard_normal((20, 6)), rng.standard_normal(20)
+    rows = np.column_stack([facts, value])
+    directions = np.linalg.qr(rng.standard_normal((6, 2)))[0]
+    found = sculpting_module._shortest(rows.T @ rows, directions)
+    np.testing.assert_allclose(found @ directions, 0.0, atol=1e-12)
+    # The residual is orthogonal to every fact's part beside the directions.
+    beside = facts - facts @ directions @ directions.T
+    np.testing.assert_allclose((facts @ found - value) @ beside, 0.0, atol=1e-12)
 
 
 def test_uncertain_facts_count_for_little():

@@ -256,6 +256,12 @@ def test_functions_that_are_no_such_layer(change):
     assert result.verdict.startswith("not learnt: ")
 
 
+def test_outputs_that_are_not_linear_are_refused_however_small_they_are():
+    layer = random_layer(1, 3, 4)
+    result = learn(lambda X: 1e-30 * layer(X**2), d=3, T=3, heads=1)
+    assert "outputs of equal tokens are not linear" in result.verdict
+
+
 def test_more_heads_than_are_asked_for():
     result = learn(random_layer(2, 4, 5), d=4, T=2, heads=1)
     assert not result.learnt
@@ -376,6 +382,20 @@ def test_a_tensor_that_tells_too_little_is_not_decomposed():
     factors = [rng.standard_normal((n, 4)) for n in (2, 3, 7)]
     assert starts.decompose(np.einsum("ah,bh,ch->abc", *factors), 4, rng) is None
     assert starts.decompose(np.zeros((5, 6, 7)), 2, rng) is None
+
+
+def test_lengths_of_directions_by_their_profiles():
+    rng = np.random.default_rng(0)
+    directions, lengths = rng.standard_normal((3, 2)), np.array([0.3, 5.0])
+    A = directions / np.linalg.norm(directions, axis=0) * lengths
+    centres = rng.standard_normal((11, 3))
+    profile = starts._first_derivative(centres @ A) * [2.0, -7.0]
+    pairs = SimpleNamespace(size=1.0, bias=False)
+    found = starts._lengths(
+        pairs, directions, profile, centres, np.zeros(11), starts._first_derivative
+    )
+    # Up to signs, which that derivative does not tell, and to the grid of lengths, of ratio 1.05.
+    np.testing.assert_allclose(np.abs(found), np.abs(A.T), rtol=0.05)
 
 
 def test_signs_by_the_sum():

@@ -13,28 +13,27 @@ line.  A mutant that does not compile, or to the same machine code, is replaced 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
-import random
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from record import Record, digest
+from warm import IMPORT, MEMORY, Limits
 
 ROOT = Path(__file__).parents[2]
 INSTRUCTION_SET = "baseline"  # every processor of the x86-64 family has it
-SLOWER = 5.0  # times as long as without a change, and 20 seconds more: endless, and so noticed
-MEMORY = 8 << 30  # bytes of address space that a mutant may take
 QUICK = 2.0  # seconds of a file of tests that is asked for mutants that it does not concern
 # Compilers of Python take long to import.
 SETTINGS = (
@@ -54,6 +53,13 @@ TRAINING = (
     f"{OPTIMIZERS} tests/training/test_training.py tests/training/test_training_runs.py "
     "tests/training/test_training_layer.py tests/training/test_recording.py "
     "tests/gradients/test_saturation.py tests/training/test_run.py"
+)
+LOOP = (
+    f"{TRAINING} tests/training/test_batches.py tests/training/test_streams.py "
+    "tests/training/test_reduce.py tests/training/test_callbacks.py "
+    "tests/training/test_averages.py tests/training/test_constraints.py "
+    "tests/training/test_fixed_attention.py "
+    "tests/core/test_scales.py tests/gradients/test_losses.py"
 )
 RECORDS = (
     "tests/training/test_recording.py tests/training/test_training_layer.py "
@@ -77,17 +83,13 @@ CONCERNED = {
     "csrc/training/balls.cpp": STEPS,
     "csrc/training/descent.cpp": f"{TRAINING} tests/training/test_constraints.py",
     "csrc/training/directions.cpp": STEPS,
-    "csrc/training/loop.cpp": (
-        f"{TRAINING} tests/training/test_batches.py tests/training/test_streams.py "
-        "tests/training/test_reduce.py tests/training/test_callbacks.py "
-        "tests/training/test_averages.py tests/training/test_constraints.py "
-        "tests/training/test_fixed_attention.py "
-        "tests/core/test_scales.py tests/gradients/test_losses.py"
-    ),
+    "csrc/training/loop.cpp": LOOP,
     "csrc/training/norms.hpp": TRAINING,
     "csrc/training/polar.cpp": STEPS,
     "csrc/training/population.cpp": "tests/training/test_streams.py",
     "csrc/training/records.cpp": RECORDS,
+    "csrc/training/shard_sums.cpp": LOOP,
+    "csrc/training/state.cpp": LOOP,
     "csrc/kernels/step.hpp": f"{TRAINING} tests/models/test_low_rank.py",
     "csrc/problem/loss.hpp": f"{GRADIENTS} tests/training/test_training_layer.py",
     "csrc/problem/clean.hpp": "tests/core/test_no_influence.py",
@@ -147,17 +149,23 @@ CALL = re.compile(r"^\s+[\w.>:\-]+\([^;{}]*\);$")  # a statement that is one cal
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of one line of a file, the lines counted from 1."""
+    """A change of one line of a file, the lines counted from 1; the `same`-th of equal ones."""
 
     file: str
     line: int
     number: int
     before: str
     after: str
+    same: int = 0
 
     @property
     def name(self) -> str:
         return f"{self.file}:{self.line}:{self.number}"
+
+    @property
+    def key(self) -> str:
+        """What is changed to what; lines elsewhere do not count."""
+        return f"{self.file}\n- {self.before.strip()}\n+ {self.after.strip()}\n{self.same}"
 
     def __str__(self) -> str:
         return f"{self.name}\n  - {self.before.strip()}\n  + {self.after.strip()}"
@@ -179,15 +187,23 @@ def changes(line: str) -> Iterator[str]:
 
 def mutants(file: str) -> list[Mutant]:
     """All mutants of a file, but for comments, directives, strings and compile-time checks."""
-    found = []
+    found: list[Mutant] = []
+    seen = Counter[str]()
     for number, line in enumerate((ROOT / file).read_text().splitlines(), 1):
         stripped = line.strip()
         if not stripped or stripped.startswith(("//", "///", "#", "template", "static_assert")):
             continue
         if '"' in stripped:
             continue
-        found += [Mutant(file, number, k, line, after) for k, after in enumerate(changes(line))]
+        for k, after in enumerate(changes(line)):
+            found.append(Mutant(file, number, k, line, after, seen[line.strip()]))
+        seen[line.strip()] += 1
     return found
+
+
+def order(mutant: Mutant, seed: int) -> bytes:
+    """A random order which a change elsewhere in the core leaves as it is."""
+    return hashlib.sha256(f"{seed} {mutant.key}".encode()).digest()
 
 
 class Tree:
@@ -276,7 +292,7 @@ class Tree:
             key = package + digest(ROOT / file)
             if known.get(file, [None])[0] != key:
                 begin = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-                if not self.passes([file], 600.0):
+                if not self.passes([file], {file: 600.0}):
                     sys.exit(f"{file}: tests fail without a change")
                 taken = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - begin
                 known[file] = [key, taken]
@@ -304,28 +320,27 @@ class Tree:
         built, clean = (path / self.module for path in (self.build, self.clean))
         return built.read_bytes() == clean.read_bytes()
 
-    def passes(self, files: list[str], limit: float) -> bool:
-        """Run the files one after another, in a process of its own, up to the first that fails."""
+    def passes(self, files: list[str], seconds: dict[str, float]) -> bool:
+        """Run the files one after another, in a process of its own, up to the first failure."""
         child = os.fork()
         if child == 0:
-            os._exit(self._run(files, limit))
+            os._exit(self._run(files, Limits(seconds)))
         _, status = os.waitpid(child, 0)
         return status == 0
 
-    def _run(self, files: list[str], limit: float) -> int:
+    def _run(self, files: list[str], limits: Limits) -> int:
         import pytest
 
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
-        signal.alarm(10 * int(limit))  # it may wait for ever
         os.chdir(self.path)
         os.environ["PYTHONPATH"] = str(self.path / "python")
         sys.path.insert(0, str(self.path / "python"))
         try:
-            return int(any(pytest.main(["-x", *SETTINGS, file]) for file in files))
+            limits.begin(IMPORT)
+            return int(pytest.main(["-x", *SETTINGS, *files], plugins=[limits]))
         except BaseException:
             return 1
 
@@ -336,8 +351,8 @@ class Tree:
         compile: they follow only where the tests pass without.
         """
         self.write(mutant, mutant.after)
+        objects = self.depends.get(mutant.file, [])
         try:
-            objects = self.depends.get(mutant.file, [])
             first = [name for name in objects if "unity_bindings" not in name]
             if not self.compile(first or objects):
                 return None
@@ -351,16 +366,15 @@ class Tree:
                 return None
             return self._all_pass(mutant)
         finally:
-            self._restore(mutant.file)
+            shutil.copy2(self.sources / mutant.file, self.path / mutant.file)
+            for name in (*objects, self.module):  # with their times: nothing is to be built
+                shutil.copy2(self.clean / name, self.build / name)
 
     def _all_pass(self, mutant: Mutant) -> bool:
         concerned = TESTS.get(mutant.file, TRAINING).split()
         others = [f for f in self.seconds if f not in concerned and self.seconds[f] < QUICK]
         return all(
-            self.passes(
-                sorted(files, key=self.seconds.__getitem__),
-                20 + SLOWER * sum(self.seconds[file] for file in files),
-            )
+            self.passes(sorted(files, key=self.seconds.__getitem__), self.seconds)
             for files in (concerned, others)
         )
 
@@ -368,11 +382,6 @@ class Tree:
         lines = (self.path / mutant.file).read_text().split("\n")
         lines[mutant.line - 1] = text
         (self.path / mutant.file).write_text("\n".join(lines))
-
-    def _restore(self, file: str) -> None:
-        """The source and the objects, with their times, so that nothing is to be built."""
-        shutil.copy2(self.sources / file, self.path / file)
-        self._restore_build()
 
     def _restore_build(self) -> None:
         shutil.rmtree(self.build, ignore_errors=True)
@@ -391,7 +400,7 @@ def main() -> int:
     chosen = parser.parse_args()
     record = Record(chosen.record)
     every = [mutant for file in chosen.files for mutant in mutants(file)]
-    random.Random(chosen.seed).shuffle(every)
+    every.sort(key=lambda mutant: order(mutant, chosen.seed))
     if chosen.only:
         files = sorted({name.split(":")[0] for name in chosen.only})
         every = [mutant for file in files for mutant in mutants(file)]
@@ -406,21 +415,24 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as path:
         tree = Tree((chosen.tree or Path(path)).resolve(), chosen.jobs)
-        tried = survived = 0
+        tried = survived = equal = 0
         for mutant in every:
             if tried == chosen.count:
                 break
-            begin, known = time.monotonic(), record.is_settled(str(mutant))
-            alive = record.known[str(mutant)] if known else tree.lives(mutant)
+            begin, known = time.monotonic(), record.is_settled(mutant.key)
+            alive = record.known[mutant.key] if known else tree.lives(mutant)
             if not known:
-                record.add(str(mutant), alive)
+                record.add(mutant.key, alive)
             if alive is None:
                 continue
             tried += 1
+            if isinstance(alive, str):
+                equal += 1
+                continue
             survived += alive
             print(f"{time.monotonic() - begin:5.0f} s ", end="")
             print(f"survived: {mutant}" if alive else f"noticed:  {mutant.name}", flush=True)
-    print(f"{survived} of {tried} mutants survived")
+    print(f"{survived} of {tried} mutants survived, beside {equal} that change nothing")
     return 0
 
 

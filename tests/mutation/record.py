@@ -18,19 +18,20 @@ def digest(*paths: Path) -> str:
 class Record:
     """Verdicts by the text of a mutant, each written to the file at once; without a file none.
 
-    A mutant that survived is asked again the next time, when there may be a test more; what was
-    noticed, or was no mutant (None), is not.
+    A mutant that survived (true) is asked again the next time, when there may be a test more; what
+    was noticed (false), or was no mutant (null), is not, nor one in whose place someone has written
+    why it changes nothing (a string).
     """
 
     def __init__(self, file: Path | None) -> None:
         self.file = file
         lines = file.read_text().splitlines() if file and file.exists() else []
-        self.known: dict[str, bool | None] = dict(map(json.loads, lines))
+        self.known: dict[str, bool | str | None] = dict(map(json.loads, lines))
 
     def is_settled(self, mutant: str) -> bool:
         return mutant in self.known and self.known[mutant] is not True
 
-    def add(self, mutant: str, survived: bool | None) -> None:
+    def add(self, mutant: str, survived: bool | str | None) -> None:
         self.known[mutant] = survived
         if self.file:
             with self.file.open("a") as file:

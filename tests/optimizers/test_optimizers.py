@@ -382,3 +382,17 @@ def test_settings_must_fit_what_is_trained():
         train(0.1, l2={"prompt": 0.1})
     with pytest.raises(ValueError, match=r"lr: expected a run axis of length R = 2"):
         train({"W": [0.1, 0.2], "U": [0.1, 0.2, 0.3]})
+
+
+@pytest.mark.parametrize("by", ["tensor", "head"])
+def test_scaled_spectral_steps_of_runs_side_by_side(by):
+    """Each head of each run has a norm of its own."""
+    data = mh.data.tokenized_mixture(23, 4, 7, relevant_fraction=0.25, seed=0)
+    models = mh.Classifier.gaussian(3, 4, 7, std=0.5, seed=0, runs=19)
+    rule = mh.SteepestDescent(0.02, "spectral", 0.5, scaled=True, by=by)
+    runs = mh.train(models, data, steps=3, optimizer=rule, record=())
+    for r in (0, 7, 18):
+        alone = mh.train(models[r], data, steps=3, optimizer=rule, record=()).model
+        for name in ("W", "U"):
+            one, other = (getattr(m, name) for m in (runs.model[r], alone))
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12 * np.abs(other).max())

@@ -198,6 +198,19 @@ def test_the_kernel_of_a_layer_in_float32_and_far_from_one() -> None:
     far = mh.Layer(np.ldexp(W, 50), np.ldexp(V, 115))
     found = theory.ntk(far, np.ldexp(X, -25), wrt="W")
     assert np.abs(np.ldexp(found, -80) - single).max() < 1e-6 * np.abs(single).max()
+    # Of V it is A X twice: X² is in range, X⁴ is not.
+    found = theory.ntk(mh.Layer(np.ldexp(W, 90), V), np.ldexp(X, -45), wrt="V")
+    np.testing.assert_array_equal(np.ldexp(found, 90), theory.ntk(mh.Layer(W, V), X, wrt="V"))
+
+
+def test_bounds_of_float32_are_computed_in_float64() -> None:
+    rng = np.random.default_rng(6)
+    arrays = [rng.standard_normal(s).astype(np.float32) for s in ((3, 5, 5), (3, 5, 2), (4, 6, 5))]
+    found, double = (
+        theory.layer_bounds(mh.Layer(*of_layer), X).gradient(1.0, "squared")
+        for *of_layer, X in (arrays, [np.float64(a) for a in arrays])
+    )
+    assert found == double
 
 
 def test_the_kernel_of_a_layer_in_saturation() -> None:
@@ -255,6 +268,10 @@ def test_wrong_use() -> None:
         theory.layer_bounds(layer, X.astype(np.float32))
     with pytest.raises(ValueError, match="loss: expected one of squared, logistic, cross_entropy"):
         theory.layer_bounds(layer, X).gradient(1.0, "hinge")
+    with pytest.raises(TypeError, match=r"W: expected an array .* got None, an identity"):
+        theory.layer_bounds(layer.replace(W=None), X)
+    with pytest.raises(TypeError, match=r"W: expected an array .* got LowRank"):
+        theory.ntk(layer.replace(W=mh.LowRank(np.ones((2, 5, 3)))), X)
     prompted = mh.Layer.gaussian(2, 5, 4, std=0.5, seed=0, prompt_rows=2)
     with pytest.raises(TypeError, match="prompt: expected None"):
         theory.layer_bounds(prompted, X)

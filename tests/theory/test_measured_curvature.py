@@ -155,6 +155,20 @@ def test_third_derivative_by_hand() -> None:
     )
 
 
+def test_many_equal_heads_are_one_divided_by_a_square_root() -> None:
+    """Each head enters Φ by 1/√H, and derivatives by different heads do not add up."""
+    rng = np.random.default_rng(0)
+    data = mh.Dataset(rng.standard_normal((4, 5, 3)), np.ones(4), query=rng.random((4, 2, 3)))
+    W, U = rng.standard_normal((1, 3, 3)), rng.standard_normal((1, 2, 3))
+    one, seven = (
+        theory.local_curvature(mh.Classifier(np.tile(W, (H, 1, 1)), np.tile(U, (H, 1, 1))), data)
+        for H in (1, 7)
+    )
+    for bound in (module.second, module.third):
+        ratio = bound(one, np.array([0.3])) / bound(seven, np.array([0.3]))
+        np.testing.assert_allclose(ratio, math.sqrt(7.0), rtol=1e-12)
+
+
 def test_weights_are_those_of_the_loss() -> None:
     model, data = instance(4)
     weight = np.arange(data.n, dtype=float)  # the first takes no part

@@ -70,6 +70,13 @@ def test_first_step_by_hand() -> None:
     assert found.bound == pytest.approx(np.mean(further - np.logaddexp(0.0, -margins)), rel=1e-9)
 
 
+def test_arrays_for_a_data_set() -> None:
+    start, data = instance(3)
+    found = theory.local_stability(start, data.X, data.y, lr=0.1, steps=3)
+    of_data = theory.local_stability(start, data, lr=0.1, steps=3)
+    np.testing.assert_array_equal(found.growth, of_data.growth)
+
+
 def test_second_step_by_hand() -> None:
     start, data = instance(8)
     lr = 0.05

@@ -75,6 +75,15 @@ def test_kernel_with_external_queries() -> None:
         np.testing.assert_allclose(K, J @ J.T, rtol=0, atol=1e-12 * np.abs(K).max())
 
 
+def test_kernel_of_another_row_map_with_external_queries() -> None:
+    model, data = problem(1, 4)
+    own = mh.Dataset(data.X, data.y, query=np.random.default_rng(2).standard_normal((6, 4, 5)))
+    model = model.replace(attention="sigmoid")
+    J = own_jacobian(model, own, ("W", "U"))
+    K = theory.ntk(model, own)
+    np.testing.assert_allclose(K, J @ J.T, rtol=0, atol=1e-12 * np.abs(K).max())  # rounding
+
+
 def own_jacobian(model: mh.Classifier, data: mh.Dataset, names: tuple[str, ...]) -> Any:
     """Gradients of every output, one call a sample: minus those of the linear loss."""
     rows = []

@@ -144,6 +144,17 @@ def test_no_noise_no_heads_no_matter() -> None:
     assert theory.separating_direction(data, np.ones(16)).W.shape == (16, 6, 6)
 
 
+def test_the_direction_of_float32_data_is_rounded_only_at_the_end() -> None:
+    data = mh.data.tokenized_mixture(5, 10, 6, seed=0, dtype=np.float32)
+    truth = {name: np.float64(value) for name, value in data.truth.items()}
+    double = mh.Dataset(np.float64(data.X), np.float64(data.y), truth=truth)
+    found, exact = (theory.separating_direction(each, [1, -1, -1]) for each in (data, double))
+    for name in ("W", "U"):
+        one, other = getattr(found, name), getattr(exact, name)
+        assert one.dtype == np.float32
+        np.testing.assert_array_equal(one, other.astype(np.float32))
+
+
 def test_errors() -> None:
     data = mh.data.planted_attention(3, 4, 5, 2, seed=0)
     with pytest.raises(ValueError, match="data: expected a Dataset of tokenized_mixture"):

@@ -14,8 +14,8 @@ import mhfast as mh
 from mhfast import theory
 from mhfast.theory import regularization
 from mhfast.theory.norms import dual_size, longest_product
-from mhfast.theory.programs import _dense, _in_spans, solve
-from mhfast.theory.projected import nearest_in_ball
+from mhfast.theory.programs import _dense, _in_spans, independent, solve
+from mhfast.theory.projected import Descent, Point, nearest_in_ball
 
 NORMS = ["fro", "nuclear", 1.5, 3.0]
 
@@ -314,6 +314,34 @@ def test_a_minimizer_inside_the_ball_and_several_starts() -> None:
         assert path.grad_norms[1] * 9.0 <= 1e-5 * path.losses[1]
 
 
+def test_each_branch_falls_by_itself() -> None:
+    """The loss falls beyond a point where the step goes against the gradient of that branch."""
+    before = mh.stack([mh.Classifier.zeros(1, 3, 2)] * 3)
+    after = before.replace(W=np.ones((3, 1, 2, 2)))
+    numbers = np.zeros(3)
+    points = [
+        Point(model, *[numbers] * 4, numbers > 0, np.zeros(3, np.int64), pull)
+        for model, pull in ((before, None), (after, np.ones((3, 1, 2, 2))))
+    ]
+    points[1].pull[1] = -5.0
+    data = mh.Dataset(np.ones((2, 3, 2)), [1.0, -1.0])
+    descent = Descent(data, "logistic", "W", "fro", 10, 1e-3, None)
+    assert descent._falls_beyond(*points).tolist() == [False, True, False]
+
+
+def test_a_prompt_of_models_with_a_run_axis_has_no_separation() -> None:
+    rng = np.random.default_rng(2)
+    data = mh.Dataset(rng.standard_normal((5, 3, 4)), [1.0, -1.0, 1.0, 1.0, -1.0])
+    one = mh.Classifier(
+        rng.standard_normal((1, 4, 4)), rng.standard_normal((1, 1, 4)),
+        prompt=rng.standard_normal((1, 4)),
+    )  # fmt: skip
+    path = theory.regularization_path(data, [1.0], start=one, wrt="prompt", steps=3)
+    assert path.solution is not None
+    path = theory.regularization_path(data, [1.0], start=mh.stack([one]), wrt="prompt", steps=3)
+    assert path.solution is None
+
+
 def test_the_projection_on_the_ball_of_the_nuclear_norm() -> None:
     W = np.random.default_rng(8).standard_normal((3, 2, 4, 4))
     near = nearest_in_ball(W, 2.0)
@@ -458,6 +486,10 @@ def test_readout_and_attention_of_runs() -> None:
         np.testing.assert_allclose(together.readout[r], alone.readout, atol=1e-12)
         W = together.attention.direction.W
         np.testing.assert_allclose(W[r], alone.attention.direction.W, atol=1e-9)
+
+
+def test_constraints_that_say_nothing_span_nothing() -> None:
+    assert independent(np.zeros((2, 3, 5))).shape == (0, 3, 5)
 
 
 def test_the_readout_of_labels_that_are_not_separable_is_the_hull_point() -> None:

@@ -32,6 +32,13 @@ def test_values_are_those_of_the_history():
     assert run == mh.train(START, DATA, steps=10, record=record, **OPTIONS)
 
 
+def test_a_resumed_run_calls_at_the_step_where_it_goes_on():
+    run = mh.train(START, DATA, steps=1, **OPTIONS)
+    seen = []
+    mh.train(run, DATA, steps=2, test=TEST, callback=lambda k, _: seen.append(k))
+    assert seen == [1, 2, 3]
+
+
 def test_it_may_have_quantities_of_its_own():
     seen = []
     callback = mh.Callback(lambda k, _, m: seen.append((k, m)) and None, 5, ("test_loss", "margin"))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mhfast as mh
+from mhfast.optimizers.solvers import GradientFlow
 
 n, T, d, H, p, r, R = 13, 4, 5, 3, 2, 2, 6
 METHODS = ("DOP853", "RK45", "RK23", "LSODA")
@@ -106,6 +107,11 @@ def test_factors_keep_their_difference():
     rule = mh.GradientDescent(0.5)  # steps of gradient descent do not
     steps = mh.train(factored(), data_set(), steps=20, optimizer=rule, **options)
     assert np.abs(np.ptp(steps.history["invariant"], axis=0)).max() > 1e-3
+
+
+def test_tolerances_are_those_of_the_solver_by_itself():
+    run = mh.gradient_flow(classifier(), data_set(), until=0.1)
+    assert run.optimizer == GradientFlow()
 
 
 def test_float32_models_have_tolerances_of_their_own():

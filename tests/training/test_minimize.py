@@ -8,6 +8,7 @@ import scipy.optimize
 
 import mhfast as mh
 from mhfast.optimizers import LBFGS, GradientFlow
+from mhfast.training.objective import Objective
 
 n, T, d, H, p, R = 17, 4, 5, 3, 2, 6
 l2 = {"W": 0.05, "U": 0.02}
@@ -140,6 +141,15 @@ def test_no_guarantee_is_claimed():
     assert any(
         "LBFGS is not gradient descent" in note for note in mh.theory.certify(run, data).notes
     )
+
+
+def test_solvers_get_float64_of_models_of_float32():
+    start = mh.Classifier.gaussian(2, 3, 5, std=0.5, seed=0, dtype=np.float32)
+    data = mh.Dataset(np.ones((4, 3, 5), np.float32), np.float32([1, -1, 1, 1]))
+    objective = Objective(start, data, "logistic", ("W", "U"), {"W": 0.0, "U": 0.0}, 1, {})
+    value, gradient = objective(objective.vector(start))
+    assert isinstance(value, float)
+    assert gradient.dtype == np.float64
 
 
 def test_ends_at_once():

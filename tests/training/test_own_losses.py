@@ -65,6 +65,21 @@ def test_the_numbers_are_those_of_the_loss(kind, own, name, plan, dtype, use_pla
             np.testing.assert_allclose(a, b, rtol=10 * tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(("kind", "own", "name"), KINDS)
+def test_gradients_below_all_numbers_have_their_direction(kind, own, name):
+    """Attention so saturated that the norm of the gradient by W is zero: steps are normalized."""
+    model, data = drawn(kind)
+    model = model.replace(W=1e5 * model.W)
+    options = {"steps": 3, "optimizer": mh.NormalizedGradientDescent(0.05), "wrt": "W"}
+    run = mh.train(model, data, loss=own, record="grad_norm", **options)
+    assert not run.history["grad_norm"].any()
+    moved = run.model.W - model.W
+    assert np.abs(moved).max() > 0.01
+    expected = mh.train(model, data, loss=name, **options).model.W - model.W
+    # Of differences of numbers of 1e5.
+    np.testing.assert_allclose(moved, expected, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("kind", [mh.Classifier, mh.Layer])
 def test_blocks_change_no_bit(kind, dtype):

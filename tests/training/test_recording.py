@@ -416,3 +416,13 @@ def test_a_test_set_too_small_for_the_team():
         for threads in (1, 2)
     )  # fmt: skip
     assert alone == together
+
+
+@pytest.mark.parametrize("place", [0, 1, 15, 16, 33, 34])
+def test_the_largest_weight_may_be_that_of_any_token(place):
+    X = np.ones((2, 35, 3))
+    X[:, place] = 2.0
+    model = mh.Classifier(np.eye(3)[None], np.ones((1, 35, 3)))
+    options = {"steps": 1, "optimizer": mh.GradientDescent(0.1), "record": "attention_max"}
+    found = mh.train(model, X, np.array([1.0, -1.0]), **options).history["attention_max"][0]
+    assert found == pytest.approx(model.attention(X).max(axis=-1).mean(), rel=1e-14)

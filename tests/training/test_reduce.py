@@ -445,13 +445,20 @@ def test_an_interrupt_in_one_rank_ends_the_others():
         ({"wrt": "W"}, "wrt"),
         ({"record": {"loss": 2}}, "record"),
         ({"stop": {"loss": 0.1}}, "thresholds in stop"),
-        ({"callback": mh.Callback(lambda *_: None)}, "Callbacks and their quantities"),
+        ({"callback": None}, "Callbacks and their quantities"),
+        ({"callback": mh.Callback(lambda *_: None, every=2)}, "Callbacks and their quantities"),
+        ({"callback": mh.Callback(lambda *_: None, 4, "loss")}, "Callbacks and their quantities"),
         ({"model": 1}, "model"),
     ],
 )
 def test_other_settings_in_one_rank_are_refused_in_all(options, name):
     model, data = draw(mh.Classifier, "dense", np.float64, N, T, D, H)
-    settings = {**SETTINGS, "optimizer": mh.GradientDescent(0.1), "model": model}
+    settings = {
+        **SETTINGS,
+        "optimizer": mh.GradientDescent(0.1),
+        "callback": mh.Callback(lambda *_: None, 4, "margin"),
+        "model": model,
+    }
 
     def training(rank, reduce):
         rest = {**settings, **options} if rank == 1 else dict(settings)

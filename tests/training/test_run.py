@@ -15,6 +15,7 @@ from lists import plain, with_every
 
 import mhfast as mh
 from mhfast.optimizers import OPTIMIZERS
+from mhfast.training.history import joined
 
 SCHEDULE = np.linspace(1.0, 0.2, 40)
 RECORD = {
@@ -129,6 +130,42 @@ def test_a_threshold_stays_until_it_is_removed():
     assert (run.step, run.reason) == (0, "margin")
     assert mh.train(run, **inputs, steps=30).step == 0
     assert mh.train(run, **inputs, steps=30, stop={}).step == 30
+
+
+@pytest.mark.parametrize(
+    ("reached", "new", "rows"),
+    [
+        (3, {}, {0: 0.5, 2: 0.4, 3: 0.3}),  # no step, no row: what there was
+        (3, {3: 0.9}, {0: 0.5, 2: 0.4, 3: 0.9}),  # measured anew
+        (5, {}, {0: 0.5, 2: 0.4}),  # recorded only because the call ended at 3
+        (5, {4: 0.2, 5: 0.1}, {0: 0.5, 2: 0.4, 4: 0.2, 5: 0.1}),
+    ],
+)
+def test_rows_of_two_calls_are_joined(reached, new, rows):
+    def arrays(rows):
+        return {"loss": np.array([*rows.values()])}, {"loss": np.array([*rows], np.int64)}
+
+    before = arrays({0: 0.5, 2: 0.4, 3: 0.3})
+    history, steps = joined(*before, 3, reached, [arrays(new)], 0)
+    assert dict(zip(steps["loss"].tolist(), history["loss"].tolist(), strict=True)) == rows
+
+
+def test_steps_are_integers_where_nothing_is_recorded():
+    model, inputs = setting()
+    calls = iter([1.0, 0.5])
+
+    def own(_):
+        value = next(calls, None)
+        if value is None:
+            raise KeyboardInterrupt
+        return value
+
+    run = start(model, inputs, 1, record={own: 1})
+    with pytest.raises(mh.Interrupted) as caught:
+        mh.train(run, **inputs, steps=3)
+    (steps,) = caught.value.run.steps.values()
+    assert steps.dtype == np.int64
+    assert steps.tolist() == [0, 1]
 
 
 def test_new_settings_hold_from_there_on():

@@ -255,6 +255,21 @@ def test_populations_that_the_core_draws_from(case, use_plan):
             same_run(runs[r], alone, TOLERANCE)
 
 
+def test_large_tokens_and_queries_that_the_core_draws():
+    """All lengths are the same powers of two apart, and so are the weights that are learnt."""
+    large, ends = 2.0**200, []
+    for unit in (1.0, large):
+        data = mh.data.tokenized_mixture(9, 5, 8, relevant_fraction=0.4, norm=3.0 * unit, seed=0)
+        model = mh.Classifier.gaussian(3, 1, 8, std=0.5, seed=0)
+        model = replace(model, query=-1, W=model.W / unit**2, U=model.U / unit)
+        rule = mh.NormalizedGradientDescent(0.25 / unit**2)
+        options = {"steps": 4, "optimizer": rule, "wrt": "W", "record": ()}
+        run = mh.train(model, data, batch=B, stream=data, seed=8, **options)
+        assert abs(run.model.W - model.W).max() > 0.0
+        ends.append(run.model.W * unit**2)
+    np.testing.assert_allclose(ends[1], ends[0], rtol=1e-13)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_samples_have_the_bits_of_the_reference(dtype):
     """With one token and one sample, the momentum of U is the gradient -y x, exactly."""

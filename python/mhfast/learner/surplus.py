@@ -62,7 +62,7 @@ class Problem:
     count: int
     seed: int
     num_threads: int | None
-    visible: Visible | None = None
+    visible: Visible | None
 
     @classmethod
     def of(
