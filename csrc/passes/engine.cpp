@@ -1,6 +1,7 @@
 #include "engine.hpp"
 
 #include "../problem/attended.hpp"
+#include "../problem/products.hpp"
 #include "../runtime/tuning.hpp"
 
 namespace mhfast {
@@ -11,6 +12,10 @@ double flops(const Shape& s, int runs) {
   if (s.attended) {
     const AttendedRows rows(s, 1);
     return 4.0 * double(rows.count) * double(rows.features) * s.row_outputs();
+  }
+  if (s.products) {
+    const ProductSizes of(s, 1);
+    return double(s.n) * (4.0 * double(of.pairs) * double(of.entries) + 4.0 * s.q * s.d * s.p);
   }
   const double scores = s.flops_of_w() + 8.0 * s.T * s.d + 20.0 * s.T;
   return double(s.n) * runs * s.H * s.q * (scores + readout_of(s).flops);

@@ -7,6 +7,7 @@ namespace mhfast {
 template <class real>
 LayerSlabs<real>::LayerSlabs(PassState<real>& state)
     : SlabPass<real>(state, {state.plan.tile, state.data.targets * state.lanes.lanes, 1, 1}),
+      losses_(state, sizes_.unit_targets),
       outputs_(state.threads),
       layer_outputs_(state.plan.runs_are_lanes() ? state.kernels.layer_outputs_runs
                                                  : state.kernels.layer_outputs_samples),
@@ -83,127 +84,6 @@ LayerArguments<real> LayerSlabs<real>::layer(int head, const Slab<real>& slab, i
   return in;
 }
 
-/// The weights (L) of the samples' row `row` of unit `unit`, 0 for lanes without a sample.
-template <class real>
-void LayerSlabs<real>::load_row_weights(const Slab<real>& slab, int unit, int row,
-                                        double* w) const {
-  const Data<real>& data = state_.data;
-  const int L = state_.lanes.lanes, count = state_.entries(slab);
-  for (int l = 0; l < L; ++l) {
-    const int e = unit * L + l;
-    w[l] = e < count
-               ? data.weight_of(state_.run_of(e), state_.sample_of(slab, e), slab.first_row + row)
-               : 0.0;
-  }
-}
-
-/// Calls body(unit, row, index in the outputs, targets, weights) for every row of the slab.
-template <class real>
-template <class Body>
-void LayerSlabs<real>::for_rows(const Slab<real>& slab, const Body& body) const {
-  const Shape& s = state_.data.shape;
-  const std::ptrdiff_t outputs = std::ptrdiff_t(s.p) * state_.lanes.lanes;
-  const std::ptrdiff_t row_targets = state_.data.targets / s.q * state_.lanes.lanes;
-  double w[kMaxLanes];
-  for (int u = 0; u < slab.units; ++u)
-    for (int t = 0; t < slab.rows; ++t) {
-      load_row_weights(slab, u, t, w);
-      body(u, t, (std::ptrdiff_t(u) * slab.rows + t) * outputs,
-           slab.y + u * this->sizes_.unit_targets + (slab.first_row + t) * row_targets, w);
-    }
-}
-
-template <class real>
-void LayerSlabs<real>::add_totals(LaneTotals& totals, const double* w, const RowLoss* rows) const {
-  for (int l = 0; l < state_.lanes.lanes; ++l) {
-    if (w[l] == 0) continue;
-    totals.loss[l] += w[l] * rows[l].value;
-    totals.correct[l] += w[l] * rows[l].correct;
-    totals.margin[l] = std::min(totals.margin[l], rows[l].margin);
-  }
-}
-
-/// Calls emit(index, entry, derivative) for every output of the slab, derivative being the
-/// derivative of the sample's weighted loss by it (0 for lanes without a sample) and index its
-/// place among the outputs.
-template <class real>
-template <class Emit>
-void LayerSlabs<real>::measure(LaneTotals& totals, const Slab<real>& slab, const Outputs& of,
-                               const Emit& emit) const {
-  const int L = state_.lanes.lanes, p = state_.data.shape.p;
-  for_rows(slab, [&](int u, int t, std::ptrdiff_t at, const real* y, const double* w) {
-    RowLoss rows[kMaxLanes];
-    for (int l = 0; l < L; ++l) {
-      const auto emit_weighted = [&](int o, double derivative) {
-        emit(at + o * L + l, u * L + l, w[l] * derivative);
-      };
-      if (w[l] == 0)  // whatever the outputs are
-        for (int o = 0; o < p; ++o) emit(at + o * L + l, u * L + l, 0.0);
-      else if (state_.own.exists())
-        rows[l] = of.own.row((std::ptrdiff_t(u * L + l) * slab.rows + t) * p, p, emit_weighted);
-      else
-        rows[l] =
-            row_loss(*state_.loss, of.f + at + l, y + l, L, p, state_.totals_wanted, emit_weighted);
-    }
-    add_totals(totals, w, rows);
-  });
-}
-
-/// The same for squared losses, all lanes at a time: derivatives go to the derivatives g, times the
-/// run's `shares` or, without, divided by the weight; the largest of each entry's derivatives, not
-/// so changed, to `largest`, unless that is null.
-template <class real>
-void LayerSlabs<real>::measure_squares(LaneTotals& totals, const Slab<real>& slab,
-                                       const Outputs& of, const double* shares,
-                                       double* largest) const {
-  const int L = state_.lanes.lanes;
-  real counts[kMaxLanes], factor[kMaxLanes], most[kMaxLanes];
-  double squares[kMaxLanes], correct[kMaxLanes] = {}, margin[kMaxLanes];
-  std::fill_n(margin, kMaxLanes, kInfinity);
-  for_rows(slab, [&](int u, int, std::ptrdiff_t at, const real* y, const double* w) {
-    for (int l = 0; l < L; ++l) {
-      counts[l] = real(w[l] != 0);
-      factor[l] = shares ? real(2 * w[l] * shares[l]) : real(2);
-    }
-    state_.kernels.layer_residuals({state_.data.shape.p, of.f + at, y, counts, factor,
-                                    state_.options.gradient ? of.g + at : nullptr, squares, most,
-                                    state_.totals_wanted ? correct : nullptr,
-                                    state_.totals_wanted ? margin : nullptr});
-    RowLoss rows[kMaxLanes];
-    for (int l = 0; l < L; ++l) {
-      rows[l] = {squares[l], correct[l], margin[l]};
-      if (largest) largest[u * L + l] = std::max(largest[u * L + l], 2 * w[l] * double(most[l]));
-    }
-    add_totals(totals, w, rows);
-  });
-}
-
-/// Derivatives in g relative to the largest of their entry, which is written to `largest`.
-template <class real>
-void LayerSlabs<real>::measure_relative(LaneTotals& totals, const Slab<real>& slab,
-                                        const Outputs& of) const {
-  const int L = state_.lanes.lanes;
-  double* largest = of.largest;
-  const auto relative_derivative = [&](double derivative, int entry) {
-    return largest[entry] > 0 ? real(derivative / largest[entry]) : real(0);
-  };
-  if (state_.loss->name == LossName::kSquared) {
-    measure_squares(totals, slab, of, nullptr, largest);
-    for_rows(slab, [&](int u, int, std::ptrdiff_t at, const real*, const double* w) {
-      for (int k = 0; k < state_.data.shape.p * L; ++k)
-        of.g[at + k] = relative_derivative(w[k % L] * double(of.g[at + k]), u * L + k % L);
-    });
-    return;
-  }
-  LaneTotals unused;
-  measure(unused, slab, of, [&](std::ptrdiff_t, int entry, double derivative) {
-    largest[entry] = std::max(largest[entry], std::fabs(derivative));
-  });
-  measure(totals, slab, of, [&](std::ptrdiff_t at, int entry, double derivative) {
-    of.g[at] = relative_derivative(derivative, entry);
-  });
-}
-
 template <class real>
 void LayerSlabs<real>::write_outputs(const Slab<real>& slab, const real* f) const {
   const Shape& s = state_.data.shape;
@@ -214,20 +94,6 @@ void LayerSlabs<real>::write_outputs(const Slab<real>& slab, const real* f) cons
     real* to = state_.outputs + ((slab.first_sample + i) * s.q + slab.first_row) * s.p;
     for (std::ptrdiff_t k = 0; k < size; ++k) to[k] = from[k * L];
   }
-}
-
-/// Outputs and targets of the slab as the caller's own loss takes them.
-template <class real>
-void LayerSlabs<real>::load_own(const Slab<real>& slab, const Outputs& of) const {
-  const int L = state_.lanes.lanes, p = state_.data.shape.p, count = state_.entries(slab);
-  for_rows(slab, [&](int u, int t, std::ptrdiff_t at, const real* y, const double*) {
-    for (int e = u * L; e < std::min((u + 1) * L, count); ++e)
-      for (int o = 0; o < p; ++o) {
-        const std::ptrdiff_t to = (std::ptrdiff_t(e) * slab.rows + t) * p + o;
-        of.own.outputs[to] = double(of.f[at + o * L + e % L]);
-        of.own.targets[to] = double(y[o * L + e % L]);
-      }
-  });
 }
 
 /// Outputs of the slab; A and A X of every head stay for the gradient.
@@ -250,7 +116,6 @@ void LayerSlabs<real>::run_slab(Pass pass, int chunk, const Slab<real>& slab, in
   const Memory memory = memory_of(slab, thread);
   Outputs& of = outputs_[thread];
   const bool gaps = state_.options.gathers_scales(pass);
-  const int held = state_.entries_held(slab);
   if (!this->knows_outputs(pass)) {
     const bool keeps_gaps =
         pass == Pass::kOwnOutputs && state_.options.gaps && this->keeps_weights();
@@ -259,36 +124,14 @@ void LayerSlabs<real>::run_slab(Pass pass, int chunk, const Slab<real>& slab, in
   }
   if (pass == Pass::kOutputs) return;
   if (state_.own.exists()) of.own = this->own_numbers(slab, thread);
-  if (pass == Pass::kOwnOutputs) return load_own(slab, of);
+  if (pass == Pass::kOwnOutputs) return losses_.load_own(slab, of);
   if (state_.own.exists() && !state_.own.takes_blocks()) {
-    load_own(slab, of);
+    losses_.load_own(slab, of);
     state_.own.call(std::ptrdiff_t(state_.entries(slab)) * slab.rows, of.own);
   }
-  LaneTotals& totals = state_.totals[chunk];
-  const bool squares = state_.loss->name == LossName::kSquared;
-  if (pass == Pass::kLoss) {
-    if (squares)
-      measure_squares(totals, slab, of, nullptr, nullptr);
-    else
-      measure(totals, slab, of, [](std::ptrdiff_t, int, double) {});
-    return;
-  }
-  std::fill_n(of.largest, held, 0.0);
-  if (pass == Pass::kScaledGradient) {
-    measure_relative(totals, slab, of);
-    for (int e = 0; e < held; ++e) memory.heads.log_derivative[e] = std::log(of.largest[e]);
-    differentiate_scaled(chunk, slab, thread, memory);
-    return;
-  }
-  const double* shares = state_.shares.of_lane.data();
-  if (squares)
-    measure_squares(totals, slab, of, shares, gaps ? of.largest : nullptr);
-  else
-    measure(totals, slab, of, [&](std::ptrdiff_t at, int entry, double derivative) {
-      of.g[at] = real(derivative * shares[entry % state_.lanes.lanes]);
-      if (gaps) of.largest[entry] = std::max(of.largest[entry], std::fabs(derivative));
-    });
-  for (int e = 0; gaps && e < held; ++e) memory.heads.log_derivative[e] = std::log(of.largest[e]);
+  losses_.measure(pass, state_.totals[chunk], slab, of, memory.heads.log_derivative);
+  if (pass == Pass::kLoss) return;
+  if (pass == Pass::kScaledGradient) return differentiate_scaled(chunk, slab, thread, memory);
   if (gaps) steps_.gather_scales(chunk, slab, memory.heads);
   if (pass != Pass::kScales) differentiate(chunk, slab, thread, memory);
 }

@@ -6,6 +6,7 @@
 // and nothing of the size of rows times keys is held.
 #pragma once
 
+#include "lane_losses.hpp"
 #include "slabs.hpp"
 
 namespace mhfast {
@@ -18,14 +19,13 @@ class LayerSlabs final : public SlabPass<real> {
  private:
   using typename SlabPass<real>::Workspace;
   using SlabPass<real>::state_;
+  using SlabPass<real>::sizes_;
   using SlabPass<real>::steps_;
 
   /// What a thread holds besides its Workspace.
-  struct Outputs {
-    double* largest;      // the largest derivative of each entry
-    real *ax, *f, *g;     // A X (heads), outputs, derivatives of the loss by them
+  struct Outputs : LaneOutputs<real> {
+    real* ax;             // A X (heads)
     real *scaled_g, *ut;  // g with factors; G V^T
-    OwnLossNumbers own;   // of the slab at hand
   };
   /// The memory of a slab, at its place in its block.
   struct Memory {
@@ -36,7 +36,6 @@ class LayerSlabs final : public SlabPass<real> {
   void lay_out_readout(Arena& layout, int thread, std::size_t units) override;
   double kept_bytes(std::size_t units) const override;
   Memory memory_of(const Slab<real>& slab, int thread) const;
-  void load_own(const Slab<real>& slab, const Outputs& of) const;
   void run_outputs(bool gaps, const Slab<real>& slab, int thread, const Memory& memory) const;
   void run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) override;
   ScoreArguments<real> scores_of_upstream(RowMode mode, int head, const Slab<real>& slab,
@@ -45,22 +44,13 @@ class LayerSlabs final : public SlabPass<real> {
                              const Memory& memory) const;
   ScoreMemory<real> of_head(int head, const Slab<real>& slab, const Memory& memory) const;
   void write_outputs(const Slab<real>& slab, const real* f) const;
-  void load_row_weights(const Slab<real>& slab, int unit, int row, double* w) const;
-  template <class Body>
-  void for_rows(const Slab<real>& slab, const Body& body) const;
-  void add_totals(LaneTotals& totals, const double* w, const RowLoss* rows) const;
-  template <class Emit>
-  void measure(LaneTotals& totals, const Slab<real>& slab, const Outputs& of,
-               const Emit& emit) const;
-  void measure_squares(LaneTotals& totals, const Slab<real>& slab, const Outputs& of,
-                       const double* shares, double* largest) const;
-  void measure_relative(LaneTotals& totals, const Slab<real>& slab, const Outputs& of) const;
   void differentiate(int chunk, const Slab<real>& slab, int thread, const Memory& memory) const;
   void differentiate_scaled(int chunk, const Slab<real>& slab, int thread,
                             const Memory& memory) const;
   void add_readout_gradient(int chunk, int head, const Slab<real>& slab, int thread,
                             const Memory& memory, const real* g) const;
 
+  const LaneLosses<real> losses_;
   std::vector<Outputs> outputs_;  // by thread
   void (*const layer_outputs_)(const LayerArguments<real>&);
   void (*const layer_upstream_)(const LayerArguments<real>&);

@@ -22,7 +22,8 @@ PartialGradients<real>::PartialGradients(const Kernels<real>& kernels, const Sha
       has_rows_(options.wrt_W && has_row_gradients(shape, plan.kind)),
       part_(partial_gradient(shape, plan.kind, kernels.lanes)),
       rows_row_(row_gradient_size(shape, kernels.lanes)),
-      embedding_(kernels, shape) {
+      embedding_(kernels, shape),
+      tensor_(kernels, shape) {
   const bool by_W = plan.kind == PlanKind::kSamples && options.wrt_W;
   if (!plan.samples_are_lanes() || readout_by_features_) return;
   laned_.begin = by_W ? 0 : part_.readout_at;
@@ -35,6 +36,7 @@ void PartialGradients<real>::lay_out(Arena& layout) {
   const Shape& s = shape_;
   if (!options_.gradient) return;
   partial_ = layout.take<real>(chunks_ * part_.size);
+  if (s.products) return tensor_.lay_out(layout);
   if (s.attended) {
     transposed_ = layout.take<real>(s.is_layer() ? s.H * of_.rows * std::size_t(of_.columns) : 0);
     return;
@@ -218,6 +220,8 @@ void PartialGradients<real>::reduce(const LoadedModel<real>& model, const real* 
                                     const Member& member) const {
   const Shape& s = shape_;
   if (s.attended) return reduce_attended(to.readout, member);
+  if (s.products)
+    return tensor_.reduce(model, {readout(0, 0), part_.size, chunks_}, to.W, to.readout, member);
   if (has_rows_ && to.W) multiply_rows(model, z, to.W, member);
   const std::ptrdiff_t dd = std::ptrdiff_t(s.d) * s.d, qd = std::ptrdiff_t(s.q) * s.d;
   for (int h = member.index; h < s.H; h += member.count) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "embedding_gradient.hpp"
+#include "head_tensor.hpp"
 
 namespace mhfast {
 
@@ -102,6 +103,7 @@ class PartialGradients {
     std::ptrdiff_t sum_size = 0, words_size = 0, product_size = 0;
   } table_;
   EmbeddingGradient<real> embedding_;
+  HeadTensorGradient<real> tensor_;
 };
 
 }  // namespace mhfast

@@ -4,6 +4,7 @@
 #include "classifier_slabs.hpp"
 #include "layer_rows.hpp"
 #include "layer_slabs.hpp"
+#include "product_pass.hpp"
 #include "tiles.hpp"
 
 namespace mhfast {
@@ -49,6 +50,7 @@ template <class real>
 std::unique_ptr<Strategy<real>> make_strategy(PassState<real>& state) {
   const bool layer = state.data.shape.is_layer();
   if (state.plan.kind == PlanKind::kAttended) return std::make_unique<AttendedPass<real>>(state);
+  if (state.plan.kind == PlanKind::kProducts) return std::make_unique<ProductPass<real>>(state);
   if (state.plan.kind == PlanKind::kTiles) return std::make_unique<TilePass<real>>(state);
   if (layer && (state.plan.kind == PlanKind::kRows || state.plan.kind == PlanKind::kWords))
     return std::make_unique<LayerRowPass<real>>(state);

@@ -6,6 +6,7 @@
 //   rows of a layer                LayerRowPass                   a tile of query rows at a time
 //   words                          ClassifierSlabs, LayerRowPass  as rows
 //   attended                       AttendedPass                   rows of attended tokens
+//   products                       ProductPass                    products of tokens
 #pragma once
 
 #include <atomic>

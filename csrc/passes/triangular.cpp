@@ -39,6 +39,15 @@ bool prefers_triangle(const Shape& s, RowMap row_map, TriangleUse use, double ti
   return saved > kTriangleProducts * double(s.T) * s.d * s.d;
 }
 
+bool prefers_products(const Shape& s, RowMap row_map, const Registers& registers,
+                      std::ptrdiff_t runs) {
+  if (row_map.name != RowMapName::kLinear) return false;
+  if (forced_keys.load(std::memory_order_relaxed) != 0) return false;
+  Shape from_tokens = s;
+  if (prefers_triangle(s, row_map, TriangleUse::kTraining)) from_tokens.T = s.d;
+  return prefers_products(from_tokens, registers, runs);
+}
+
 template <class real>
 TriangularData<real>::TriangularData(const Data<real>& data, std::ptrdiff_t runs)
     : given_(data), runs_(runs), data_(data) {

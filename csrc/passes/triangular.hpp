@@ -32,6 +32,11 @@ bool prefers_triangle(const Data<real>& data, TriangleUse use, double times = 1)
   return prefers_triangle(data.shape, data.row_map, use, times);
 }
 
+/// Whether steps on all samples of `runs` runs are cheaper from products of the tokens than from
+/// tokens or R.
+bool prefers_products(const Shape& shape, RowMap row_map, const Registers& registers,
+                      std::ptrdiff_t runs);
+
 /// For tests and measurements: later calls and trainings take the keys "tokens", or "triangle"
 /// where R can stand for these, or what is cheaper ("auto"). Throws std::invalid_argument for
 /// another name.

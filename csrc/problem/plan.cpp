@@ -10,6 +10,7 @@
 
 #include "../runtime/tuning.hpp"
 #include "attended.hpp"
+#include "products.hpp"
 #include "readout.hpp"
 
 namespace mhfast {
@@ -118,6 +119,20 @@ struct Cost {
   double attended() const {
     const double vectors = this->vectors(AttendedRows(s, L).size), p = s.row_outputs();
     return 2 * p * vectors * kLanedProductCycles + p * kOutputCycles;
+  }
+  /// Of products, for a block: M, and the gradient by its tensor; outputs, and the gradient by M.
+  double products() const {
+    const ProductSizes of(s, L);
+    return kTransposeCycles * double(of.pairs) + product_cycles(of.entries, 1, double(of.pairs)) +
+           product_cycles(of.entries, double(of.row) / L, L) + product_cycles(s.p, s.q, s.d, true) +
+           product_cycles(s.d, s.p, s.q, true);
+  }
+  /// Then of a step, whatever the number of samples: the tensor, and the gradients by its factors.
+  double tensor() const {
+    const ProductSizes of(s, L);
+    return s.d * product_cycles(s.d * s.p, vectors(s.d), s.H) +
+           2 * product_cycles(s.H, vectors(s.d), of.entries * s.d) +
+           kTensorCycles * of.entries * s.d * s.d;
   }
   double words() const {  // for a sample
     const double N = vectors(s.q),
@@ -378,6 +393,21 @@ void size_attended(const Shape& s, int bytes, int lanes, Plan& plan) {
   plan.slab = int(std::clamp(fitting, double(lanes), double(kSlabRows)));
 }
 
+Prediction predict_products(const Shape& s, const Cost& cost) {
+  const double blocks = cost.vectors(s.n);
+  Prediction result;
+  result.set(PlanKind::kProducts, cost, blocks, blocks * cost.products());
+  result.cycles[int(PlanKind::kProducts)] += cost.tensor();
+  return result;
+}
+
+void size_products(const Shape& s, int bytes, int lanes, Plan& plan) {
+  const double block = double(ProductSizes(s, lanes).pairs) * lanes * bytes;
+  plan.keep = true;
+  plan.tile = s.q;
+  plan.slab = int(std::clamp(kFirstLevelBytes / block, 1.0, kProductBlocks));
+}
+
 /// What a plan is made by: predicted cycles of all kinds, and sizes of the chosen one.
 struct Planner {
   Prediction (*predict)(const Shape&, const Cost&);
@@ -388,7 +418,9 @@ const Planner& planner_of(const Shape& s) {
   static constexpr Planner classifier{predict_classifier, size_classifier};
   static constexpr Planner layer{predict_layer, size_layer};
   static constexpr Planner attended{predict_attended, size_attended};
+  static constexpr Planner products{predict_products, size_products};
   if (s.attended) return attended;
+  if (s.products) return products;
   return s.is_layer() ? layer : classifier;
 }
 
@@ -402,7 +434,7 @@ const Prediction& prediction(const Shape& s, const Registers& registers) {
     auto key() const {
       return std::tie(shape.n, shape.T, shape.q, shape.d, shape.H, shape.p, shape.shared_query,
                       shape.identity_w, shape.identity_v, shape.words, shape.causal, shape.rank,
-                      shape.attended, registers.bytes, registers.lanes,
+                      shape.attended, shape.products, registers.bytes, registers.lanes,
                       registers.tiles.accumulators);
     }
   };
@@ -436,6 +468,14 @@ double cycles_of_lanes(const Prediction& predicted, const Registers& registers,
   return (predicted.cycles[int(PlanKind::kRuns)] + kLanesStepCycles / lanes) * idle;
 }
 
+/// Of one of `runs` runs, from the tokens.
+double cycles_of_step(const Prediction& predicted, const Shape& s, const Registers& registers,
+                      std::ptrdiff_t runs) {
+  return prefers_runs(s, registers, runs)
+             ? cycles_of_lanes(predicted, registers, runs)
+             : predicted.cycles[int(choose(predicted.cycles))] + kStepCycles;
+}
+
 }  // namespace
 
 const char* plan_name(PlanKind kind) {
@@ -452,6 +492,8 @@ const char* plan_name(PlanKind kind) {
       return "words";
     case PlanKind::kAttended:
       return "attended";
+    case PlanKind::kProducts:
+      return "products";
     case PlanKind::kRuns:
       break;
   }
@@ -463,8 +505,9 @@ void force_plan(const std::string& name) {
     if (name == plan_name(PlanKind(kind))) return forced.store(kind);
   if (name != "auto")
     throw std::invalid_argument(
-        "plan: expected samples, hybrid, rows, tiles, words, attended, runs or auto, got '" + name +
-        "'");
+        "plan: expected samples, hybrid, rows, tiles, words, attended, products, runs or auto, got "
+        "'" +
+        name + "'");
   forced.store(-1);
 }
 
@@ -524,6 +567,12 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
     part.size = rows.size * s.row_outputs() + lanes;
     return part;
   }
+  if (kind == PlanKind::kProducts) {
+    const ProductSizes of(s, lanes);
+    part.readout_row = of.row;
+    part.size = of.entries * of.row + lanes;
+    return part;
+  }
   if (kind == PlanKind::kWords) {
     part.weight_row = row(s.shared_query ? s.q : s.words);
     part.readout_row = row(s.is_layer() ? s.p : s.q);
@@ -547,7 +596,7 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
 }
 
 bool prefers_runs(const Shape& s, const Registers& registers, std::ptrdiff_t runs) {
-  if (runs < 2 || s.words > 0 || s.attended) return false;
+  if (runs < 2 || s.words > 0 || s.attended || s.products) return false;
   const int choice = forced.load(std::memory_order_relaxed);
   if (choice >= 0) return PlanKind(choice) == PlanKind::kRuns;
   const Prediction& predicted = prediction(s, registers);
@@ -559,12 +608,20 @@ bool prefers_attended(const Shape& s, const Registers& registers, std::ptrdiff_t
   const int choice = forced.load(std::memory_order_relaxed);
   if (choice >= 0) return PlanKind(choice) == PlanKind::kAttended;
   const Prediction& predicted = prediction(s, registers);
-  const double from_tokens = prefers_runs(s, registers, runs)
-                                 ? cycles_of_lanes(predicted, registers, runs)
-                                 : predicted.cycles[int(choose(predicted.cycles))] + kStepCycles;
+  const double from_tokens = cycles_of_step(predicted, s, registers, runs);
   Shape attended = s;
   attended.attended = true;
   return prediction(attended, registers).cycles[int(PlanKind::kAttended)] + kStepCycles <
+         from_tokens;
+}
+
+bool prefers_products(const Shape& s, const Registers& registers, std::ptrdiff_t runs) {
+  if (!ProductSizes::exist(s)) return false;
+  const int choice = forced.load(std::memory_order_relaxed);
+  if (choice >= 0) return PlanKind(choice) == PlanKind::kProducts;
+  const double from_tokens = cycles_of_step(prediction(s, registers), s, registers, runs);
+  const Shape products = of_products(s);
+  return prediction(products, registers).cycles[int(PlanKind::kProducts)] + kStepCycles <
          from_tokens;
 }
 

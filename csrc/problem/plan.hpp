@@ -38,6 +38,7 @@ struct Shape {
   int rank = 0;           // of Q K^T, whose factors are multiplied with one by one; 0: W is dense
   int value_rank = 0;     // V_h is A_h B_h with so many columns of A_h; 0: V is not factored
   bool attended = false;  // in the place of tokens there are attended ones, see attended.hpp
+  bool products = false;  // in the place of tokens there are X^T X, see products.hpp
 
   bool is_layer() const { return p > 0; }
   /// See Data: what the shape says about it.
@@ -62,9 +63,10 @@ enum class PlanKind {
   kTiles,    // as kRows, a tile of query rows at a time: long sequences
   kWords,  // as kRows, where tokens are words: products of words are computed once, then looked up
   kAttended,  // features of attended tokens, which are known: what is left is the readout
+  kProducts,  // of linear attention with X^T X known: samples for outputs, pairs of features after
   kRuns,      // independent runs, each with its own parameters
 };
-inline constexpr int kPlanKinds = 7;
+inline constexpr int kPlanKinds = 8;
 
 /// Whether gradients have features along the lanes, in rows of whole vectors.
 inline bool features_are_lanes(PlanKind kind) {
@@ -110,7 +112,9 @@ struct Plan {
   double cycles[kPlanKinds];  // predicted for one loss and gradient of one run, by kind: with what
                               // chunks cost, without the other work of a training step
 
-  bool samples_are_lanes() const { return kind == PlanKind::kSamples || kind == PlanKind::kHybrid; }
+  bool samples_are_lanes() const {
+    return kind == PlanKind::kSamples || kind == PlanKind::kHybrid || kind == PlanKind::kProducts;
+  }
   bool runs_are_lanes() const { return kind == PlanKind::kRuns; }
   bool problems_are_lanes() const { return samples_are_lanes() || runs_are_lanes(); }
   bool features_are_lanes() const { return mhfast::features_are_lanes(kind); }
@@ -137,11 +141,16 @@ bool prefers_attended(const Shape& shape, const Registers& registers, std::ptrdi
 /// Whether `runs` side by side, each with its own parameters, are faster as lanes than one by one.
 bool prefers_runs(const Shape& shape, const Registers& registers, std::ptrdiff_t runs);
 
+/// The same of steps of linear attention from X^T X, which is computed once. `from_tokens`: the
+/// shape otherwise.
+bool prefers_products(const Shape& from_tokens, const Registers& registers, std::ptrdiff_t runs);
+
 const char* plan_name(PlanKind kind);
 
 /// For tests and measurements: every later plan is of this kind ("samples", "hybrid", "rows",
 /// "tiles", "runs") if the shape supports it, or chosen by the cost model ("auto"). Attended tokens
-/// are kept only if "attended" or nothing is forced. Throws std::invalid_argument for another name.
+/// are kept only if "attended" or nothing is forced, products of tokens only if "products" or
+/// nothing is. Throws std::invalid_argument for another name.
 void force_plan(const std::string& name);
 
 /// The kind that is forced, if one is.
@@ -155,7 +164,7 @@ std::optional<PlanKind> forced_plan();
 /// over key words and query rows, or of a layer A^T G over key words and outputs. Of attended
 /// tokens: for each output a row of features (see attended.hpp), of which a head's begin
 /// `readout_head` numbers after those of the head before, and a register that reads beyond the last
-/// row may take.
+/// row may take. Of products: for each entry of M a row of pairs, see products.hpp.
 struct PartialGradient {
   std::ptrdiff_t weight_row, readout_row;  // of d (or r) numbers; of d, or of a layer's p
   std::ptrdiff_t weight_head, readout_head, readout_at, size;

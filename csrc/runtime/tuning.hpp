@@ -161,6 +161,12 @@ inline constexpr double kTriangleBytes = 16 * kMegabyte, kManyTokens = 8;
 // Fitted. Multiply-adds of the products of a head that take as long as a factor's T d^2.
 inline constexpr double kTriangleProducts = 4;
 
+// Chosen. Products of tokens that are kept for all steps, of all runs; beyond, steps are from the
+// triangular factor or from the tokens. Blocks of samples that go together.
+inline constexpr double kProductBytes = 256 * kMegabyte, kProductBlocks = 4;
+// Fitted. Cycles of an entry of the tensor of a step, and of its gradient, besides products.
+inline constexpr double kTensorCycles = 2;
+
 // Memory and threads ------------------------------------------------------------------------------
 
 // Chosen. The workspace that a thread keeps between calls; a larger one is freed at once, and its

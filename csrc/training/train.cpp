@@ -7,6 +7,7 @@
 
 #include "../passes/attended_tokens.hpp"
 #include "../passes/evaluate.hpp"
+#include "../passes/token_products.hpp"
 #include "../passes/triangular.hpp"
 #include "../problem/clean.hpp"
 #include "../runtime/tuning.hpp"
@@ -264,6 +265,15 @@ class KeptAttention {
   std::vector<std::unique_ptr<AttendedTokens<real>>> sets_;
 };
 
+/// Whether steps are from products of the tokens.
+template <class real>
+bool takes_products(const TrainingTask<real>& task) {
+  if (task.batches.size > 0 || task.processes || task.first_step == task.last_step) return false;
+  if (TokenProducts<real>::bytes(task.data, task.runs) > kProductBytes) return false;
+  return prefers_products(task.data.shape, task.data.row_map, registers_of(active_kernels<real>()),
+                          task.runs);
+}
+
 }  // namespace
 
 template <class real>
@@ -307,7 +317,11 @@ TrainingEnd train(TrainingTask<real>& task) {
     task.triangular_batches =
         prefers_triangle(task.fresh, TriangleUse::kGradient, double(task.batches.fresh));
   }
-  if (!task.data.shape.attended && prefers_triangles_of_all(task))
+  std::unique_ptr<TokenProducts<real>> products;
+  if (takes_products(task)) {
+    products = std::make_unique<TokenProducts<real>>(task.data, task.runs, task.threads);
+    task.data = **products;
+  } else if (!task.data.shape.attended && prefers_triangles_of_all(task))
     take_triangles(task.data);
   else if (task.batches.size > 0 && task.batches.fresh == 0)
     task.triangular_batches = prefers_triangle(task.data, TriangleUse::kGradient);
