@@ -10,6 +10,7 @@
 
 #include "../passes/triangular.hpp"
 #include "../problem/attended.hpp"
+#include "../problem/products.hpp"
 #include "../runtime/tuning.hpp"
 #include "arrays.hpp"
 #include "register.hpp"
@@ -51,16 +52,23 @@ py::dict config() {
 
 /// p = 0: a classifier; runs side by side, 0: one.
 py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, bool identity_w,
-                 bool identity_v, int words, int rank, RowMap row_map, bool causal,
-                 std::ptrdiff_t runs, const std::string& dtype) {
+                 bool identity_v, bool shared_query, int words, int rank, RowMap row_map,
+                 bool causal, std::ptrdiff_t runs, const std::string& dtype) {
   const Registers registers = dtype == "float32" ? registers_of(active_kernels<float>())
                                                  : registers_of(active_kernels<double>());
   const int bytes = registers.bytes, lanes = registers.lanes;
-  Shape shape{n, T, q, d, H, p, false, identity_w, identity_v, words, causal, rank};
+  Shape shape{n, T, q, d, H, p, shared_query, identity_w, identity_v, words, causal, rank};
   const auto keys = [&](TriangleUse use) { return prefers_triangle(shape, row_map, use) ? d : T; };
   if (!prefers_factors(shape)) shape.rank = 0;
   const int of_call = keys(TriangleUse::kGradient), of_training = keys(TriangleUse::kTraining);
+  const double product_bytes = double(n) * double(ProductSizes(shape, lanes).row) * bytes *
+                               double(std::max<std::ptrdiff_t>(runs, 1));
+  const bool takes_products =
+      product_bytes <= kProductBytes && prefers_products(shape, row_map, registers, runs);
   shape.T = of_training;
+  const PlanKind of_steps =
+      takes_products ? PlanKind::kProducts
+                     : make_plan(shape, registers, prefers_runs(shape, registers, runs)).kind;
   const AttendedRows attended(shape, lanes);
   const double attended_bytes = attended.bytes(double(std::max<std::ptrdiff_t>(runs, 1)), bytes);
   const bool keeps_attended = readout_of(shape).rows > 0 && attended_bytes <= kAttendedBytes &&
@@ -76,6 +84,8 @@ py::dict explain(std::ptrdiff_t n, int T, int q, int d, int H, int p, bool ident
   result["predicted_cycles"] = cycles;
   result["readout_plan"] = plan_name(keeps_attended ? PlanKind::kAttended : plan.kind);
   result["attended_bytes"] = keeps_attended ? attended_bytes : 0.0;
+  result["training_plan"] = plan_name(of_steps);
+  result["product_bytes"] = takes_products ? product_bytes : 0.0;
   result["keys"] = of_call;
   result["training_keys"] = of_training;
   result["lanes"] = lanes;
@@ -145,9 +155,9 @@ void register_configuration(py::module_& m) {
   m.def("force_plan", force_plan, py::arg("name"));
   m.def("force_keys", force_keys, py::arg("name"));
   m.def("explain", explain, py::kw_only(), py::arg("n"), py::arg("T"), py::arg("q"), py::arg("d"),
-        py::arg("H"), py::arg("p"), py::arg("identity_w"), py::arg("identity_v"), py::arg("words"),
-        py::arg("rank"), py::arg("row_map"), py::arg("causal"), py::arg("runs"),
-        py::arg("dtype_name"));
+        py::arg("H"), py::arg("p"), py::arg("identity_w"), py::arg("identity_v"),
+        py::arg("shared_query"), py::arg("words"), py::arg("rank"), py::arg("row_map"),
+        py::arg("causal"), py::arg("runs"), py::arg("dtype_name"));
   m.def(
       "exp",
       [](const py::object& x) {

@@ -107,18 +107,26 @@ void layer_residuals(const ResidualArguments<real>& in) {
   using Wide = typename DoubleRegister<real>::Type;
   const IntVec<real> counts = load<real>(in.counts) != Vec<real>{};
   const Vec<real> factor = load<real>(in.factor);
-  Wide squares{};
-  Vec<real> largest{};
-  for (int o = 0; o < in.p; ++o) {
+  constexpr int kSums = 4;  // side by side: a sum waits for the one before
+  Wide squares[kSums] = {};
+  Vec<real> largest[kSums] = {};
+  const auto add = [&](int o, int to) {
     const Vec<real> r =
         select<real>(counts, load<real>(in.f + o * L) - load<real>(in.y + o * L), Vec<real>{});
     const Wide wide = __builtin_convertvector(r, Wide);
-    squares += wide * wide;
-    largest = maximum<real>(absolute<real>(r), largest);
+    squares[to] += wide * wide;
+    largest[to] = maximum<real>(absolute<real>(r), largest[to]);
     if (in.g) store<real>(in.g + o * L, factor * r);
-  }
-  for (int l = 0; l < L; ++l) in.squares[l] = squares[l];
-  store<real>(in.largest, largest);
+  };
+  int o = 0;
+  for (; o + kSums <= in.p; o += kSums)
+#pragma GCC unroll 4
+    for (int i = 0; i < kSums; ++i) add(o + i, i);
+  for (; o < in.p; ++o) add(o, 0);
+  const Wide sum = (squares[0] + squares[1]) + (squares[2] + squares[3]);
+  for (int l = 0; l < L; ++l) in.squares[l] = sum[l];
+  store<real>(in.largest, maximum<real>(maximum<real>(largest[0], largest[1]),
+                                        maximum<real>(largest[2], largest[3])));
   if (!in.margin) return;
   const Vec<real> zero{}, one = broadcast<real>(1);
   Vec<real> correct{}, least = broadcast<real>(std::numeric_limits<real>::infinity());

@@ -26,10 +26,13 @@ void LaneLosses<real>::for_rows(const Slab<real>& slab, bool once, const Body& b
   const Shape& s = state_.data.shape;
   const std::ptrdiff_t outputs = std::ptrdiff_t(s.p) * state_.lanes.lanes;
   const std::ptrdiff_t row_targets = state_.data.targets / s.q * state_.lanes.lanes;
+  const auto is_whole = [&](int u) {  // and so weighs as the unit before
+    return samples_weigh_alike_ && (u + 1) * state_.lanes.lanes <= state_.entries(slab);
+  };
   double w[kMaxLanes];
   for (int u = 0; u < slab.units; ++u)
     for (int t = 0; t < slab.rows; ++t) {
-      if (t == 0 || !rows_weigh_alike_) load_row_weights(slab, u, t, w);
+      if (t == 0 ? u == 0 || !is_whole(u) : !rows_weigh_alike_) load_row_weights(slab, u, t, w);
       if (t > 0 && once) break;
       body(u, t, (std::ptrdiff_t(u) * slab.rows + t) * outputs,
            slab.y + u * unit_targets_ + (slab.first_row + t) * row_targets, w);
@@ -81,8 +84,7 @@ void LaneLosses<real>::measure_squares(LaneTotals& totals, const Slab<real>& sla
                                        double* largest) const {
   const int L = state_.lanes.lanes;
   real counts[kMaxLanes], factor[kMaxLanes], most[kMaxLanes];
-  double squares[kMaxLanes], correct[kMaxLanes] = {}, margin[kMaxLanes];
-  std::fill_n(margin, kMaxLanes, kInfinity);
+  double squares[kMaxLanes], correct[kMaxLanes], margin[kMaxLanes];
   const bool once = rows_weigh_alike_;
   const int outputs = state_.data.shape.p * (once ? slab.rows : 1);
   for_rows(slab, once, [&](int u, int, std::ptrdiff_t at, const real* y, const double* w) {
@@ -94,12 +96,15 @@ void LaneLosses<real>::measure_squares(LaneTotals& totals, const Slab<real>& sla
                                     state_.options.gradient ? of.g + at : nullptr, squares, most,
                                     state_.totals_wanted ? correct : nullptr,
                                     state_.totals_wanted ? margin : nullptr});
-    RowLoss rows[kMaxLanes];
-    for (int l = 0; l < L; ++l) {
-      rows[l] = {squares[l], correct[l], margin[l]};
-      if (largest) largest[u * L + l] = std::max(largest[u * L + l], 2 * w[l] * double(most[l]));
+    // Residuals of lanes of weight 0 are 0.
+    for (int l = 0; l < L; ++l) totals.loss[l] += w[l] * squares[l];
+    for (int l = 0; largest && l < L; ++l)
+      largest[u * L + l] = std::max(largest[u * L + l], 2 * w[l] * double(most[l]));
+    for (int l = 0; state_.totals_wanted && l < L; ++l) {
+      if (w[l] == 0) continue;
+      totals.correct[l] += w[l] * correct[l];
+      totals.margin[l] = std::min(totals.margin[l], margin[l]);
     }
-    add_totals(totals, w, rows);
   });
 }
 

@@ -21,7 +21,8 @@ class LaneLosses {
   LaneLosses(const PassState<real>& state, std::ptrdiff_t unit_targets)
       : state_(state),
         unit_targets_(unit_targets),
-        rows_weigh_alike_(!state.data.lengths && !(state.data.weight && state.data.weighs_rows)) {}
+        rows_weigh_alike_(!state.data.lengths && !(state.data.weight && state.data.weighs_rows)),
+        samples_weigh_alike_(rows_weigh_alike_ && !state.data.weight) {}
 
   /// Outputs and targets of the slab as the caller's own loss takes them.
   void load_own(const Slab<real>& slab, const LaneOutputs<real>& of) const;
@@ -48,6 +49,7 @@ class LaneLosses {
   const PassState<real>& state_;
   const std::ptrdiff_t unit_targets_;
   const bool rows_weigh_alike_;  // of a sample
+  const bool samples_weigh_alike_;
 };
 
 }  // namespace mhfast

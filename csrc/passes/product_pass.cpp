@@ -47,13 +47,16 @@ void ProductPass<real>::lay_out(Arena& layout) {
   }
 }
 
+/// Only the first member's, who is the one that all wait for before a pass.
 template <class real>
 void ProductPass<real>::load(const Parameters<real>& parameters, const Member& member) {
-  tensor_.load(parameters, member);
+  if (member.index == 0) given_ = parameters;
 }
 
 template <class real>
 void ProductPass<real>::run(Pass pass, const Member& member) {
+  tensor_.load(given_, member);
+  member.wait();
   workspaces_[member.index].tensor = tensor_.transpose(member);
   ChunkPass<real>::run(pass, member);
 }

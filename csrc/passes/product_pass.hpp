@@ -55,6 +55,7 @@ class ProductPass final : public ChunkPass<real> {
   const ProductSizes sizes_;
   const std::ptrdiff_t z_size_, y_size_, f_size_;  // of a unit
   const LaneLosses<real> losses_;
+  Parameters<real> given_{};  // as the caller holds them
   HeadTensor<real> tensor_;
   std::shared_ptr<Packed<real>> packed_;
   std::vector<Workspace> workspaces_;  // by thread

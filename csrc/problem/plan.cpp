@@ -405,7 +405,7 @@ void size_products(const Shape& s, int bytes, int lanes, Plan& plan) {
   const double block = double(ProductSizes(s, lanes).pairs) * lanes * bytes;
   plan.keep = true;
   plan.tile = s.q;
-  plan.slab = int(std::clamp(kFirstLevelBytes / block, 1.0, kProductBlocks));
+  plan.slab = int(std::clamp(kProductSlabBytes / block, 1.0, kProductBlocks));
 }
 
 /// What a plan is made by: predicted cycles of all kinds, and sizes of the chosen one.

@@ -163,7 +163,8 @@ inline constexpr double kTriangleProducts = 4;
 
 // Chosen. Products of tokens that are kept for all steps, of all runs; beyond, steps are from the
 // triangular factor or from the tokens. Blocks of samples that go together.
-inline constexpr double kProductBytes = 256 * kMegabyte, kProductBlocks = 4;
+inline constexpr double kProductBytes = 256 * kMegabyte, kProductBlocks = 8;
+inline constexpr double kProductSlabBytes = 64 * kKilobyte;
 // Fitted. Cycles of an entry of the tensor of a step, and of its gradient, besides products.
 inline constexpr double kTensorCycles = 2;
 

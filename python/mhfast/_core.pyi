@@ -147,6 +147,7 @@ def explain(
     p: int,
     identity_w: bool,
     identity_v: bool,
+    shared_query: bool,
     words: int,
     rank: int,
     row_map: RowMap,

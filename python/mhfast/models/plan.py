@@ -36,6 +36,10 @@ def explain(
     dict of plain values, for reading; its entries may change between versions. "keys" and
     "training_keys" are the keys that each row attends to in a loss and gradient and in the steps of
     training: T, or d where linear attention is computed by the triangular factor of the tokens.
+    "training_plan" is the plan of full-batch steps of training: "products" where they are from the
+    products XᵀX of the tokens of each sample, which are computed once, before the first step, and
+    kept in "product_bytes" (at most 256 MB; beyond, steps are by these keys). Both count as many
+    runs as there are side by side.
     "training_words" are the words that training on all samples looks up, 0 for none, and
     "training_samples" the samples that it goes over: of a Dataset the different ones where that
     saves time.
@@ -61,6 +65,8 @@ def explain(
     >>> linear = mh.Layer.gaussian(3, 4, 1, std=0.1, seed=0, query=-1, attention="linear")
     >>> mh.explain(linear, (20, 50, 4))["training_keys"]
     4
+    >>> mh.explain(linear.replace(query=None), (20, 50, 4))["training_plan"]
+    'products'
     """
     if not isinstance(model, Model):
         raise TypeError(f"model: expected a Classifier or a Layer, got {type(model).__name__}")
@@ -87,6 +93,7 @@ def explain(
     report = _core.explain(
         n=n, T=tokens, q=q, d=d, H=model.heads, p=d if model._out_dim < 0 else model._out_dim,
         identity_w=model.W is None, identity_v=not set(READOUTS) & set(model.parameters),
+        shared_query=model.prompt is not None,
         words=given.words if isinstance(given, Tokens) and words else 0,
         rank=model.W.rank if isinstance(model.W, LowRank) else 0,
         row_map=model._core.row_map,
