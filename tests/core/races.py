@@ -134,6 +134,19 @@ def readouts():
             )  # fmt: skip
 
 
+def products():
+    """Linear attention, whose steps are from products of the tokens."""
+    _core.force_plan("products")
+    for parameter, dtype in product(PARAMETERS, (np.float32, np.float64)):
+        model, data = draw(mh.Layer, parameter, dtype, 8 * n, T, d, H)
+        mh.train(
+            model.replace(attention="linear"), data, steps=3, loss="squared", test=data,
+            optimizer=mh.NormalizedGradientDescent(0.1),
+            record=("loss", "grad_norm", "test_loss", *model.parameters),
+        )  # fmt: skip
+    _core.force_plan("auto")
+
+
 def wide():
     """Few rows of many features, whose gradients by W members share by features."""
     for kind, parameter, dtype in product(MODELS, PARAMETERS, (np.float32, np.float64)):
@@ -201,6 +214,7 @@ def main() -> None:
         print(plan, "done", flush=True)
     side_by_side()
     readouts()
+    products()
     wide()
     shards()
     new_samples()
