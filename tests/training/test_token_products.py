@@ -29,8 +29,8 @@ def linear(dtype=np.float64, **settings):
     return case(mh.Layer, attention="linear", dtype=dtype, **settings)
 
 
-def steps(the, loss="squared", **rest):
-    """Options of a training of the case: steps of a size at which its loss goes down."""
+def steps(loss="squared", **rest):
+    """Options of a training: steps of a size at which the losses of the cases go down."""
     return {"steps": 6, "optimizer": mh.GradientDescent(1e-3), "loss": loss, **rest}
 
 
@@ -60,11 +60,11 @@ def numbers(dtype, shape, d, H, p, query=None, runs=None):
 def test_against_the_reference(setting, dtype, use_plan, use_isa):
     the = linear(dtype, **SETTINGS[setting])
     options = {k: v for k, v in the.options.items() if k != "loss"}
-    end, history = mh.reference.train(the.model, the.X, the.y, **steps(the), **options)
+    end, history = mh.reference.train(the.model, the.X, the.y, **steps(), **options)
     use_plan("products")
     for isa in _core.available_isas():
         use_isa(isa)
-        run = train(the, **steps(the))
+        run = train(the, **steps())
         for name, array in run.model.parameters.items():
             if name != "query":
                 assert array.dtype == dtype
@@ -77,9 +77,9 @@ def test_against_the_reference(setting, dtype, use_plan, use_isa):
 def test_one_parameter_alone(wrt, use_plan):
     """W; V, which is from attended tokens else."""
     the = linear()
-    end, _ = mh.reference.train(the.model, the.X, the.y, **steps(the), wrt=wrt)
+    end, _ = mh.reference.train(the.model, the.X, the.y, **steps(), wrt=wrt)
     use_plan("products")
-    run = train(the, **steps(the, wrt=wrt))
+    run = train(the, **steps(wrt=wrt))
     other = "V" if wrt == "W" else "W"
     assert difference(getattr(run.model, wrt), getattr(end, wrt)) < 1e-12
     assert np.array_equal(getattr(run.model, other), getattr(the.model, other))
@@ -95,7 +95,7 @@ def test_losses(loss, use_plan):
         runs = []
         for plan in ("products", "rows"):
             use_plan(plan)
-            runs.append(train(the, **steps(the, loss, optimizer=rule)))
+            runs.append(train(the, **steps(loss, optimizer=rule)))
         same_run(*runs, 1e-11)
 
 
@@ -108,8 +108,8 @@ def test_a_loss_of_ones_own(use_plan):
         return (f - y) ** 2, 2 * (f - y)
 
     for rule in (mh.GradientDescent(1e-3), mh.NormalizedGradientDescent(1e-2)):
-        own = train(the, **steps(the, squares, optimizer=rule))
-        known = train(the, **steps(the, "squared", optimizer=rule))
+        own = train(the, **steps(squares, optimizer=rule))
+        known = train(the, **steps("squared", optimizer=rule))
         for name in ("W", "V"):
             # A mean over outputs, and over p of them the squared loss is a sum.
             assert np.isfinite(getattr(own.model, name)).all()
@@ -144,15 +144,17 @@ def test_derivatives_below_the_smallest_number(dtype, use_plan):
 
 def test_axes_of_every_length(use_plan):
     """Pairs of features, outputs and samples up to more than a register; more chunks than one."""
-    for d, p, q, n in ((1, 1, 1, 1), (2, 3, 1, 7), (3, 1, None, 18), (5, 9, 1, 33), (17, 2, None, 9),
-                       (7, 5, None, 200)):  # fmt: skip
-        model, X, y = numbers(np.float64, (n, 4), d, 3, p, query=None if q is None else -1)
+    for d, p, query, n in (
+        (1, 1, -1, 1), (2, 3, -1, 7), (3, 1, None, 18), (5, 9, -1, 33), (17, 2, None, 9),
+        (7, 5, None, 200),
+    ):  # fmt: skip
+        model, X, y = numbers(np.float64, (n, 4), d, 3, p, query=query)
         rule = mh.GradientDescent(1e-3)
         end, _ = mh.reference.train(model, X, y, steps=2, optimizer=rule, loss="squared")
         use_plan("products")
         run = mh.train(model, X, y, steps=2, optimizer=rule, loss="squared")
         for name in ("W", "V"):
-            assert difference(getattr(run.model, name), getattr(end, name)) < 1e-12, (d, p, q, n)
+            assert difference(getattr(run.model, name), getattr(end, name)) < 1e-12, (d, n)
 
 
 def test_threads_change_no_bit():
@@ -173,10 +175,10 @@ def test_runs_side_by_side_are_those_of_each_alone(axes, use_plan):
     use_plan("products")
     more = {"lengths": True} if "lengths" in axes else {"weight": "samples"}
     the = linear(runs=("W", "V", *axes), **more)
-    together = train(the, **steps(the))
+    together = train(the, **steps())
     for r in range(together.model.runs):
         of = the.run(r)
-        alone = train(of, **steps(of))
+        alone = train(of, **steps())
         assert together[r].model == alone.model
         for name in SCALARS:
             assert np.array_equal(together[r].history[name], alone.history[name])
@@ -186,7 +188,7 @@ def test_a_saved_run_goes_on_bitwise(tmp_path, use_plan):
     use_plan("products")
     the = linear(lengths=True)
     test = mh.Dataset(*linear(seed=8)[1:3])
-    given = steps(the, optimizer=mh.Momentum(1e-3), test=test)
+    given = steps(optimizer=mh.Momentum(1e-3), test=test)
     record = {"loss": 1, "test_loss": 2, "attention": 3}
     whole = train(the, record=record, **given)
     train(the, record=record, **(given | {"steps": 2})).save(tmp_path / "run.npz")
