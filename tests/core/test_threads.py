@@ -10,7 +10,7 @@ import mhfast as mh
 REPEATS = 20  # with each optimizer twice, on two and on four threads
 # Samples that make a step worth four threads: n q rows, each of 5.8e3 flops or more, come to four
 # times the kFlopsPerThread of csrc/runtime/tuning.hpp.
-SAMPLES = {"dense": 56, "low rank": 56, "tied": 56, "token": 300}
+SAMPLES = {"dense": 56, "low rank": 56, "tied": 56, "token": 300, "prompt and identity": 500}
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS)
