@@ -571,3 +571,18 @@ def test_adam_without_eps_makes_no_step_where_squares_vanish(dtype):
     run = mh.train(model, X, data.y, steps=2, optimizer=mh.Adam(0.02, eps=0.0))
     assert run.reason == "steps"
     assert run.model == model
+
+
+def test_sign_descent_leaves_what_has_no_gradient():
+    """Rows of U beyond the tokens of every sample, where the gradient is exactly zero."""
+    rng = np.random.default_rng(4)
+    heads, tokens, dim = 2, 5, 3
+    model = mh.Classifier(
+        0.3 * rng.standard_normal((heads, dim, dim)), rng.standard_normal((heads, tokens, dim))
+    )
+    X, y = rng.standard_normal((6, tokens, dim)), np.where(np.arange(6) % 2, 1.0, -1.0)
+    data = mh.Dataset(X, y, lengths=[2, 3, 1, 3, 2, 3])
+    for optimizer in (mh.SignDescent(0.25), mh.SteepestDescent(0.25, "max")):
+        U = mh.train(model, data, steps=1, optimizer=optimizer).model.U
+        assert (U[:, 3:] == model.U[:, 3:]).all()
+        np.testing.assert_allclose(abs(U[:, :3] - model.U[:, :3]), 0.25, rtol=1e-14)

@@ -348,3 +348,27 @@ def test_samples_are_counted_in_32_bits():
     assert chosen(2, None, 1, None, 2**32 - 1) == Batches(2, seed=1)
     with pytest.raises(ValueError, match=r"batch: .*less than 2\^32 samples, got 4294967296"):
         chosen(2, None, 1, None, 2**32)
+
+
+def test_large_tokens_where_runs_multiply_factors_out():
+    """Runs as lanes take Q Kᵀ of copies that are scaled with the tokens, those of every head."""
+    rng = np.random.default_rng(0)
+    runs, heads, tokens, dim, rank, size = 3, 3, 4, 5, 2, 2.0**200
+    X = size * rng.standard_normal((7, tokens, dim))
+    y = np.where(np.arange(7) % 3, 1.0, -1.0)
+    models = [
+        mh.Classifier(
+            mh.LowRank(*(rng.standard_normal((2, heads, dim, rank)) / size)),
+            rng.standard_normal((heads, tokens, dim)) / size,
+        )
+        for _ in range(runs)
+    ]
+    settings = {
+        "steps": 4, "batch": 3, "wrt": "U", "optimizer": mh.GradientDescent(size**-2),
+    }  # fmt: skip
+    together = mh.train(mh.stack(models), X, y, **settings)
+    for r, model in enumerate(models):
+        alone = mh.train(model, X, y, **settings).model.U * size
+        assert abs(alone - size * model.U).max() > 0.1
+        # A few roundings in each of four steps of order one.
+        np.testing.assert_allclose(together.model[r].U * size, alone, rtol=1e-13, atol=1e-13)
