@@ -23,7 +23,8 @@ inline constexpr bool kHasWideWords = MHFAST_VECTOR_BYTES == 64;
 /// several steps of the processor, also where the high halves are zero.
 inline Words multiply_halves(Words a, Words b) {
 #if MHFAST_VECTOR_BYTES == 64 && defined(__AVX512F__)
-  return (Words)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+  // Without a mask GCC 12 warns of what the header leaves uninitialized.
+  return (Words)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)b);
 #else
   constexpr std::uint64_t kHalf = 0xffffffff;
   return (a & kHalf) * (b & kHalf);
