@@ -2,8 +2,6 @@
 
 #include <cmath>
 
-#include "../runtime/tuning.hpp"
-
 namespace mhfast {
 
 template <class real>
@@ -22,10 +20,8 @@ template <class real>
 void AttendedPass<real>::lay_out(Arena& layout) {
   const std::size_t slab = std::min<std::ptrdiff_t>(state_.plan.slab, state_.plan.units);
   const std::size_t held = this->held(int(slab)), outputs = held * p_, L = state_.kernels.lanes;
-  if (state_.own.takes_blocks()) {
-    const std::ptrdiff_t of_chunk = (state_.plan.units / state_.plan.chunks + slab) / slab;
-    block_ = int(std::clamp<std::ptrdiff_t>(kOwnLossOutputs / (slab * p_), 1, of_chunk));
-  }
+  block_ = state_.own.slabs_of_block((state_.plan.units / state_.plan.chunks + slab) / slab,
+                                     double(slab) * p_, 0);
   summed_ = layout.take<real>(heads_ > 1 ? rows_.features * p_ : 0);
   readout_ = layout.take<real>(rows_.size * p_);
   for (Workspace& of : workspaces_) {
@@ -89,20 +85,14 @@ void AttendedPass<real>::load_readout(const Member& member) {
 template <class real>
 void AttendedPass<real>::run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
                                    int thread) {
-  const std::ptrdiff_t slab = state_.plan.slab;
   const Workspace& of = workspaces_[thread];
-  const bool in_block = state_.own.takes_blocks(pass);
-  state_.own.run(pass, 0, (last - first + slab - 1) / slab, block_, of.own,
-                 [&](Pass phase, std::ptrdiff_t begin, std::ptrdiff_t end) {
-                   std::ptrdiff_t place = 0;
-                   for (std::ptrdiff_t i = begin; i < end; ++i) {
-                     const std::ptrdiff_t row = first + i * slab;
-                     const int count = int(std::min(slab, last - row));
-                     run_rows(phase, chunk, {row, count, in_block ? place : 0, i == 0}, of);
-                     place += count;
-                   }
-                   return place;
-                 });
+  state_.own.run_slabs(
+      pass, first, last, state_.plan.slab, block_, of.own,
+      [&](Pass phase, std::ptrdiff_t row, std::ptrdiff_t end, std::ptrdiff_t place, bool begins) {
+        const int count = int(end - row);
+        run_rows(phase, chunk, {row, count, place, begins}, of);
+        return count;
+      });
 }
 
 template <class real>

@@ -29,10 +29,9 @@ class FactoredKeys {
 
   /// For so many heads and query rows, a multiple of the lanes, at a time.
   void lay_out(Arena& layout, std::size_t heads, std::size_t rows, bool gradient) {
-    const std::size_t size = std::size_t(TL_) * rL_;
     transposed_ = layout.take<real>(heads * r_ * TL_);
-    by_rows_ = layout.take<real>(gradient ? heads * size : 0);
-    sums_ = layout.take<real>(gradient ? heads * size : 0);
+    by_rows_ = layout.take<real>(gradient ? heads * size() : 0);
+    sums_ = layout.take<real>(gradient ? heads * size() : 0);
     queries_ = layout.take<real>(r_ * rows);
     query_rows_ = layout.take<real>(gradient ? rows * rL_ : 0);
     projected_ = layout.take<real>(gradient ? rows * rL_ : 0);

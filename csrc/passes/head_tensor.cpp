@@ -71,9 +71,10 @@ void HeadTensorGradient<real>::lay_out(Arena& layout) {
 template <class real>
 void HeadTensorGradient<real>::sum(const TensorParts<real>& parts, std::ptrdiff_t entry) const {
   const int d = shape_.d;
-  const real* pair = pairs_ + entry * sizes_.pairs;
-  kernels_.reduce_features({parts.first + entry * sizes_.row, parts.stride, parts.chunks, 1,
-                            int(sizes_.pairs), pairs_ + entry * sizes_.pairs});
+  real* const summed = pairs_ + entry * sizes_.pairs;
+  kernels_.reduce_features(
+      {parts.first + entry * sizes_.row, parts.stride, parts.chunks, 1, int(sizes_.pairs), summed});
+  const real* pair = summed;
   real* const full = full_ + entry * d * dL_;
   for (int b = 0; b < d; ++b) {
     real* const row = full + b * dL_;

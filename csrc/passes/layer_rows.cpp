@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "../runtime/tuning.hpp"
 #include "row_losses.hpp"
 
 namespace mhfast {
@@ -25,11 +24,10 @@ template <class real>
 void LayerRowPass<real>::choose_block() {
   if (!state_.own.takes_blocks()) return;
   const Shape& s = state_.data.shape;
-  double units = double(kOwnLossOutputs) / (double(state_.plan.tile) * s.p);
   const double kept = s.H * (double(of_head_size()) + double(steps_.weights_size()));
-  if (state_.options.gradient) units = std::min(units, kOwnLossBytes / (kept * sizeof(real)));
-  const double of_chunk = double(state_.plan.units / state_.plan.chunks + 1);
-  block_ = int(std::min(of_chunk, std::max(1.0, units)));
+  block_ = state_.own.slabs_of_block(double(state_.plan.units / state_.plan.chunks + 1),
+                                     double(state_.plan.tile) * s.p,
+                                     state_.options.gradient ? kept * sizeof(real) : 0);
 }
 
 template <class real>

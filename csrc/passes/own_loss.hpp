@@ -6,12 +6,14 @@
 // A block is a part of a chunk, so that neither depends on the number of threads.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 
 #include "../problem/data.hpp"
 #include "../problem/own_loss.hpp"
 #include "../runtime/scratch.hpp"
+#include "../runtime/tuning.hpp"
 #include "pass.hpp"
 
 namespace mhfast {
@@ -99,6 +101,15 @@ class OwnLossPass {
   bool takes_blocks() const { return function_ && function_->is_slow(); }
   bool takes_blocks(Pass pass) const { return takes_blocks() && pass != Pass::kOutputs; }
 
+  /// The size of a block: slabs of so many outputs and bytes of weights that are kept, as
+  /// tuning.hpp has them, at most those of a chunk.
+  int slabs_of_block(double of_chunk, double outputs, double kept_bytes) const {
+    if (!takes_blocks()) return 1;
+    double slabs = kOwnLossOutputs / outputs;
+    if (kept_bytes > 0) slabs = std::min(slabs, kOwnLossBytes / kept_bytes);
+    return int(std::min(of_chunk, std::max(1.0, slabs)));
+  }
+
   /// Calls work(pass, begin, end), which returns the number of rows, for the slabs of a chunk:
   /// once, or for blocks of `size` slabs twice, with the function called in between for the outputs
   /// that the first phase has left in `of`.
@@ -114,6 +125,23 @@ class OwnLossPass {
       call(work(Pass::kOwnOutputs, begin, next), of);
       if (!failed()) work(pass, begin, next);
     }
+  }
+
+  /// The same for slabs of `slab` units, from unit `first` to `last`: work(pass, begin, end, place,
+  /// is_first) for each slab returns its rows, of which `place` come before it in its block.
+  template <class Work>
+  void run_slabs(Pass pass, std::ptrdiff_t first, std::ptrdiff_t last, std::ptrdiff_t slab,
+                 std::ptrdiff_t size, const OwnLossNumbers& of, const Work& work) {
+    const bool in_block = takes_blocks(pass);
+    const auto for_slabs = [&](Pass phase, std::ptrdiff_t begin, std::ptrdiff_t end) {
+      std::ptrdiff_t rows = 0;
+      for (std::ptrdiff_t i = begin; i < end; ++i) {
+        const std::ptrdiff_t unit = first + i * slab;
+        rows += work(phase, unit, std::min(unit + slab, last), in_block ? rows : 0, i == 0);
+      }
+      return rows;
+    };
+    run(pass, 0, (last - first + slab - 1) / slab, size, of, for_slabs);
   }
 
   /// Calls the function for `rows` rows, whose results it fills in.

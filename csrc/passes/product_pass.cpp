@@ -1,8 +1,7 @@
 #include "product_pass.hpp"
 
+#include <algorithm>
 #include <cmath>
-
-#include "../runtime/tuning.hpp"
 
 namespace mhfast {
 
@@ -22,12 +21,9 @@ void ProductPass<real>::lay_out(Arena& layout) {
   const std::size_t L = state_.kernels.lanes;
   const std::size_t units = std::min<std::ptrdiff_t>(state_.plan.slab, state_.plan.units);
   const std::size_t held = units * L, entries = held * sizes_.entries, outputs = units * f_size_;
-  if (state_.own.takes_blocks()) {
-    const std::ptrdiff_t of_chunk =
-        (state_.plan.units / state_.plan.chunks + state_.plan.slab) / state_.plan.slab;
-    block_ =
-        int(std::clamp<std::ptrdiff_t>(kOwnLossOutputs / std::ptrdiff_t(outputs), 1, of_chunk));
-  }
+  const std::ptrdiff_t slab = state_.plan.slab;
+  block_ = state_.own.slabs_of_block((state_.plan.units / state_.plan.chunks + slab) / slab,
+                                     double(outputs), 0);
   tensor_.lay_out(layout, state_.threads);
   for (Workspace& of : workspaces_) {
     of.products = layout.take<real>(held * sizes_.row);
@@ -100,22 +96,16 @@ void ProductPass<real>::pack_all(const Member& member) {
 template <class real>
 void ProductPass<real>::run_units(Pass pass, int chunk, std::ptrdiff_t first, std::ptrdiff_t last,
                                   int thread) {
-  const std::ptrdiff_t of_slab = state_.plan.slab;
   Workspace& of = workspaces_[thread];
-  const bool in_block = state_.own.takes_blocks(pass);
-  state_.own.run(pass, 0, (last - first + of_slab - 1) / of_slab, block_, of.own,
-                 [&](Pass phase, std::ptrdiff_t begin, std::ptrdiff_t end) {
-                   std::ptrdiff_t rows = 0;
-                   for (std::ptrdiff_t i = begin; i < end; ++i) {
-                     const std::ptrdiff_t unit = first + i * of_slab;
-                     Slab<real> slab = open_slab(unit, std::min(unit + of_slab, last), of);
-                     slab.first = i == 0;
-                     slab.row = in_block ? rows : 0;
-                     rows += std::ptrdiff_t(slab.samples) * slab.rows;
-                     run_slab(phase, chunk, slab, of);
-                   }
-                   return rows;
-                 });
+  state_.own.run_slabs(
+      pass, first, last, state_.plan.slab, block_, of.own,
+      [&](Pass phase, std::ptrdiff_t unit, std::ptrdiff_t end, std::ptrdiff_t place, bool begins) {
+        Slab<real> slab = open_slab(unit, end, of);
+        slab.first = begins;
+        slab.row = place;
+        run_slab(phase, chunk, slab, of);
+        return std::ptrdiff_t(slab.samples) * slab.rows;
+      });
 }
 
 template <class real>

@@ -1,7 +1,5 @@
 #include "slabs.hpp"
 
-#include "../runtime/tuning.hpp"
-
 namespace mhfast {
 
 template <class real>
@@ -24,9 +22,8 @@ void SlabPass<real>::choose_block() {
       (state_.plan.units / state_.plan.chunks + units) / units * tiles();
   const double of_slab = double(units) * (state_.lanes.laned ? state_.lanes.lanes : 1) *
                          output_rows(sizes_.rows) * state_.data.shape.row_outputs();
-  double slabs = kOwnLossOutputs / of_slab;
-  if (keeps_weights()) slabs = std::min(slabs, kOwnLossBytes / kept_bytes(units));
-  block_ = int(std::min(double(slabs_of_chunk), std::max(1.0, slabs)));
+  block_ = state_.own.slabs_of_block(double(slabs_of_chunk), of_slab,
+                                     keeps_weights() ? kept_bytes(units) : 0);
 }
 
 template <class real>

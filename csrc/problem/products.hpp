@@ -20,9 +20,9 @@ struct ProductSizes {
 
   ProductSizes(const Shape& s, int lanes)
       : pairs(std::ptrdiff_t(s.d) * (s.d + 1) / 2),
-        row((pairs + lanes - 1) / lanes * lanes),
+        row(round_up(pairs, lanes)),
         entries(std::ptrdiff_t(s.d) * s.p),
-        padded((entries + lanes - 1) / lanes * lanes) {}
+        padded(round_up(entries, lanes)) {}
 
   /// Whether the model is one that products serve.
   static bool exist(const Shape& s) {
