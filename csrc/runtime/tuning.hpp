@@ -200,6 +200,9 @@ inline constexpr int kFirstPatience = 8, kLongestPatience = 64;
 // Chosen. A person does not notice it: how often training looks for signals and reports progress,
 // in milliseconds, and how often runs side by side are brought to a common step for that.
 inline constexpr int kProgressInterval = 50;
+// Measured: a look at the clock takes a twentieth of the shortest steps. Of calls that may look one
+// in this many does, more of them where that takes so many milliseconds.
+inline constexpr int kMostCallsOfLook = 64, kLookInterval = 2;
 inline constexpr double kSegmentSeconds = 0.03;
 
 }  // namespace mhfast

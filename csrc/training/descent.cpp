@@ -85,14 +85,22 @@ template <class real>
 void Descent<real>::scan(const Member& member) {
   constrain(member,
             [&](Trained<real>& tensor) { tensor.subspace.project(tensor.gradient, member); });
-  for (Trained<real>& tensor : tensors_)
+  const bool wants_sizes = wants_norms_ || step_needs_norm_;
+  for (Trained<real>& tensor : tensors_) {
+    const double l2 = optimizer_.l2[tensor.name];
+    if (member.count == 1 && !wants_sizes && !norm_.dual && l2 == 0) {
+      measure(tensor.gradient, tensor.size * tensor.heads, 0, tensor.loss_norms.data());
+      for (int h = 1; h < tensor.heads; ++h)
+        std::copy_n(tensor.loss_norms.data(), width_, &tensor.loss_norms[h * width_]);
+      tensor.step_norms = tensor.loss_norms;
+      continue;
+    }
     for (int h = member.index; h < tensor.heads; h += member.count) {
-      const double l2 = optimizer_.l2[tensor.name];
       const std::ptrdiff_t numbers = tensor.size * width_;
       real* g = tensor.gradient + h * numbers;
       PowerSum* loss_norms = &tensor.loss_norms[h * width_];
       PowerSum* step_norms = &tensor.step_norms[h * width_];
-      measure(g, tensor.size, wants_norms_ || step_needs_norm_ ? 2 : 0, loss_norms);
+      measure(g, tensor.size, wants_sizes ? 2 : 0, loss_norms);
       std::copy_n(loss_norms, width_, step_norms);
       if (l2 != 0) {
         const real* theta = tensor.theta + h * numbers;
@@ -102,6 +110,7 @@ void Descent<real>::scan(const Member& member) {
       }
       if (norm_.dual) measure(g, tensor.size, norm_.power, &tensor.dual_norms[h * width_]);
     }
+  }
 }
 
 template <class real>
@@ -267,17 +276,18 @@ template <class real>
 void Descent<real>::apply(const Member& member) {
   const int L = kernels_.lanes;
   real kept[kMaxLanes], frozen[kMaxLanes], own[kMaxLanes];
-  const auto lane_of = [this](int l) { return width_ > 1 ? l : 0; };
-  for (int l = 0; l < L; ++l) {
-    kept[l] = real(kept_[lane_of(l)]);
-    frozen[l] = real(frozen_[lane_of(l)] ? 1 : 0);
-    own[l] = real(own_[lane_of(l)]);
-  }
+  const auto fill_lanes = [&](real* lanes, const auto* of_runs) {
+    if (width_ == 1) return void(std::fill_n(lanes, L, real(*of_runs)));
+    for (int l = 0; l < L; ++l) lanes[l] = real(of_runs[l]);
+  };
+  fill_lanes(kept, kept_.data());
+  fill_lanes(frozen, frozen_.data());
+  fill_lanes(own, own_.data());
   for (Trained<real>& tensor : tensors_) {
     real rate[kMaxLanes], decay[kMaxLanes];
-    for (int l = 0; l < L; ++l) decay[l] = real(tensor.decays[lane_of(l)]);
+    fill_lanes(decay, tensor.decays.data());
     for (int h = member.index; h < tensor.heads; h += member.count) {
-      for (int l = 0; l < L; ++l) rate[l] = real(tensor.rates[h * width_ + lane_of(l)]);
+      fill_lanes(rate, &tensor.rates[h * width_]);
       const std::ptrdiff_t numbers = tensor.size * width_, at = h * numbers;
       const StepArguments<real> in{numbers,
                                    tensor.theta + at,

@@ -65,6 +65,7 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
       width_(width(task)),
       count_(int(std::min<std::ptrdiff_t>(width_, task.runs - run))),
       step_(task.first_step),
+      totals_(width_),
       losses_(width_),
       norms_(width_),
       since_(width_),
@@ -453,8 +454,9 @@ void Loop<real>::decide(const FlushToZero& flush) {
   again_ = false;
   recording_ = false;
   for (int l = 0; l < count_; ++l) {
+    totals_[l] = totals(*engine_, l);
     if (frozen_[l]) continue;
-    losses_[l] = totals(*engine_, l).loss;
+    losses_[l] = totals_[l].loss;
     const bool finite = std::isfinite(losses_[l]) && (!has_gradient || descent_->is_finite(l));
     if (!finite && !had_records) {  // a run that ends has its loss recorded
       again_ = true;
@@ -463,7 +465,7 @@ void Loop<real>::decide(const FlushToZero& flush) {
     if (!finite) {
       end(l, StopReason::kNonfinite);
     } else if (checks && limits.any()) {
-      const Totals now = totals(*whole_, l);
+      const Totals now = whole_totals(l);
       const auto norm = [&] { return gradient_norm(l); };
       end(l, limits.reached(Now<decltype(norm)>{now, norm}));
     }
@@ -551,7 +553,7 @@ void Loop<real>::record() {
         write_record(task_, r, run_ + l, row, stopped >= 0 ? stopped : step_);
         continue;
       }
-      const Totals now = r.set < 0 ? totals(*whole_, l) : tests_[r.set]->totals(l);
+      const Totals now = r.set < 0 ? whole_totals(l) : tests_[r.set]->totals(l);
       double& to = static_cast<double*>(r.buffer)[(run_ + l) * r.capacity + row];
       to = r.quantity == Quantity::kLoss       ? now.loss
            : r.quantity == Quantity::kAccuracy ? now.correct
@@ -576,8 +578,13 @@ void Loop<real>::repeat_rows(std::int64_t reached) {
 template <class real>
 bool Loop<real>::report_progress(const FlushToZero& flush) {
   if (!interruptible_ || !task_.on_progress || interrupted_) return interrupted_;
-  const auto now = Clock::now();
-  if (now - last_progress_ < std::chrono::milliseconds(kProgressInterval)) return false;
+  if (++calls_ < calls_of_look_) return false;
+  const auto now = Clock::now(), due = last_progress_ + std::chrono::milliseconds(kProgressInterval);
+  const bool soon = now - last_look_ > std::chrono::milliseconds(kLookInterval);
+  calls_of_look_ = soon ? 1 : std::min(2 * calls_of_look_, kMostCallsOfLook);
+  calls_ = 0;
+  last_look_ = now;
+  if (now < due) return false;
   last_progress_ = now;
   flush.suspended([&] { interrupted_ = task_.on_progress(step_) == CallbackResult::kAbort; });
   return interrupted_;

@@ -124,6 +124,10 @@ class Loop {
   Totals totals(const Engine<real>& engine, int lane) const {
     return sums_ ? sums_->totals() : engine.totals(lane);
   }
+  /// Of all samples, after `decide`.
+  Totals whole_totals(int lane) const {
+    return whole_ == engine_.get() ? totals_[lane] : totals(*whole_, lane);
+  }
   void choose_scales(const std::vector<Engine<real>*>& engines);
   void decide(const FlushToZero& flush);
   void end(int lane, StopReason reason);
@@ -158,6 +162,7 @@ class Loop {
   bool scaled_ = false;        // the stored gradient lacks its largest factors
 
   std::int64_t step_;
+  std::vector<Totals> totals_;          // of the samples of the step
   std::vector<double> losses_, norms_;  // norms: of gradients, where recorded
   std::vector<std::int64_t> since_;
   std::vector<char> frozen_;
@@ -174,6 +179,8 @@ class Loop {
   const FlushToZero* flush_ = nullptr;  // the first member's
   TeamOrAlone pace_;
   Clock::time_point last_progress_ = Clock::now(), last_step_ = Clock::now();
+  Clock::time_point last_look_ = last_progress_;
+  int calls_ = 0, calls_of_look_ = 1;  // of report_progress, of which the last one looks
 };
 
 }  // namespace mhfast
