@@ -11,8 +11,8 @@ from .grid import SHAPES, Cell, Kind, Sizes
 from .problem import Array
 
 # Steps of a training loop: so many that entering it does not count, and that it takes some ten
-# milliseconds at most, by the operations n H q (4 d² + 8 T d) of a step.
-STEPS, OPERATIONS = 100, 1.5e9
+# milliseconds at most, by the operations of a step.
+OPERATIONS = 1.5e9
 LEAST_STEPS = 4
 
 # Of a classifier, and of a layer with one row: the gradient of its loss grows with the rows.
@@ -136,8 +136,9 @@ def draw_cell(cell: Cell, sizes: Sizes | None = None) -> CellProblem:
     lengths = random.integers(1 + T // 2, T + 1, n) if kind.lengths else None
     query = normal(n, q, d) if cell.operation == "gradient-query" else None
     groups = random.integers(2, size=(n, T))
-    operations = max(1, sizes.runs) * n * H * q * (4 * d**2 + 8 * T * d)
-    steps = int(np.clip(OPERATIONS // operations, LEAST_STEPS, STEPS))
+    steps = int(
+        np.clip(OPERATIONS // _operations(kind, sizes, n, q), LEAST_STEPS, sizes.most_steps)
+    )
     return CellProblem(
         cell,
         sizes,
@@ -152,3 +153,11 @@ def draw_cell(cell: Cell, sizes: Sizes | None = None) -> CellProblem:
         groups,
         steps,
     )
+
+
+def _operations(kind: Kind, sizes: Sizes, n: int, q: int) -> int:
+    """Return about how many operations a step of training takes, n samples of q rows."""
+    T, d, H = sizes.T, sizes.d, sizes.H
+    of_row = {"dense": 4 * d**2, "identity": 0}.get(kind.W, 8 * d * sizes.r)
+    with_W = q if kind.prompt else n * q
+    return max(1, sizes.runs) * H * (with_W * of_row + n * q * 8 * T * d)

@@ -77,7 +77,7 @@ class Sizes:
 
     q is 1 or, where that is None, the number of tokens; prompts then have `prompt_rows`.  `runs` is
     0 without a run axis.  Tangent kernels are of `kernel_samples` samples, those of layers, which
-    have a row for every output, of fewer.
+    have a row for every output, of fewer.  Training takes at most `most_steps`.
     """
 
     n: int
@@ -90,6 +90,7 @@ class Sizes:
     runs: int = 0
     prompt_rows: int = 2
     kernel_samples: int = 100
+    most_steps: int = 1000
 
 
 SHAPES: dict[str, Sizes] = {
@@ -104,10 +105,11 @@ SHAPES: dict[str, Sizes] = {
 
 TINY: dict[str, Sizes] = {
     name: Sizes(
-        6, 4, 5, 3, p=2, r=2, q=sizes.q, runs=2 * bool(sizes.runs), prompt_rows=1, kernel_samples=6
+        n=6, T=4, d=5, H=3, p=2, r=2, q=sizes.q, runs=2 * bool(sizes.runs),
+        prompt_rows=1, kernel_samples=6, most_steps=20,
     )
     for name, sizes in SHAPES.items()
-}
+}  # fmt: skip
 """The shape classes at sizes at which a cell takes no time, for tests."""
 
 
