@@ -245,14 +245,14 @@ def test_what_is_not_finite_stays_where_it_is(use_plan):
 
 
 def test_what_explain_says(use_plan):
-    model, X, _ = numbers(np.float64, (50, 21), 8, 7, 2)
+    model, X, _ = numbers(np.float64, (50, 21), 15, 7, 2)
     found = mh.explain(model, X)
     assert found["training_plan"] == "products"
-    assert found["product_bytes"] == 50 * 40 * 8  # 36 pairs, in whole registers of 8 or fewer
+    assert found["product_bytes"] == 50 * 120 * 8  # pairs, which fill registers of any length
     assert mh.explain(model, X, runs=3)["product_bytes"] == 3 * found["product_bytes"]
-    most = 2**28 // (40 * 8)
-    assert mh.explain(model, (most, 21, 8))["training_plan"] == "products"
-    more = mh.explain(model, (most + 1, 21, 8))
+    most = 2**28 // (120 * 8)
+    assert mh.explain(model, (most, 21, 15))["training_plan"] == "products"
+    more = mh.explain(model, (most + 1, 21, 15))
     assert (more["training_plan"], more["product_bytes"]) == (more["plan"], 0)
     use_plan("products")
     # Never of models that they do not serve.
@@ -260,7 +260,7 @@ def test_what_explain_says(use_plan):
         model.replace(attention="softmax"), model.replace(causal=True), model.replace(W=None),
         mh.Layer(model.W, None, attention="linear"),
         mh.Layer(model.W, model.V, prompt=X[0, :3], attention="linear"),
-        mh.Classifier.zeros(heads=7, tokens=21, dim=8, attention="linear"),
+        mh.Classifier.zeros(heads=7, tokens=21, dim=15, attention="linear"),
     )  # fmt: skip
     for other in others:
         assert mh.explain(other, X)["training_plan"] != "products"
