@@ -40,6 +40,7 @@ void AttendedTokens<real>::compute(std::ptrdiff_t run, const Model<const real*>&
   for_attention<real>(data, model, scale, 0, s.n, threads, [&](const AttentionBlock<real>& block) {
     const FlushToZero flush;  // of denormal weights, as in steps
     std::vector<real> words(data.has_words() ? std::ptrdiff_t(block.keys) * s.d : 0);
+    std::vector<real> rest(std::ptrdiff_t(block.keys + block.rows) * active_kernels<real>().lanes);
     for (int i = 0; i < block.samples; ++i) {
       const real* x = data.key(block.sample + i, 0, 0);
       if (data.has_words()) {
@@ -48,35 +49,47 @@ void AttendedTokens<real>::compute(std::ptrdiff_t run, const Model<const real*>&
                       words.data() + std::ptrdiff_t(k) * s.d);
         x = words.data();
       }
-      attend(block, i, x, to);
+      attend(block, i, x, to, rest.data());
     }
   });
 }
 
-/// A X of the rows of one sample of a block, from its keys.
+/// A X of the rows of one sample of a block, from its keys. Features beyond whole vectors take a
+/// vector of their own in `rest`, (keys + rows, L), whose other lanes are zero.
 template <class real>
-void AttendedTokens<real>::attend(const AttentionBlock<real>& block, int i, const real* x,
-                                  real* to) const {
+void AttendedTokens<real>::attend(const AttentionBlock<real>& block, int i, const real* x, real* to,
+                                  real* rest) const {
   const Kernels<real>& kernels = active_kernels<real>();
   const int d = given_.shape.d, L = kernels.lanes;
-  const int whole = d / L * L;  // features in whole vectors, which are faster
+  const int whole = d / L * L;
   const std::ptrdiff_t row = given_.shape.is_layer() ? rows_.size : d;
   real* const out = to + (block.sample + i) * rows_.sample_size() + block.first_row * row +
                     block.head * rows_.features_of_head;
   const real* const weights = block.by_keys ? block.by_keys : block.row(i, 0);
   const std::ptrdiff_t of_row = block.by_keys ? 1 : block.of_row;
   const std::ptrdiff_t of_key = block.by_keys ? block.of_key : 1;
-  if (whole > 0 && of_row == 1)
-    kernels.product(
-        {{block.rows, whole / L, block.keys}, {weights, of_key}, {x, d, L}, {out, row, L}, false});
-  else if (whole > 0)
-    kernels.product({{1, whole / L, block.keys, 1, block.rows},
-                     {weights, of_key, 0, of_row},
-                     {x, d, L, 0, 0},
-                     {out, 0, L, row}});
-  if (whole < d)
-    kernels.batched_gemm({block.rows, d - whole, block.keys, 1, weights, of_row, of_key, x + whole,
-                          d, 1, out + whole, row, 1, real(1), false});
+  const auto multiply = [&](const real* keys, std::ptrdiff_t key, int vectors, real* rows,
+                            std::ptrdiff_t stride) {
+    if (of_row == 1)
+      kernels.product({{block.rows, vectors, block.keys},
+                       {weights, of_key},
+                       {keys, key, L},
+                       {rows, stride, L},
+                       false});
+    else
+      kernels.product({{1, vectors, block.keys, 1, block.rows},
+                       {weights, of_key, 0, of_row},
+                       {keys, key, L, 0, 0},
+                       {rows, 0, L, stride}});
+  };
+  if (whole > 0) multiply(x, d, whole / L, out, row);
+  if (whole == d) return;
+  real* const rows = rest + std::ptrdiff_t(block.keys) * L;
+  for (int k = 0; k < block.keys; ++k)
+    std::copy_n(x + std::ptrdiff_t(k) * d + whole, d - whole, rest + std::ptrdiff_t(k) * L);
+  multiply(rest, L, 1, rows, L);
+  for (int r = 0; r < block.rows; ++r)
+    std::copy_n(rows + std::ptrdiff_t(r) * L, d - whole, out + r * row + whole);
 }
 
 template class AttendedTokens<float>;

@@ -33,7 +33,7 @@ class AttendedTokens {
     const Shape& s = given_.shape;
     return double(rows) * computed_heads(s) * (s.flops_of_w() / 2 + 4.0 * s.T * s.d);
   }
-  void attend(const AttentionBlock<real>& block, int i, const real* x, real* to) const;
+  void attend(const AttentionBlock<real>& block, int i, const real* x, real* to, real* rest) const;
 
   const Data<real> given_;
   const AttendedRows rows_;

@@ -579,7 +579,8 @@ template <class real>
 bool Loop<real>::report_progress(const FlushToZero& flush) {
   if (!interruptible_ || !task_.on_progress || interrupted_) return interrupted_;
   if (++calls_ < calls_of_look_) return false;
-  const auto now = Clock::now(), due = last_progress_ + std::chrono::milliseconds(kProgressInterval);
+  const auto now = Clock::now(),
+             due = last_progress_ + std::chrono::milliseconds(kProgressInterval);
   const bool soon = now - last_look_ > std::chrono::milliseconds(kLookInterval);
   calls_of_look_ = soon ? 1 : std::min(2 * calls_of_look_, kMostCallsOfLook);
   calls_ = 0;

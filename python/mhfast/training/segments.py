@@ -7,9 +7,9 @@ by two calls equals the one made by a single call.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from ..dataset.dataset import Dataset
 from ..dataset.words import Tokens
 from ..optimizers import OPTIMIZERS, SOLVERS, Optimizer, Solver, fields_of, of_runs
 from .batches import Batches
+
+Parts: TypeAlias = list[tuple[str, npt.NDArray[Any] | None]]
 
 _BY_ROW = ("X", "query")
 BLOCK = 4096
@@ -99,12 +101,35 @@ def fingerprint(data: Dataset) -> str | tuple[str, ...]:
     names = ("query", "y", "lengths", "weight")
     X = data.X if data.words is None else _sums_of_words(data.words, data.lengths)
     parts = [("X", X), *((name, getattr(data, name)) for name in names)]
-    if data.runs is None:
-        return _digest(parts)
-    return tuple(
-        _digest((name, array[r] if axes.get(name) else array) for name, array in parts)
-        for r in range(data.runs)
-    )
+    if data.runs is not None:
+        return _of_runs(parts, axes, data.runs)
+    digest = hashlib.blake2b(digest_size=8)
+    for name, array in parts:
+        for piece in (b"none",) if array is None else _pieces(name, array):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _of_runs(parts: Parts, axes: Mapping[str, bool], runs: int) -> tuple[str, ...]:
+    """Return the fingerprint of each run; arrays without a run axis are gone through once."""
+    digests = [hashlib.blake2b(digest_size=8)]
+    for name, array in parts:
+        if array is None or not axes.get(name):
+            for piece in (b"none",) if array is None else _pieces(name, array):
+                for digest in digests:
+                    digest.update(piece)
+            continue
+        if len(digests) < runs:  # up to here all runs have the same
+            digests = [digests[0].copy() for _ in range(runs)]
+        head = _head(name, array[0])
+        for digest in digests:
+            digest.update(head)
+        for first in range(0, array.shape[1], BLOCK):
+            some = _bits(array[:, first : first + BLOCK], name)
+            for digest, of_run in zip(digests, some, strict=True):
+                digest.update(of_run.tobytes())
+    found = tuple(digest.hexdigest() for digest in digests)
+    return found if len(found) == runs else found * runs
 
 
 def _sums_of_words(words: Tokens, lengths: npt.NDArray[np.int64] | None) -> npt.NDArray[np.uint64]:
@@ -130,17 +155,16 @@ def _bits(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     return sums
 
 
-def _digest(parts: Iterable[tuple[str, npt.NDArray[Any] | None]]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for name, array in parts:
-        if array is None:
-            digest.update(b"none")
-            continue
-        by_row = name in _BY_ROW and array.dtype != np.uint64
-        digest.update(str(array.shape[:-1] if by_row else array.shape).encode())
-        for first in range(0, len(array), BLOCK):  # X may be larger than memory
-            digest.update(_bits(array[first : first + BLOCK], name).tobytes())
-    return digest.hexdigest()
+def _pieces(name: str, array: npt.NDArray[Any]) -> Iterator[bytes]:
+    """Yield the bytes that stand for an array."""
+    yield _head(name, array)
+    for first in range(0, len(array), BLOCK):  # X may be larger than memory
+        yield _bits(array[first : first + BLOCK], name).tobytes()
+
+
+def _head(name: str, array: npt.NDArray[Any]) -> bytes:
+    by_row = name in _BY_ROW and array.dtype != np.uint64
+    return str(array.shape[:-1] if by_row else array.shape).encode()
 
 
 def stored(segments: Iterable[Segment]) -> list[list[Any]]:
