@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,12 @@ from .solvers import Solver
 
 _Numbers: TypeAlias = npt.NDArray[np.float64]
 
-_CHOSEN: dict[str, Any] = {"by": _core.Scope, "norm": _core.Norm, "polar": _core.Polar}
+# Members by name: the attribute of a class makes a dict of them at each call.
+_SCOPES, _BALL_NORMS = _core.Scope.__members__, _core.BallNorm.__members__
+_PROJECTIONS = _core.Projection.__members__
+_CHOSEN: dict[str, Mapping[str, Any]] = {
+    "by": _SCOPES, "norm": _core.Norm.__members__, "polar": _core.Polar.__members__,
+}  # fmt: skip
 
 _COMMON = {"lr", *(field.name for field in fields(StepRule))}
 _OWN = {
@@ -56,12 +61,10 @@ def core_settings(
         schedule=_arrays(optimizer.schedule, wrt, lambda name, value: _schedule(name, value, last)),
         l2=of_parameters(optimizer.l2, 0.0),
         clip=optimizer.clip,
-        project=None
-        if optimizer.project is None
-        else _core.Projection.__members__[optimizer.project],
+        project=None if optimizer.project is None else _PROJECTIONS[optimizer.project],
         radius=[radius or np.inf for radius in of_parameters(optimizer.radius, None)],
-        project_by=_core.Scope.__members__[optimizer.project_by],
-        project_norm=_core.BallNorm.__members__["power" if p is not None else str(norm)],
+        project_by=_SCOPES[optimizer.project_by],
+        project_norm=_BALL_NORMS["power" if p is not None else str(norm)],
         project_power=2.0 if p is None else p,
         since=np.zeros(runs or 1, np.int64) if since is None else since,
     )
@@ -101,7 +104,7 @@ def _schedule(name: str, value: Any, last: int) -> _Numbers | None:
 
 def _core_value(name: str, value: object) -> object:
     """Return the value of a field as the core takes it: what is chosen by name as a member."""
-    return _CHOSEN[name].__members__[value] if name in _CHOSEN else value
+    return _CHOSEN[name][cast(str, value)] if name in _CHOSEN else value
 
 
 def fields_of(optimizer: Optimizer | Solver) -> dict[str, Any]:

@@ -34,7 +34,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -132,9 +132,37 @@ def parse(
     ValueError
         If a name is unknown or given twice, or "every" is below 1.
     """
+    if type(record) is str:  # the most frequent records, at once
+        record = {record: 1}
+    if type(record) is dict and all(map(_is_plain, record.items())):
+        return _of_names(tuple(record.items()), tuple(parameters), tuple(tests), averages)
+    return _parsed(_pairs(record), parameters, tests, averages)
+
+
+def _is_plain(pair: tuple[object, object]) -> bool:
+    what, every = pair
+    return type(what) is str and type(every) is int
+
+
+@lru_cache(maxsize=64)
+def _of_names(
+    pairs: tuple[tuple[str, int], ...],
+    parameters: tuple[str, ...],
+    tests: tuple[str, ...],
+    averages: bool,
+) -> tuple[Entry, ...]:
+    return _parsed(_pairs(dict(pairs)), parameters, tests, averages)
+
+
+def _parsed(
+    pairs: Sequence[tuple[str | Metric, int]],
+    parameters: Sequence[str],
+    tests: Sequence[str],
+    averages: bool,
+) -> tuple[Entry, ...]:
     known = _known(tuple(parameters), tuple(tests), averages)
     entries: dict[str, Entry] = {}
-    for what, every in _pairs(record):
+    for what, every in pairs:
         if isinstance(what, str):
             if what not in known:
                 raise ValueError(_unknown(what, _vocabulary(parameters, averages), tests))

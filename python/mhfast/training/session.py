@@ -21,7 +21,6 @@ from ..models.problem import (
     CoreProblem,
     bits,
     borrowing,
-    named,
     trainable,
     with_arrays,
 )
@@ -218,9 +217,11 @@ class Loop:
 
     def _trained(self, model: Model) -> Model:
         """Return ``model`` with the parameters that the core has trained."""
-        trained = {n: a.copy() for n, a in named(self.parameters).items() if n in self.run.wrt}
-        for array in trained.values():
-            array.flags.writeable = False
+        trained = {}
+        for name, array in zip(PARAMETERS, self.parameters, strict=True):
+            if array is not None and name in self.run.wrt:
+                trained[name] = own = array.copy()
+                own.setflags(write=False)
         return borrowing(model, trained)
 
     def so_far(

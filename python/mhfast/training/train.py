@@ -252,7 +252,9 @@ def train(
             run.state.keys() & set(run.wrt) and described(held_before, run.wrt) == held
         ):
             run = run._replace(state={}, since=_here(run))
-        run = run._replace(averages=averaging.chosen(run, average, entries))
+        averages = averaging.chosen(run, average, entries)
+        if averages is not run.averages:
+            run = run._replace(averages=averages)
         rule = arguments.optimizer(run.optimizer)  # that of a solver is none
         arguments.settings_of_parameters(rule, run.model)
         ties = partitions(run.model, run.constraints, run.wrt)
@@ -270,12 +272,15 @@ def train(
         _core_arguments.differentiable(run.model, _core_arguments.bits(run.wrt))
         problem, test_problems = arguments.problems(run, data, tests, stream is None)
         drawn, axis = draws(stream, run, problem.runs, problem)
-        problem = problem._replace(runs=axis)
+        if axis is not problem.runs:
+            problem = problem._replace(runs=axis)
         run = spread(run, problem.runs.length)
         frozen = arguments.frozen(run, released=stop is not None)
-        run = run._replace(since=arguments.since(run, frozen))
-        since = np.full(len(frozen), run.since, np.int64)
-        settings = core_settings(rule, last, run.runs, since, run.wrt)
+        since = arguments.since(run, frozen)
+        if since != run.since:
+            run = run._replace(since=since)
+        since_of_runs = np.full(len(frozen), since, np.int64)
+        settings = core_settings(rule, last, run.runs, since_of_runs, run.wrt)
         sides = arguments.directions(directions, run.model, problem.runs)
         # New samples lie outside of the span of those that are there.
         # So may those of another process.
