@@ -180,6 +180,7 @@ def test_show_config_prints_the_same(capsys):
     assert any(line.split() == ["numpy", np.__version__] for line in lines)
 
 
+@pytest.mark.verdict
 def test_explain_takes_data_or_a_shape():
     n, T, d, H = 100, 10, 20, 16
     model = mh.Classifier.zeros(H, T, d)
@@ -193,6 +194,7 @@ def test_explain_takes_data_or_a_shape():
     assert mh.explain(mh.Layer.zeros(H, d, 3), (n, 2 * T, d))
 
 
+@pytest.mark.verdict
 def test_explain_takes_runs_from_where_they_are():
     n, T, d, H, R = 10, 3, 5, 7, 4
     model = mh.Classifier.zeros(H, T, d)

@@ -87,6 +87,7 @@ def test_nothing_of_the_size_of_the_weights_is_kept(model):
     assert growth < weights / 8
 
 
+@pytest.mark.verdict
 @pytest.mark.skipif(sys.platform != "linux", reason="faults of a thread are counted on Linux")
 def test_the_workspace_of_a_wide_model_is_kept():
     """A second call touches no new pages for its partial gradients, 2 H d^2 numbers or more."""

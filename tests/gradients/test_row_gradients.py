@@ -59,6 +59,7 @@ def test_gradients_are_those_of_the_reference(kind, plan, query, d, dtype, use_p
         )
 
 
+@pytest.mark.verdict
 @pytest.mark.parametrize(("kind", "plan"), PLANS)
 def test_few_rows_have_no_gradient_of_each_chunk(kind, plan, use_plan):
     """`explain` says how many bytes: D X takes the place of gradients by W up to 4 d rows."""

@@ -66,6 +66,7 @@ def test_normalized_steps_in_saturation(plan, use_plan):
         assert relative(getattr(run.model, name), getattr(want, name)) < 1e-10, name
 
 
+@pytest.mark.verdict
 @pytest.mark.parametrize("kind", PLANS)
 def test_what_no_row_sees_is_predicted_to_cost_little(kind):
     sizes = (4, 1024, 64) if kind is mh.Classifier else (4, 64, 64)

@@ -280,6 +280,7 @@ def test_training_on_new_samples(every, use_keys):
         assert np.array_equal(several.model.W, runs["auto"].model.W)
 
 
+@pytest.mark.verdict
 def test_what_explain_says():
     def keys(model, shape):
         found = mh.explain(model, shape)

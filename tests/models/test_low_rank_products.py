@@ -177,6 +177,7 @@ def test_factors_of_a_layer_without_v_whose_product_overflows():
     np.testing.assert_array_equal(far(np.ldexp(data.X, -power)), np.ldexp(model(data), -power))
 
 
+@pytest.mark.verdict
 def test_a_low_rank_is_predicted_to_take_less(use_plan):
     """In cycles and in the size of gradients, as `explain` says."""
     low, full = mh.Classifier.zeros(H, T, 97, rank=2), mh.Classifier.zeros(H, T, 97)

@@ -371,6 +371,7 @@ def test_errors_are_about_what_is_given():
         train(model, mh.Dataset(X, data.y), record="loss")
 
 
+@pytest.mark.verdict
 @pytest.mark.parametrize("few", ["words", "both"])
 @pytest.mark.parametrize("as_array", [False, True])
 def test_explain(few, as_array):

@@ -317,6 +317,7 @@ def test_rows_of_a_long_sample_are_computed_a_few_at_a_time(use_plan):
         close(*runs, 1e-11)
 
 
+@pytest.mark.verdict
 def test_the_plan_says_what_is_kept():
     model = mh.Classifier.zeros(heads=4, tokens=16, dim=32)
     plan = mh.explain(model, (200, 16, 32))
@@ -335,6 +336,7 @@ def test_the_plan_says_what_is_kept():
         assert more["attended_bytes"] == 0
 
 
+@pytest.mark.verdict
 @pytest.mark.slow
 def test_beyond_the_limit_steps_are_those_from_the_tokens(use_plan):
     """Bit by bit, while those below it sum in another order."""

@@ -244,6 +244,7 @@ def test_what_is_not_finite_stays_where_it_is(use_plan):
         assert run.step == 0
 
 
+@pytest.mark.verdict
 def test_what_explain_says(use_plan):
     model, X, _ = numbers(np.float64, (50, 21), 15, 7, 2)
     found = mh.explain(model, X)
