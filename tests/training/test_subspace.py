@@ -77,14 +77,20 @@ PROMPTS = {
 @pytest.fixture
 def small(monkeypatch):
     """Let small problems enter their span."""
-    monkeypatch.setattr(_subspace, "MIN_SIZE", 0)
+    pays(monkeypatch, True)
+
+
+def pays(monkeypatch, always):
+    """Whether training enters the span however small it is and however few steps are left."""
+    monkeypatch.setattr(_subspace, "MIN_SIZE", 0 if always else 1 << 60)
+    monkeypatch.setattr(_subspace, "_pays", lambda *_: True)
 
 
 def both(monkeypatch, *arguments, **settings):
     """Train inside the span and without it."""
-    monkeypatch.setattr(_subspace, "MIN_SIZE", 0)
+    pays(monkeypatch, True)
     inside = mh.train(*arguments, **settings)
-    monkeypatch.setattr(_subspace, "MIN_SIZE", 1 << 60)
+    pays(monkeypatch, False)
     plain = mh.train(*arguments, **settings)
     assert inside.subspace is not None
     assert plain.subspace is None
@@ -229,7 +235,7 @@ def test_runs(monkeypatch, shared):
     inside, plain = both(monkeypatch, model, data, **settings)
     same_runs(inside, plain)
     assert inside.subspace.basis.ndim == (2 if shared else 3)
-    monkeypatch.setattr(_subspace, "MIN_SIZE", 0)
+    pays(monkeypatch, True)
     one = data if shared else data.run(1)
     alone = mh.train(inside[1], one, steps=2, test=test)
     together = mh.train(inside, data, steps=2, test=test)
@@ -241,7 +247,7 @@ def test_one_training_goes_on_as_several(monkeypatch):
     settings = {"optimizer": MOMENTUM, "record": ("loss", "distance")}
     begun = both(monkeypatch, classifier(), samples(), steps=3, **settings)
     rates = mh.Momentum([0.1, 0.2], 0.8)
-    monkeypatch.setattr(_subspace, "MIN_SIZE", 0)
+    pays(monkeypatch, True)
     several = [mh.train(run, samples(), steps=3, optimizer=rates) for run in begun]
     assert several[0].subspace is not None
     same_runs(*several)
@@ -295,9 +301,9 @@ def test_checkpoint_and_exception(tmp_path):
 
 
 def test_callback_sees_the_whole_model(monkeypatch):
-    seen = {0: [], 1 << 60: []}
-    for least, models in seen.items():
-        monkeypatch.setattr(_subspace, "MIN_SIZE", least)
+    seen = {True: [], False: []}
+    for inside, models in seen.items():
+        pays(monkeypatch, inside)
         mh.train(
             classifier(), samples(), steps=4, optimizer=MOMENTUM,
             callback=lambda _, model, models=models: models.append(model),
@@ -334,6 +340,26 @@ def test_where_it_does_not_pay(monkeypatch):
     assert mh.train(classifier(), samples(), steps=3, optimizer=MOMENTUM).subspace is None
 
 
+def test_a_few_steps_do_not_pay():
+    """The basis of 100 tokens takes as long as some steps of rank 1; distinct ones count."""
+    d, n = 600, 50
+    W = mh.LowRank(draw(1, d, 1, seed=2) / d**0.5)
+    model = mh.Classifier(W, draw(1, 1, d, seed=3), query=0)
+    data = mh.Dataset(draw(n, 2, d, seed=1), labels(n))
+    few = mh.Dataset(np.tile(data.X[:5], (10, 1, 1)), labels(n))
+    entered = [
+        mh.train(model, each, steps=steps, optimizer=MOMENTUM).subspace is not None
+        for each in (data, few)
+        for steps in (4, 400)
+    ]
+    assert entered == [False, True, True, True]
+    # Tokens whose first coordinates are equal are told apart by the others.
+    X = np.array(data.X)
+    X[..., : _subspace.FIRST] = 1.0
+    run = mh.train(model, mh.Dataset(X, data.y), steps=4, optimizer=MOMENTUM)
+    assert run.subspace is None
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_factors_count_as_their_product(tied):
     """A step of rank 1 grows with the dimension of the tokens as one of a full W does."""
@@ -343,9 +369,9 @@ def test_factors_count_as_their_product(tied):
     W = mh.LowRank(factors[0], None if tied else factors[1])
     model = mh.Classifier(W, draw(1, 1, d, seed=3), query=0)
     data = mh.Dataset(X, labels(N))
-    run = mh.train(model, data, steps=2, optimizer=MOMENTUM)
+    run = mh.train(model, data, steps=20, optimizer=MOMENTUM)
     assert run.subspace.basis.shape == (d, N * T)
-    want, _ = mh.reference.train(model, X, data.y, steps=2, optimizer=MOMENTUM)
+    want, _ = mh.reference.train(model, X, data.y, steps=20, optimizer=MOMENTUM)
     for name in model.parameters:
         close(getattr(run.model, name), getattr(want, name), 1e-12)
 
@@ -428,7 +454,7 @@ def far():
 
 
 def test_the_part_outside_is_a_difference_of_squares_or_summed(monkeypatch):
-    monkeypatch.setattr(_subspace, "MIN_SIZE", 0)
+    pays(monkeypatch, True)
     model = classifier()
     inside = mh.train(model, samples(), steps=1, optimizer=mh.GradientDescent(0.3)).subspace
     rest = float(inside.rest(model))
