@@ -170,7 +170,7 @@ void scores_lanes(const ScoreArguments<real>& in) {
                                          {p + first * p_unit, p_k, 0, p_unit},
                                          {x, L, row, 0, T * row},
                                          {in.s + at, L, weights, in.unit_stride}});
-    if (!readouts) return;
+    if (!readouts || !in.ut) return;
     const Product<real> product{{q, T, d, 1, count},
                                 {in.ut + first * in.ut_unit, in.ut_k, 0, in.ut_unit},
                                 {x, L, row, 0, T * row},

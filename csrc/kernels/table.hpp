@@ -86,8 +86,8 @@ struct ScoreArguments {
   int rank;        // of factors, or 0
   const real* kt;  // then K^T (rank, d)
   real scale;
-  const real* ut;  // U transposed: (d, q), rows as lanes: (d, qL), or null: c is there; from
-                   // feature to feature `ut_k`
+  const real* ut;  // U transposed: (d, q), rows as lanes (d, qL), from feature to feature `ut_k`;
+                   // or null: c is there
   std::ptrdiff_t ut_k, ut_unit;  // from unit to unit: 0 where all have the same
   bool ut_laned;                 // ut holds vectors, one number for each lane
   const real* x;                 // packed keys

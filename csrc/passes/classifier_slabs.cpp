@@ -59,7 +59,7 @@ HeadMemory<real> ClassifierSlabs<real>::memory_of(const Slab<real>& slab, int th
 }
 
 template <class real>
-void ClassifierSlabs<real>::run_scores(Pass pass, const Slab<real>& slab,
+void ClassifierSlabs<real>::run_scores(Pass pass, const Slab<real>& slab, int thread,
                                        const HeadMemory<real>& memory) const {
   const bool keeps = pass == Pass::kOwnOutputs && this->keeps_weights();
   const bool gaps = state_.options.finds_gaps(pass) || (keeps && state_.options.gaps);
@@ -70,9 +70,21 @@ void ClassifierSlabs<real>::run_scores(Pass pass, const Slab<real>& slab,
                                                                        : RowMode::kDerivative;
   const int held = state_.entries_held(slab);
   for (int h = 0; h < state_.data.shape.H; h += slab.heads)
-    steps_.run_scores(steps_.scores(mode, h, slab, memory,
-                                    of_head(memory, h, slab, keep && mode != RowMode::kReadout),
-                                    gaps ? memory.gap + h * held : nullptr));
+    score_head(mode, h, slab, thread, memory,
+               of_head(memory, h, slab, keep && mode != RowMode::kReadout),
+               gaps ? memory.gap + h * held : nullptr);
+}
+
+template <class real>
+void ClassifierSlabs<real>::score_head(RowMode mode, int head, const Slab<real>& slab, int thread,
+                                       const HeadMemory<real>& memory, const ScoreMemory<real>& to,
+                                       real* gap) const {
+  ScoreArguments<real> in = steps_.scores(mode, head, slab, memory, to, gap);
+  if (this->projections_.exist()) {
+    this->projections_.take_factors(head, thread, in);
+    this->projections_.load_readout(head, slab, thread, in.c);
+  }
+  steps_.run_scores(in);
 }
 
 template <class real>
@@ -80,11 +92,12 @@ void ClassifierSlabs<real>::run_slab(Pass pass, int chunk, const Slab<real>& sla
   const HeadMemory<real> memory = memory_of(slab, thread);
   const Outputs& outputs = outputs_[thread];
   const int count = state_.entries(slab);
+  if (this->projections_.exist()) this->projections_.load(slab, is_gradient(pass), thread);
   // Weights that are not kept are computed again with the gradient.
   const bool later = state_.own.takes_blocks() && pass == Pass::kGradient && !state_.plan.keep &&
                      !state_.options.gaps;
   if (!this->knows_outputs(pass) && !later) {
-    run_scores(pass, slab, memory);
+    run_scores(pass, slab, thread, memory);
     state_.kernels.sum_readouts({count, state_.data.shape.H, memory.scores.readout,
                                  state_.entries_held(slab),
                                  1.0 / readout_of(state_.data.shape).divisor, outputs.value});
@@ -101,7 +114,7 @@ void ClassifierSlabs<real>::run_slab(Pass pass, int chunk, const Slab<real>& sla
   }
   measure(pass, chunk, slab, thread);
   if (state_.options.gathers_scales(pass)) steps_.gather_scales(chunk, slab, memory);
-  if (is_gradient(pass)) differentiate(pass, chunk, slab, memory, outputs.derivative);
+  if (is_gradient(pass)) differentiate(pass, chunk, slab, thread, memory, outputs.derivative);
 }
 
 /// Loss and its derivatives of a slab whose outputs are known.
@@ -140,22 +153,27 @@ void ClassifierSlabs<real>::scale_weights(const Slab<real>& slab, const real* fa
 
 /// Gradients of a slab whose loss is known.
 template <class real>
-void ClassifierSlabs<real>::differentiate(Pass pass, int chunk, const Slab<real>& slab,
+void ClassifierSlabs<real>::differentiate(Pass pass, int chunk, const Slab<real>& slab, int thread,
                                           const HeadMemory<real>& memory,
                                           const real* derivative) const {
   const PassOptions& options = state_.options;
   const int held = state_.entries_held(slab);
   const bool scaled = pass == Pass::kScaledGradient, by_weights = scales_weights(scaled);
-  const real* keys = by_weights ? slab.x
-                     : scaled   ? nullptr
-                                : steps_.scale_keys(slab, derivative, memory);
+  const bool projected = this->projections_.exist();
+  const real* keys = by_weights            ? slab.x
+                     : scaled || projected ? nullptr
+                                           : steps_.scale_keys(slab, derivative, memory);
   for (int h = 0; h < state_.data.shape.H; h += slab.heads) {
     const ScoreMemory<real> to = of_head(memory, h, slab, state_.plan.keep);
     real *a = options.wrt_readout ? to.s : nullptr, *dd = options.wrt_W ? to.c : nullptr;
     real* gap = options.gaps ? memory.gap + h * held : nullptr;
     if (!state_.plan.keep)
-      steps_.run_scores(steps_.scores(scaled ? RowMode::kScaled : RowMode::kDerivative, h, slab,
-                                      memory, to, gap));
+      score_head(scaled ? RowMode::kScaled : RowMode::kDerivative, h, slab, thread, memory, to,
+                 gap);
+    if (projected) {
+      differentiate_projected(scaled, chunk, h, slab, thread, memory, to, derivative);
+      continue;
+    }
     // The keys, or else the weights, times factors.
     const auto scale = [&](const real* factors, real* weights) {
       if (!by_weights) return steps_.scale_keys(slab, factors, memory);
@@ -179,6 +197,26 @@ void ClassifierSlabs<real>::differentiate(Pass pass, int chunk, const Slab<real>
       steps_.accumulate(chunk, h, slab, a, nullptr, scale(factors, a), memory);
     }
   }
+}
+
+/// The gradients of a head by factors and U, whose tokens A and D are multiplied with.
+template <class real>
+void ClassifierSlabs<real>::differentiate_projected(bool scaled, int chunk, int head,
+                                                    const Slab<real>& slab, int thread,
+                                                    const HeadMemory<real>& memory,
+                                                    const ScoreMemory<real>& to,
+                                                    const real* derivative) const {
+  const PassOptions& options = state_.options;
+  const real* gap = scaled ? memory.gap + head * state_.entries_held(slab) : nullptr;
+  const auto factors = [&](const real* gaps, const double* log_scale) {
+    return scaled ? steps_.scaled_factors(slab, gaps, log_scale, derivative, memory) : derivative;
+  };
+  if (options.wrt_W)
+    this->projections_.add_factors(chunk, head, slab, thread, to.c,
+                                   factors(gap, state_.scales.log_of_W(head)));
+  if (options.wrt_readout)
+    this->projections_.add_readout(chunk, head, slab, thread, to.s, nullptr,
+                                   factors(nullptr, state_.scales.log_of_readout()));
 }
 
 /// Whether a slab's gradients take the derivatives of the loss with A and D of every head, not with

@@ -28,13 +28,19 @@ class ClassifierSlabs final : public SlabPass<real> {
   void lay_out_readout(Arena& layout, int thread, std::size_t units) override;
   double kept_bytes(std::size_t units) const override;
   HeadMemory<real> memory_of(const Slab<real>& slab, int thread) const;
-  void run_scores(Pass pass, const Slab<real>& slab, const HeadMemory<real>& memory) const;
+  void run_scores(Pass pass, const Slab<real>& slab, int thread,
+                  const HeadMemory<real>& memory) const;
+  void score_head(RowMode mode, int head, const Slab<real>& slab, int thread,
+                  const HeadMemory<real>& memory, const ScoreMemory<real>& to, real* gap) const;
   void measure(Pass pass, int chunk, const Slab<real>& slab, int thread);
   void run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) override;
   ScoreMemory<real> of_head(const HeadMemory<real>& memory, int head, const Slab<real>& slab,
                             bool kept) const;
-  void differentiate(Pass pass, int chunk, const Slab<real>& slab, const HeadMemory<real>& memory,
-                     const real* derivative) const;
+  void differentiate(Pass pass, int chunk, const Slab<real>& slab, int thread,
+                     const HeadMemory<real>& memory, const real* derivative) const;
+  void differentiate_projected(bool scaled, int chunk, int head, const Slab<real>& slab, int thread,
+                               const HeadMemory<real>& memory, const ScoreMemory<real>& to,
+                               const real* derivative) const;
   bool scales_weights(bool scaled) const;
   void scale_weights(const Slab<real>& slab, const real* factors, real* weights) const;
 

@@ -137,7 +137,7 @@ std::ptrdiff_t GradientLanes<real>::scratch_size(std::ptrdiff_t units, int rows)
   const bool features = state_.plan.features_are_lanes();
   const std::ptrdiff_t samples =
       features ? round_up(units * state_.lanes.samples_in_unit, state_.lanes.lanes) : units;
-  if (state_.gradients.has_rows()) return 0;
+  if (state_.gradients.has_rows() || state_.gradients.of_projections()) return 0;
   return row_size(units) * rows +
          (state_.gradients.has_factors()
               ? factor_scratch(samples * rows, s.rank, s.d, state_.lanes.lanes, features)

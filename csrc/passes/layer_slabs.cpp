@@ -21,7 +21,8 @@ void LayerSlabs<real>::lay_out_readout(Arena& layout, int thread, std::size_t un
   const std::size_t rows = units * steps_.rows_size();  // vectors of rows, in numbers
   Outputs& of = outputs_[thread];
   of.largest = layout.take<double>(units * state_.lanes.lanes);
-  of.ax = layout.take<real>((options.gradient ? this->block_ * s.H : 1) * rows * s.d);
+  const std::size_t attended = options.gradient ? this->block_ * s.H : 1;
+  of.ax = layout.take<real>(this->projections_.exist() ? 0 : attended * rows * s.d);
   of.f = layout.take<real>(rows * s.p);
   of.g = layout.take<real>(options.gradient ? rows * s.p : 0);
   of.scaled_g = layout.take<real>(options.gaps ? rows * s.p : 0);
@@ -81,6 +82,21 @@ LayerArguments<real> LayerSlabs<real>::layer(int head, const Slab<real>& slab, i
   in.g = of.g;
   in.ut = of.ut;
   in.c = scores.c;
+  if (!this->projections_.exist()) return in;
+  in.d = s.p;  // tokens are those of an identity
+  in.v = in.vt = nullptr;
+  in.x = this->projections_.values(head, thread);
+  return in;
+}
+
+/// Scores of a head, without C.
+template <class real>
+ScoreArguments<real> LayerSlabs<real>::scores_of(RowMode mode, int head, const Slab<real>& slab,
+                                                 int thread, const Memory& memory,
+                                                 real* gap) const {
+  ScoreArguments<real> in =
+      steps_.scores(mode, head, slab, memory.heads, of_head(head, slab, memory), gap);
+  if (this->projections_.exist()) this->projections_.take_factors(head, thread, in);
   return in;
 }
 
@@ -102,9 +118,8 @@ void LayerSlabs<real>::run_outputs(bool gaps, const Slab<real>& slab, int thread
                                    const Memory& memory) const {
   const int held = state_.entries_held(slab);
   for (int h = 0; h < state_.data.shape.H; ++h) {
-    steps_.run_scores(steps_.scores(RowMode::kWeights, h, slab, memory.heads,
-                                    of_head(h, slab, memory),
-                                    gaps ? memory.heads.gap + h * held : nullptr));
+    steps_.run_scores(scores_of(RowMode::kWeights, h, slab, thread, memory,
+                                gaps ? memory.heads.gap + h * held : nullptr));
     LayerArguments<real> in = layer(h, slab, thread, memory);
     in.add = h > 0;
     layer_outputs_(in);
@@ -116,6 +131,7 @@ void LayerSlabs<real>::run_slab(Pass pass, int chunk, const Slab<real>& slab, in
   const Memory memory = memory_of(slab, thread);
   Outputs& of = outputs_[thread];
   const bool gaps = state_.options.gathers_scales(pass);
+  if (this->projections_.exist()) this->projections_.load(slab, is_gradient(pass), thread);
   if (!this->knows_outputs(pass)) {
     const bool keeps_gaps =
         pass == Pass::kOwnOutputs && state_.options.gaps && this->keeps_weights();
@@ -141,6 +157,10 @@ template <class real>
 void LayerSlabs<real>::add_readout_gradient(int chunk, int head, const Slab<real>& slab, int thread,
                                             const Memory& memory, const real* g) const {
   LayerArguments<real> in = layer(head, slab, thread, memory);
+  if (this->projections_.exist()) {
+    std::fill_n(memory.heads.factors, state_.entries_held(slab), real(1));  // they are in g
+    return this->projections_.add_readout(chunk, head, slab, thread, in.a, g, memory.heads.factors);
+  }
   in.g = g;
   in.gv = state_.gradients.readout(chunk, head, slab.laned);
   in.add = !slab.first || slab.follows;
@@ -154,8 +174,16 @@ ScoreArguments<real> LayerSlabs<real>::scores_of_upstream(RowMode mode, int head
                                                           const Slab<real>& slab, int thread,
                                                           const Memory& memory, real* gap) const {
   const std::ptrdiff_t rows = std::ptrdiff_t(slab.rows) * state_.lanes.lanes;
-  ScoreArguments<real> in =
-      steps_.scores(mode, head, slab, memory.heads, of_head(head, slab, memory), gap);
+  ScoreArguments<real> in = scores_of(mode, head, slab, thread, memory, gap);
+  if (this->projections_.exist()) {  // which have other keys
+    const std::ptrdiff_t L = state_.lanes.lanes, row = state_.data.shape.p * L;
+    state_.kernels.product_lanes(
+        {{slab.rows, slab.keys, state_.data.shape.p, 1, slab.units},
+         {outputs_[thread].ut, slab.units * rows, 0, rows},
+         {this->projections_.values(head, thread), L, row, 0, slab.keys * row},
+         {in.c, L, rows, in.unit_stride}});
+    return in;
+  }
   in.ut = outputs_[thread].ut;
   in.ut_k = slab.units * rows;
   in.ut_unit = rows;
@@ -163,14 +191,26 @@ ScoreArguments<real> LayerSlabs<real>::scores_of_upstream(RowMode mode, int head
   return in;
 }
 
+/// Adds one head's gradient by W or its factors, from D and keys times the factors of the entries,
+/// or from D times these.
+template <class real>
+void LayerSlabs<real>::add_weight_gradient(int chunk, int head, const Slab<real>& slab, int thread,
+                                           const Memory& memory, const real* keys,
+                                           const real* factors) const {
+  const real* const dd = memory.heads.scores.c;
+  if (!this->projections_.exist())
+    return steps_.accumulate(chunk, head, slab, nullptr, dd, keys, memory.heads);
+  this->projections_.add_factors(chunk, head, slab, thread, dd, factors);
+}
+
 template <class real>
 void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thread,
                                      const Memory& memory) const {
   const real* keys = slab.x;
-  if (state_.options.wrt_W && state_.plan.features_are_lanes()) {
-    std::fill_n(memory.heads.factors, state_.entries_held(slab), real(1));
+  const bool projected = this->projections_.exist();
+  std::fill_n(memory.heads.factors, state_.entries_held(slab), real(1));
+  if (state_.options.wrt_W && state_.plan.features_are_lanes() && !projected)
     keys = steps_.scale_keys(slab, memory.heads.factors, memory.heads);
-  }
   const RowMap map = state_.data.row_map;
   // The derivative of linear weights does not depend on the logits.
   const bool is_linear = map.name == RowMapName::kLinear && !state_.data.is_limited();
@@ -187,7 +227,7 @@ void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thre
       else  // needs the logits
         steps_.run_scores(
             scores_of_upstream(RowMode::kDerivative, h, slab, thread, memory, nullptr));
-      steps_.accumulate(chunk, h, slab, nullptr, memory.heads.scores.c, keys, memory.heads);
+      add_weight_gradient(chunk, h, slab, thread, memory, keys, memory.heads.factors);
     }
     if (state_.options.wrt_readout)
       add_readout_gradient(chunk, h, slab, thread, memory, outputs_[thread].g);
@@ -218,8 +258,9 @@ void LayerSlabs<real>::differentiate_scaled(int chunk, const Slab<real>& slab, i
     steps_.run_scores(scores_of_upstream(RowMode::kScaled, h, slab, thread, memory, gap));
     const real* factors =
         steps_.scaled_factors(slab, gap, state_.scales.log_of_W(h), nullptr, heads);
-    steps_.accumulate(chunk, h, slab, nullptr, heads.scores.c,
-                      steps_.scale_keys(slab, factors, heads), heads);
+    const bool projected = this->projections_.exist();
+    const real* keys = projected ? nullptr : steps_.scale_keys(slab, factors, heads);
+    add_weight_gradient(chunk, h, slab, thread, memory, keys, factors);
   }
 }
 

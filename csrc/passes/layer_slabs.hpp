@@ -38,6 +38,10 @@ class LayerSlabs final : public SlabPass<real> {
   Memory memory_of(const Slab<real>& slab, int thread) const;
   void run_outputs(bool gaps, const Slab<real>& slab, int thread, const Memory& memory) const;
   void run_slab(Pass pass, int chunk, const Slab<real>& slab, int thread) override;
+  ScoreArguments<real> scores_of(RowMode mode, int head, const Slab<real>& slab, int thread,
+                                 const Memory& memory, real* gap) const;
+  void add_weight_gradient(int chunk, int head, const Slab<real>& slab, int thread,
+                           const Memory& memory, const real* keys, const real* factors) const;
   ScoreArguments<real> scores_of_upstream(RowMode mode, int head, const Slab<real>& slab,
                                           int thread, const Memory& memory, real* gap) const;
   LayerArguments<real> layer(int head, const Slab<real>& slab, int thread,

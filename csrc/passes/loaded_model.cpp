@@ -19,7 +19,8 @@ LoadedModel<real>::LoadedModel(const Kernels<real>& kernels, const Shape& shape,
       query_size_(shape.d * lanes_.rows(shape.q)),
       transposed_size_(std::ptrdiff_t(width) * of_.columns *
                        (lanes_.laned ? of_.rows : round_up(of_.rows, kernels.lanes))),
-      has_factor_gradients_(mhfast::has_factor_gradients(shape, plan.kind, kernels.lanes)),
+      has_factor_gradients_(mhfast::has_factor_gradients(shape, plan.kind, kernels.lanes) &&
+                            !has_projections(shape)),
       w_size_(std::ptrdiff_t(shape.d) * shape.first_columns() * width),
       gradient_factor_size_(shape.d * (plan.features_are_lanes()
                                            ? round_up(shape.rank, kernels.lanes)

@@ -16,8 +16,9 @@ PartialGradients<real>::PartialGradients(const Kernels<real>& kernels, const Sha
       chunks_(plan.chunks),
       width_(width),
       features_are_lanes_(plan.features_are_lanes()),
-      readout_by_features_(features_are_lanes_ &&
-                           !(shape.is_layer() && plan.kind == PlanKind::kHybrid)),
+      of_projections_(plan.kind == PlanKind::kHybrid && has_projections(shape)),
+      readout_by_features_(features_are_lanes_ && (of_projections_ || !shape.is_layer() ||
+                                                   plan.kind != PlanKind::kHybrid)),
       has_factors_(has_factor_gradients(shape, plan.kind, kernels.lanes)),
       has_rows_(options.wrt_W && has_row_gradients(shape, plan.kind)),
       part_(partial_gradient(shape, plan.kind, kernels.lanes)),
@@ -40,6 +41,10 @@ void PartialGradients<real>::lay_out(Arena& layout) {
   if (s.attended) {
     transposed_ = layout.take<real>(s.is_layer() ? s.H * of_.rows * std::size_t(of_.columns) : 0);
     return;
+  }
+  if (of_projections_) {
+    transposed_size_ = std::ptrdiff_t(std::max(s.rank, s.p)) * s.d;
+    transposed_ = layout.take<real>(s.H * transposed_size_);
   }
   rows_ = layout.take<real>(has_rows_ ? std::size_t(s.H) * s.n * s.q * rows_row_ : 0);
   shared_ = layout.take<real>(s.shared_query ? std::size_t(s.H) * s.q * s.d * width_ : 0);
@@ -125,6 +130,15 @@ void PartialGradients<real>::sum_chunks(const real* partial, int rows, int colum
   kernels_.reduce_features({partial, part_.size, chunks_, rows, columns, out});
 }
 
+/// Of a head, from (columns, dL) of each chunk to (d, columns).
+template <class real>
+void PartialGradients<real>::sum_transposed(const real* partial, int head, int columns,
+                                            real* out) const {
+  real* const sum = transposed_ + head * transposed_size_;
+  sum_chunks(partial, columns, shape_.d, true, sum);
+  kernels_.pack_rows(sum, columns, shape_.d, columns, out);
+}
+
 /// The gradients of one head by its factors, from those of the chunks or, of a shared query z, from
 /// E = D X summed over samples: z^T (E K) and E^T (z Q).
 template <class real>
@@ -148,7 +162,10 @@ void PartialGradients<real>::reduce_factors(const LoadedModel<real>& model,
   } else if (has_factors_) {
     const auto sum = [&](const real* partial, real* out) {
       if (!out) return;
-      sum_chunks(partial, d, r, features_are_lanes_, out);
+      if (of_projections_)
+        sum_transposed(partial, head, r, out);
+      else
+        sum_chunks(partial, d, r, features_are_lanes_, out);
       if (model.scale() != real(1))
         for (std::ptrdiff_t i = 0; i < size; ++i) out[i] *= model.scale();
     };
@@ -242,9 +259,12 @@ void PartialGradients<real>::reduce(const LoadedModel<real>& model, const real* 
       if (model.scale() != real(1))
         for (std::ptrdiff_t i = 0; i < dd * width_; ++i) out[i] *= model.scale();
     }
-    if (to.readout && !words)
-      sum_chunks(readout(0, h), of_.rows, of_.columns, readout_by_features_,
-                 to.readout + std::ptrdiff_t(h) * of_.rows * of_.columns * width_);
+    real* const by_readout =
+        to.readout ? to.readout + std::ptrdiff_t(h) * of_.rows * of_.columns * width_ : nullptr;
+    if (by_readout && of_projections_ && s.is_layer())
+      sum_transposed(readout(0, h), h, s.p, by_readout);
+    else if (by_readout && !words)
+      sum_chunks(readout(0, h), of_.rows, of_.columns, readout_by_features_, by_readout);
     if (!to.words_by_scores) continue;
     real* const sum = table_.sum + h * table_.sum_size;
     const int queries = s.shared_query ? s.q : s.words;

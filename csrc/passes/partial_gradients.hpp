@@ -36,6 +36,8 @@ class PartialGradients {
     return laned ? laned + at * kernels_.lanes : partial_ + chunk * part_.size + at;
   }
   bool has_factors() const { return has_factors_; }
+  /// Whether all parts are transposed: those by Q and K are (r, dL), and that by V (p, dL).
+  bool of_projections() const { return of_projections_; }
   /// From the gradient by Q to that by K, which follows; of tied factors both are added to the
   /// same.
   std::ptrdiff_t to_k(bool tied) const { return tied ? 0 : part_.weight_head / 2; }
@@ -79,13 +81,14 @@ class PartialGradients {
   real* sum_table(const real* partial, int columns, real* scratch) const;
   void reduce_factors(const LoadedModel<real>& model, const GradientOut<real>& to, int head) const;
   void sum_chunks(const real* partial, int rows, int columns, bool features, real* out) const;
+  void sum_transposed(const real* partial, int head, int columns, real* out) const;
 
   const Kernels<real>& kernels_;
   const Shape shape_;
   const Readout of_;
   const PassOptions options_;
   const int chunks_, width_;
-  const bool features_are_lanes_, readout_by_features_, has_factors_, has_rows_;
+  const bool features_are_lanes_, of_projections_, readout_by_features_, has_factors_, has_rows_;
   const PartialGradient part_;
   struct {
     std::ptrdiff_t begin = 0, size = 0;
@@ -96,7 +99,9 @@ class PartialGradients {
   real* dense_ = nullptr;       // by W, where only its factors have gradients to go to: (H, d, d)
   real* shared_ = nullptr;      // D X summed over samples, where the query is shared: (H, q, d)
   real* shared_k_ = nullptr;    // that times K: (H, q, r)
-  real* transposed_ = nullptr;  // of a layer's attended tokens, by V: (H, p, d)
+  real* transposed_ = nullptr;  // of a layer's attended tokens, by V: (H, p, d); of projections
+                                // also by a factor (H, r, d)
+  std::ptrdiff_t transposed_size_ = 0;
   /// Of words, for each head: a sum of tables, words in rows of whole vectors, products of the two.
   struct {
     real *sum = nullptr, *words = nullptr, *product = nullptr;

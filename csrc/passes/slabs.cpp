@@ -7,6 +7,7 @@ SlabPass<real>::SlabPass(PassState<real>& state, const Sizes& sizes)
     : ChunkPass<real>(state),
       sizes_(sizes),
       steps_(state, sizes.rows),
+      projections_(state),
       workspaces_(state.threads, Workspace(WordLists<real>(state, sizes.rows))),
       key_size_(state.data.has_words() ? 0
                                        : state.data.shape.d * state.lanes.rows(state.data.shape.T)),
@@ -59,8 +60,9 @@ void SlabPass<real>::lay_out(Arena& layout) {
     workspace.own.lay_out(layout, block * own);
     workspace.words.lay_out(layout, units);
     lay_out_readout(layout, thread, units);
+    if (projections_.exist()) projections_.lay_out(layout, thread, units);
     if (!state_.options.gradient) continue;
-    heads.keys = layout.take<real>(steps_.row_size(units) * s.T);
+    heads.keys = layout.take<real>(projections_.exist() ? 0 : steps_.row_size(units) * s.T);
     heads.e = layout.take<real>(steps_.scratch_size(units, s.q * sizes_.heads));
   }
 }
@@ -104,6 +106,17 @@ void SlabPass<real>::pack(const real* from, std::ptrdiff_t run, int rows, int co
   }
 }
 
+/// The same of tokens, `rows` of a sample.
+template <class real>
+void SlabPass<real>::pack_tokens(const real* from, std::ptrdiff_t run, int rows,
+                                 std::ptrdiff_t first, std::ptrdiff_t last, real* to) const {
+  const Shape& s = state_.data.shape;
+  if (!projections_.packs_rows()) return pack(from, run, rows, s.d, first, last, to);
+  const std::ptrdiff_t L = state_.lanes.lanes, size = std::ptrdiff_t(rows) * s.d;
+  for (std::ptrdiff_t u = first; u < last; ++u, to += L * size)
+    projections_.pack(from + u * L * size, int(std::min<std::ptrdiff_t>(L, s.n - u * L)), rows, to);
+}
+
 template <class real>
 void SlabPass<real>::pack_all(const Member& member) {
   if (!packed_) return;
@@ -113,9 +126,9 @@ void SlabPass<real>::pack_all(const Member& member) {
   const std::ptrdiff_t first = units * member.index / member.count,
                        last = units * (member.index + 1) / member.count;
   if (!data.has_words())
-    pack(data.x, data.run.x, s.T, s.d, first, last, packed_->x + first * key_size_);
+    pack_tokens(data.x, data.run.x, s.T, first, last, packed_->x + first * key_size_);
   if (packed_->z != packed_->x)
-    pack(data.z, data.run.z, s.q, s.d, first, last, packed_->z + first * query_size_);
+    pack_tokens(data.z, data.run.z, s.q, first, last, packed_->z + first * query_size_);
   if (targets && data.y)
     pack(data.y, data.run.y, int(data.targets), 1, first, last, packed_->y + first * targets);
 }
@@ -183,8 +196,8 @@ Slab<real> SlabPass<real>::open_slab(std::ptrdiff_t first, std::ptrdiff_t last,
     slab.z = data.self ? slab.x : packed_->z + first * query_size_;
     slab.y = packed_->y + first * sizes_.unit_targets;
   } else {
-    if (!data.has_words()) pack(data.x, data.run.x, s.T, s.d, first, last, workspace.x);
-    if (workspace.z != workspace.x) pack(data.z, data.run.z, s.q, s.d, first, last, workspace.z);
+    if (!data.has_words()) pack_tokens(data.x, data.run.x, s.T, first, last, workspace.x);
+    if (workspace.z != workspace.x) pack_tokens(data.z, data.run.z, s.q, first, last, workspace.z);
     if (sizes_.unit_targets && data.y)
       pack(data.y, data.run.y, int(data.targets), 1, first, last, workspace.y);
     slab.x = workspace.x;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "head_steps.hpp"
+#include "projections.hpp"
 #include "word_lists.hpp"
 
 namespace mhfast {
@@ -76,6 +77,7 @@ class SlabPass : public ChunkPass<real> {
   using ChunkPass<real>::state_;
   const Sizes sizes_;
   const HeadSteps<real> steps_;
+  Projections<real> projections_;
   std::vector<Workspace> workspaces_;
   int block_ = 1;  // slabs of a block
 
@@ -94,6 +96,8 @@ class SlabPass : public ChunkPass<real> {
   Slab<real> open_slab(std::ptrdiff_t first, std::ptrdiff_t last, const Workspace& workspace) const;
   void pack(const real* from, std::ptrdiff_t run, int rows, int columns, std::ptrdiff_t first,
             std::ptrdiff_t last, real* to) const;
+  void pack_tokens(const real* from, std::ptrdiff_t run, int rows, std::ptrdiff_t first,
+                   std::ptrdiff_t last, real* to) const;
   void find_limits(const Slab<real>& slab, real* to) const;
 
   const std::ptrdiff_t key_size_, query_size_;  // a unit's packed keys and queries

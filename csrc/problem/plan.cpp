@@ -115,6 +115,15 @@ struct Cost {
                     : D * product_cycles(rows, F, keys) + by_queries_of_rows(rows));
     return std::ceil(double(s.q) / rows) * a_tile + of_keys(keys_first);
   }
+  double projections() const {  // for a block
+    const double samples = std::min<double>(L, double(s.n)), T = s.T, q = s.q;
+    const double r = s.rank, c = projected_columns(s), columns = T * (r + c) + q * r;
+    const double before = product_cycles(2 * r + c, vectors(std::ptrdiff_t(samples * T)), s.d);
+    const double after = product_cycles(2 * r + c, vectors(s.d), samples * T);
+    const double of_weights = q * T * (3 * r + 3 * c) * kLanedProductCycles;
+    return before + after + of_weights + kGatherCycles * samples * columns +
+           softmax_cycles(q, T, bytes, L);
+  }
   /// Of a row of attended tokens: outputs, their losses, and the gradient.
   double attended() const {
     const double vectors = this->vectors(AttendedRows(s, L).size), p = s.row_outputs();
@@ -299,6 +308,10 @@ Prediction predict_layer(const Shape& s, const Cost& cost) {
     return result;
   }
   result.cycles[int(PlanKind::kRuns)] = H * n * Cost{dense(s), cost.registers}.layer() / cost.L;
+  if (has_projections(s)) {
+    result.set(PlanKind::kHybrid, cost, blocks, H * blocks * cost.projections());
+    return result;
+  }
   result.set(PlanKind::kSamples, cost, blocks, H * blocks * cost.layer());
   if (layer_rows(s, cost.bytes, cost.L) == s.q)
     result.set(PlanKind::kHybrid, cost, blocks, H * blocks * cost.layer_hybrid());
@@ -315,6 +328,10 @@ Prediction predict_classifier(const Shape& s, const Cost& cost) {
     return result;
   }
   result.cycles[int(PlanKind::kRuns)] = H * n * Cost{dense(s), cost.registers}.runs() / cost.L;
+  if (has_projections(s)) {
+    result.set(PlanKind::kHybrid, cost, blocks, H * blocks * cost.projections());
+    return result;
+  }
   const auto fits = [&](PlanKind kind) {
     const bool samples_are_lanes = kind != PlanKind::kRows;
     return s.shared_query ||
@@ -372,7 +389,7 @@ void size_layer(const Shape& s, int bytes, int lanes, Plan& plan) {
     return size_layer_rows(s, bytes, lanes, plan);
   size_slabs(s, bytes, lanes, plan);
   plan.keep = true;
-  plan.tile = layer_rows(s, bytes, lanes);
+  plan.tile = has_projections(s) ? s.q : layer_rows(s, bytes, lanes);
   if (plan.tile < s.q) plan.slab = 1;
 }
 
@@ -531,13 +548,21 @@ bool has_keys_first(const Shape& s) {
   return s.T >= kLongTokens && s.q >= kLongTokens;
 }
 
+bool has_projections(const Shape& s) {
+  if (s.rank == 0 || s.words > 0 || s.attended || s.shared_query || s.identity_v) return false;
+  if (s.q < 2 || has_keys_first(s)) return false;
+  return s.d >= kProjectedFeatures && std::ptrdiff_t(s.T) * s.q <= kProjectedWeights &&
+         projected_columns(s) <= s.d / kFactorColumns;
+}
+
 bool has_gradients_of_keys(const Shape& s, int lanes) {
   return has_keys_first(s) && kFactorColumns * round_up(s.rank, lanes) <= round_up(s.d, lanes);
 }
 
 bool has_factor_gradients(const Shape& s, PlanKind kind, int lanes) {
   if (s.rank == 0 || s.shared_query) return false;
-  if (features_are_lanes(kind) && has_gradients_of_keys(s, lanes)) return true;
+  if (features_are_lanes(kind) && (has_gradients_of_keys(s, lanes) || has_projections(s)))
+    return true;
   if (!features_are_lanes(kind)) return kGradientColumns * s.rank <= s.d;
   const double of_factor = double(kGradientColumns * round_up(s.rank, lanes));
   return of_factor + kTransposeCycles / kSharedProductCycles * 2 <= round_up(s.d, lanes);
@@ -580,6 +605,7 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
     part.readout_head = s.words * part.readout_row;
   } else {
     const bool factors = has_factor_gradients(s, kind, lanes);
+    const bool transposed = kind == PlanKind::kHybrid && has_projections(s);
     part.weight_row = row(factors ? s.rank : s.d);
     part.readout_row = row(readout.columns);
     if (s.is_layer() && kind == PlanKind::kHybrid) part.readout_row = readout.columns;
@@ -589,6 +615,11 @@ PartialGradient partial_gradient(const Shape& s, PlanKind kind, int lanes) {
                                                                      : s.d) *
                        part.weight_row;
     part.readout_head = readout.rows * part.readout_row;
+    if (transposed) {
+      part.weight_row = part.readout_row = row(s.d);
+      part.weight_head = 2 * s.rank * part.weight_row;
+      part.readout_head = projected_columns(s) * part.readout_row;
+    }
   }
   part.readout_at = round_up(s.H * part.weight_head, lanes);
   part.size = round_up(part.readout_at + s.H * part.readout_head, lanes) + lanes;

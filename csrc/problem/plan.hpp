@@ -89,6 +89,12 @@ bool has_keys_first(const Shape& shape);
 /// vectors, not from D X.
 bool has_gradients_of_keys(const Shape& shape, int lanes);
 
+/// Whether tokens are multiplied with the factors and the readout before all else, samples being
+/// the lanes of what is in between: see projections.hpp. A choice of the model and its tokens,
+/// which then have no plan but hybrid. And the numbers of a token that the readout is then about.
+bool has_projections(const Shape& shape);
+inline int projected_columns(const Shape& shape) { return shape.is_layer() ? shape.p : shape.q; }
+
 /// Whether chunks have gradients by the factors, not by their product; the query is not shared.
 bool has_factor_gradients(const Shape& shape, PlanKind kind, int lanes);
 
@@ -164,7 +170,8 @@ std::optional<PlanKind> forced_plan();
 /// over key words and query rows, or of a layer A^T G over key words and outputs. Of attended
 /// tokens: for each output a row of features (see attended.hpp), of which a head's begin
 /// `readout_head` numbers after those of the head before, and a register that reads beyond the last
-/// row may take. Of products: for each entry of M a row of pairs, see products.hpp.
+/// row may take. Of products: for each entry of M a row of pairs, see products.hpp. Of projections
+/// all parts are transposed, with features along the rows.
 struct PartialGradient {
   std::ptrdiff_t weight_row, readout_row;  // of d (or r) numbers; of d, or of a layer's p
   std::ptrdiff_t weight_head, readout_head, readout_at, size;

@@ -42,6 +42,12 @@ inline constexpr int kCausalTileVectors = 2;
 // Chosen. Tokens and query rows from which products of keys, with V or with a factor of W, come
 // before the weights: with fewer, other plans than rows and tiles can be faster.
 inline constexpr int kLongTokens = 128;
+// Features from which tokens of samples with so few weights are multiplied with the factors of W
+// and with V or U first, fitted, as fewer are met by two products alone; weights chosen, as those
+// of all heads and of as many samples as lanes are kept.
+inline constexpr int kProjectedFeatures = 16, kProjectedWeights = 400;
+// Chosen. Lanes for each sample from which on these products have tokens as lanes.
+inline constexpr double kIdleProjections = 1.5;
 // Chosen. Gradients of the samples of a slab of tiles, one for each sample, head and part.
 inline constexpr double kTileGradientBytes = 16 * kMegabyte;
 
@@ -89,6 +95,8 @@ inline constexpr double kTransposeCycles = 3;
 // by one, which takes 2 r in place of d multiply-adds of a number, and their gradients 4 r in place
 // of d; the rest is for further products of fewer rows.
 inline constexpr int kFactorColumns = 3, kGradientColumns = 5;
+// Fitted. To put a number of a token of a sample, which is the lane, where it belongs.
+inline constexpr double kGatherCycles = 3;
 // Counted: to look up the logit of a pair of words, and to add its derivative to that of the pair.
 inline constexpr double kWordCycles = 4;
 
