@@ -313,7 +313,7 @@ def _distinct(tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _at_least(tokens: Array) -> int:
     """Return a number of tokens that differ, found in a moment: in their first coordinates."""
-    return _distinct(tokens[..., :FIRST].astype(np.float64)).shape[-2]
+    return int(_distinct(tokens[..., :FIRST].astype(np.float64)).shape[-2])
 
 
 def _has_many_products(problem: CoreProblem, start: Model, names: Iterable[str]) -> bool:
@@ -374,12 +374,12 @@ def _pays(run: Any, problem: CoreProblem, tokens: tuple[int, ...], steps: int) -
     def of_step(dim: int) -> float:
         columns = 0 if identity else 4 * rank or dim
         of_products = (1 if model.prompt is not None else rows) * columns * dim
-        return 6.0 * model.heads * (of_products + 2 * rows * T * dim)
+        return float(6.0 * model.heads * (of_products + 2 * rows * T * dim))
 
     of_basis = math.prod(lead) * 4.0 * d * r * r
     of_W = 0.0 if identity else 2.0 * model.heads * r * d * (2 * rank or d)
     runs = max(problem.runs.length, 1)
-    return steps * runs * (of_step(d) - of_step(r)) > BASIS_COST * of_basis + runs * of_W
+    return bool(steps * runs * (of_step(d) - of_step(r)) > BASIS_COST * of_basis + runs * of_W)
 
 
 def _size(model: Model) -> int:
