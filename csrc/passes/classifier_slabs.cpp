@@ -211,12 +211,13 @@ void ClassifierSlabs<real>::differentiate_projected(bool scaled, int chunk, int 
   const auto factors = [&](const real* gaps, const double* log_scale) {
     return scaled ? steps_.scaled_factors(slab, gaps, log_scale, derivative, memory) : derivative;
   };
-  if (options.wrt_W)
+  const bool inputs = options.wrt_inputs && !scaled;
+  if (options.wrt_W || inputs)
     this->projections_.add_factors(chunk, head, slab, thread, to.c,
-                                   factors(gap, state_.scales.log_of_W(head)));
-  if (options.wrt_readout)
+                                   factors(gap, state_.scales.log_of_W(head)), inputs);
+  if (options.wrt_readout || inputs)
     this->projections_.add_readout(chunk, head, slab, thread, to.s, nullptr,
-                                   factors(nullptr, state_.scales.log_of_readout()));
+                                   factors(nullptr, state_.scales.log_of_readout()), inputs);
 }
 
 /// Whether a slab's gradients take the derivatives of the loss with A and D of every head, not with

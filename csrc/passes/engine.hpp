@@ -94,6 +94,12 @@ class Engine {
 
   /// Where outputs go, or null: (n,) or (n, q, p).
   void write_outputs(real* outputs) { state_.outputs = outputs; }
+  /// Where gradients by inputs go, with Options::wrt_inputs: that by the tokens, to which that by
+  /// the query rows is added where these are tokens, and else the latter; or null.
+  void write_input_gradients(real* gx, real* gz) {
+    state_.gx = gx;
+    state_.gz = gz;
+  }
 
  private:
   Engine(const Data<real>& data, std::optional<Loss> loss, const Options& options, const Plan& plan,

@@ -81,18 +81,22 @@ bool is_near_underflow(const real* gradient, const Extent& e) {
 template <class real>
 double evaluate(const Data<real>& data, const Parameters<real>& parameters, Loss loss, int threads,
                 const typename Engine<real>::Gradient& gradient, bool careful, real* outputs,
-                AlignedBuffer& block) {
+                AlignedBuffer& block, real* gx = nullptr, real* gz = nullptr) {
   const bool of_words = gradient.words_by_scores;
-  const bool differentiates = gradient.by_w() || gradient.readout || gradient.prompt || of_words;
+  const bool of_inputs = gx || gz;
+  const bool differentiates =
+      gradient.by_w() || gradient.readout || gradient.prompt || of_words || of_inputs;
   typename Engine<real>::Options options;
   options.gradient = differentiates;
   options.wrt_W = gradient.by_w() || gradient.prompt || of_words;
   options.wrt_readout = gradient.readout || of_words;
   options.wrt_embedding = of_words;
+  options.wrt_inputs = of_inputs;
   options.gaps = careful;
   Engine<real> engine(data, loss, options, threads);
   engine.bind(block);
   engine.write_outputs(outputs);
+  engine.write_input_gradients(gx, gz);
   const Shape& s = data.shape;
   bool scaled = false;
   run_short_team(engine.threads(), engine.expected_seconds(), [&](const Member& member) {
@@ -218,12 +222,15 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
   std::vector<real> by_values(gradients.of[kEmbedding] ? of_words.size() : 0);
   gradient.words_by_scores = gradients.of[kEmbedding];
   gradient.words_by_values = gradients.of[kEmbedding] ? by_values.data() : nullptr;
-  const bool by_parameters = gradients.of_parameters() || !of_inputs;
-  std::vector<real> f(of_inputs && by_parameters ? s.n * s.outputs() : 0);
+  // Where there are projections one pass finds all gradients.
+  const bool together = of_inputs && has_projections(s);
+  const bool by_parameters = gradients.of_parameters() || !of_inputs || together;
+  std::vector<real> f(of_inputs && by_parameters && !together ? s.n * s.outputs() : 0);
   double value = 0;
   if (by_parameters) {
     value = evaluate(data, loadable.parameters, loss, threads, gradient, false,
-                     of_inputs ? f.data() : nullptr, scratch.engine());
+                     f.empty() ? nullptr : f.data(), scratch.engine(),
+                     together ? gradients.x : nullptr, together ? gradients.z : nullptr);
     if (is_near_underflow(gradient.W, extent(kW, s, 0)) ||
         is_near_underflow(gradient.Q, extent(kQ, s, s.rank)) ||
         is_near_underflow(gradient.K, extent(kK, s, s.rank)) ||
@@ -241,7 +248,7 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
     differentiate_values(active_kernels<real>(), s, model.at[kValueA], model.at[kValueB],
                          gradient.readout, h, 1, gradients.of[kValueA], gradients.of[kValueB]);
   for (std::size_t i = 0; i < by_values.size(); ++i) gradients.of[kEmbedding][i] += by_values[i];
-  if (of_inputs)
+  if (of_inputs && !together)
     value = input_gradients<real>(
         data, loadable.parameters, loss, by_parameters ? f.data() : nullptr,
         [&](real* to) { outputs(*problem.data, model, scale, threads, to); }, threads, gradients.x,

@@ -155,11 +155,13 @@ void LayerSlabs<real>::run_slab(Pass pass, int chunk, const Slab<real>& slab, in
 /// Adds one head's gradient by V, from the derivatives g of the outputs.
 template <class real>
 void LayerSlabs<real>::add_readout_gradient(int chunk, int head, const Slab<real>& slab, int thread,
-                                            const Memory& memory, const real* g) const {
+                                            const Memory& memory, const real* g,
+                                            bool inputs) const {
   LayerArguments<real> in = layer(head, slab, thread, memory);
   if (this->projections_.exist()) {
     std::fill_n(memory.heads.factors, state_.entries_held(slab), real(1));  // they are in g
-    return this->projections_.add_readout(chunk, head, slab, thread, in.a, g, memory.heads.factors);
+    return this->projections_.add_readout(chunk, head, slab, thread, in.a, g, memory.heads.factors,
+                                          inputs);
   }
   in.g = g;
   in.gv = state_.gradients.readout(chunk, head, slab.laned);
@@ -196,18 +198,18 @@ ScoreArguments<real> LayerSlabs<real>::scores_of_upstream(RowMode mode, int head
 template <class real>
 void LayerSlabs<real>::add_weight_gradient(int chunk, int head, const Slab<real>& slab, int thread,
                                            const Memory& memory, const real* keys,
-                                           const real* factors) const {
+                                           const real* factors, bool inputs) const {
   const real* const dd = memory.heads.scores.c;
   if (!this->projections_.exist())
     return steps_.accumulate(chunk, head, slab, nullptr, dd, keys, memory.heads);
-  this->projections_.add_factors(chunk, head, slab, thread, dd, factors);
+  this->projections_.add_factors(chunk, head, slab, thread, dd, factors, inputs);
 }
 
 template <class real>
 void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thread,
                                      const Memory& memory) const {
   const real* keys = slab.x;
-  const bool projected = this->projections_.exist();
+  const bool projected = this->projections_.exist(), inputs = state_.options.wrt_inputs;
   std::fill_n(memory.heads.factors, state_.entries_held(slab), real(1));
   if (state_.options.wrt_W && state_.plan.features_are_lanes() && !projected)
     keys = steps_.scale_keys(slab, memory.heads.factors, memory.heads);
@@ -218,7 +220,7 @@ void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thre
                      : map.by_tokens ? real(1) / real(state_.data.shape.T)
                                      : real(1);
   for (int h = 0; h < state_.data.shape.H; ++h) {
-    if (state_.options.wrt_W) {
+    if (state_.options.wrt_W || inputs) {
       LayerArguments<real> in = layer(h, slab, thread, memory);
       in.slope = slope;
       if (in.v || h == 0) layer_upstream_(in);  // G itself is that of all heads
@@ -227,10 +229,10 @@ void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thre
       else  // needs the logits
         steps_.run_scores(
             scores_of_upstream(RowMode::kDerivative, h, slab, thread, memory, nullptr));
-      add_weight_gradient(chunk, h, slab, thread, memory, keys, memory.heads.factors);
+      add_weight_gradient(chunk, h, slab, thread, memory, keys, memory.heads.factors, inputs);
     }
-    if (state_.options.wrt_readout)
-      add_readout_gradient(chunk, h, slab, thread, memory, outputs_[thread].g);
+    if (state_.options.wrt_readout || inputs)
+      add_readout_gradient(chunk, h, slab, thread, memory, outputs_[thread].g, inputs);
   }
 }
 
@@ -250,7 +252,7 @@ void LayerSlabs<real>::differentiate_scaled(int chunk, const Slab<real>& slab, i
       for (int u = 0; u < slab.units; ++u)
         state_.kernels.scale_samples(of.g + u * rows * s.p, factors + u * L,
                                      std::ptrdiff_t(slab.rows) * s.p, of.scaled_g + u * rows * s.p);
-      add_readout_gradient(chunk, h, slab, thread, memory, of.scaled_g);
+      add_readout_gradient(chunk, h, slab, thread, memory, of.scaled_g, false);
     }
     if (!state_.options.wrt_W) continue;
     if (!s.identity_v || h == 0) layer_upstream_(layer(h, slab, thread, memory));
@@ -260,7 +262,7 @@ void LayerSlabs<real>::differentiate_scaled(int chunk, const Slab<real>& slab, i
         steps_.scaled_factors(slab, gap, state_.scales.log_of_W(h), nullptr, heads);
     const bool projected = this->projections_.exist();
     const real* keys = projected ? nullptr : steps_.scale_keys(slab, factors, heads);
-    add_weight_gradient(chunk, h, slab, thread, memory, keys, factors);
+    add_weight_gradient(chunk, h, slab, thread, memory, keys, factors, false);
   }
 }
 

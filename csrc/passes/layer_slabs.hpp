@@ -41,7 +41,8 @@ class LayerSlabs final : public SlabPass<real> {
   ScoreArguments<real> scores_of(RowMode mode, int head, const Slab<real>& slab, int thread,
                                  const Memory& memory, real* gap) const;
   void add_weight_gradient(int chunk, int head, const Slab<real>& slab, int thread,
-                           const Memory& memory, const real* keys, const real* factors) const;
+                           const Memory& memory, const real* keys, const real* factors,
+                           bool inputs) const;
   ScoreArguments<real> scores_of_upstream(RowMode mode, int head, const Slab<real>& slab,
                                           int thread, const Memory& memory, real* gap) const;
   LayerArguments<real> layer(int head, const Slab<real>& slab, int thread,
@@ -52,7 +53,7 @@ class LayerSlabs final : public SlabPass<real> {
   void differentiate_scaled(int chunk, const Slab<real>& slab, int thread,
                             const Memory& memory) const;
   void add_readout_gradient(int chunk, int head, const Slab<real>& slab, int thread,
-                            const Memory& memory, const real* g) const;
+                            const Memory& memory, const real* g, bool inputs) const;
 
   const LaneLosses<real> losses_;
   std::vector<Outputs> outputs_;  // by thread

@@ -26,6 +26,7 @@ inline bool is_gradient(Pass pass) {
 struct PassOptions {
   bool gradient = false, wrt_W = true, wrt_readout = true;  // W serves a prompt as well
   bool wrt_embedding = false;                               // of words, with the two before
+  bool wrt_inputs = false;                                  // only where there are projections
   bool gaps = false;                                        // gather what needs_scaling needs
   bool runs_are_lanes = false;  // parameters have a number for each lane
   int members = 1;              // of a team that may be larger than the engine's own

@@ -29,6 +29,9 @@ class Projections {
   /// One thread's arrays, for slabs of `units` units.
   void lay_out(Arena& layout, int thread, std::size_t units);
 
+  /// A member's heads of what gradients by inputs are multiplied with.
+  void load_parameters(const Parameters<real>& parameters, const Member& member);
+
   /// Packs the samples of a unit, of `rows` tokens each, to (d, rows L).
   void pack(const real* x, int samples, int rows, real* to) const;
 
@@ -43,28 +46,34 @@ class Projections {
     return workspaces_[thread].values + head * workspaces_[thread].values_head;
   }
 
-  /// Adds the gradients of a head by its factors, from D times a factor for each entry.
+  /// Adds the gradients of a head by its factors, from D times a factor for each entry; `inputs`:
+  /// and writes or adds its part of those by inputs.
   void add_factors(int chunk, int head, const Slab<real>& slab, int thread, const real* dd,
-                   const real* factors) const;
+                   const real* factors, bool inputs) const;
   /// That by U, from A; or by V, from A and g [unit][row][output][L].
   void add_readout(int chunk, int head, const Slab<real>& slab, int thread, const real* a,
-                   const real* g, const real* factors) const;
+                   const real* g, const real* factors, bool inputs) const;
 
  private:
   struct Workspace {
     real *queries, *keys, *values;  // (heads, units, rows, columns, L)
     std::ptrdiff_t queries_head, keys_head, values_head;
-    real* product;          // of a unit, columns by rows
-    real *laned, *numbers;  // of the slab's tokens: what they meet in a gradient
-    real *x_rows, *z_rows;  // tokens with zeros up to whole vectors, where they are not whole
+    real* product;              // of a unit, columns by rows
+    real *laned, *numbers;      // of the slab's tokens: what they meet in a gradient
+    real *turned, *input_rows;  // numbers transposed; part of a gradient by inputs
+    real *x_rows, *z_rows;      // tokens with zeros up to whole vectors, where they are not whole
   };
 
   void multiply(const real* packed, int rows, const Slab<real>& slab, const real* by, int columns,
                 real* to, const Workspace& workspace) const;
   void multiply_rows(const real* packed, int rows, int samples, const real* by, int columns,
                      real* to, const Workspace& workspace) const;
-  void add_rows(const real* laned, int columns, int rows, const real* factors, const real* tokens,
-                const Slab<real>& slab, bool add, const Workspace& workspace, real* to) const;
+  void unpack(const real* laned, int columns, int rows, const real* factors, const Slab<real>& slab,
+              const Workspace& workspace) const;
+  void add_rows(int columns, int rows, const real* tokens, const Slab<real>& slab, bool add,
+                const Workspace& workspace, real* to) const;
+  void add_inputs(int columns, int rows, const real* by, const Slab<real>& slab, bool add,
+                  const Workspace& workspace, real* to) const;
   int valid(const Slab<real>& slab, int unit) const {
     return std::min(state_.lanes.lanes, slab.samples - unit * state_.lanes.lanes);
   }
@@ -81,6 +90,8 @@ class Projections {
   const bool exist_, by_rows_, whole_;  // whole: d is whole vectors
   const int dL_, columns_;              // of e of a head
   std::vector<Workspace> workspaces_;
+  // By head Q^T and K^T times the scale of the logits, and V^T or U: (2 r + columns, dL).
+  real* transposed_ = nullptr;
 };
 
 }  // namespace mhfast

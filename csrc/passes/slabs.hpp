@@ -12,6 +12,9 @@ template <class real>
 class SlabPass : public ChunkPass<real> {
  public:
   void lay_out(Arena& layout) final;
+  void load(const Parameters<real>& parameters, const Member& member) final {
+    if (projections_.exist()) projections_.load_parameters(parameters, member);
+  }
   std::shared_ptr<Packed<real>> make_packed() const final;
   void use_packed(const std::shared_ptr<Packed<real>>& packed) final { packed_ = packed; }
   void pack_all(const Member& member) final;

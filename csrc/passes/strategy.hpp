@@ -45,6 +45,7 @@ struct PassState {
   std::vector<LaneTotals> totals;     // by chunk
   bool totals_wanted = true;          // else loss only tells whether it is finite
   real* outputs = nullptr;            // (n,) or (n, q, p), or null
+  real *gx = nullptr, *gz = nullptr;  // gradients by tokens and by an external query, or null
   std::function<bool()> interrupted;  // see Engine::on_chunk
 
   PassState(const Data<real>& data, std::optional<Loss> loss, const PassOptions& options,

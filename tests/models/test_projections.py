@@ -77,6 +77,18 @@ def test_values_and_gradients_follow_the_reference(
     assert again == value
     for name in model.parameters:
         np.testing.assert_array_equal(getattr(h, name), getattr(g, name))
+    # Gradients by inputs are found in the same pass, with those by parameters or alone.
+    inputs = ("X", "query") if side == "external" else ("X",)
+    _, want = mh.reference.value_and_grad(model, data.X, data.y, wrt=inputs, **given)
+    value, g = mh.value_and_grad(model, data, wrt=(*model.parameters, *inputs), num_threads=1)
+    assert value == again
+    for name in model.parameters:
+        np.testing.assert_array_equal(getattr(h, name), getattr(g, name))
+    for name in inputs:
+        assert relative(getattr(g, name), want[name]) < tolerance, name
+        for threads in (1, 3):
+            _, alone = mh.value_and_grad(model, data, wrt=name, num_threads=threads)
+            np.testing.assert_array_equal(getattr(alone, name), getattr(g, name))
 
 
 @pytest.mark.parametrize("rule", [mh.GradientDescent(0.1), mh.Adam(0.01)])
@@ -127,10 +139,32 @@ def test_normalized_steps_in_saturation(kind: type, by: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [mh.Classifier, mh.Layer])
+def test_samples_of_weight_zero_have_no_gradient(kind: type) -> None:
+    """Whatever their tokens are; and those whose derivatives are given as zeros."""
+    model, data = problem(kind, 19, 26)
+    weight = np.where(np.arange(19) % 3, 0.5, 0.0)
+    X = np.array(data.X)
+    X[0, 2, 3] = np.nan
+    _, g = mh.value_and_grad(model, mh.Dataset(X, data.y, weight=weight), wrt=("Q", "X"))
+    kept = weight > 0
+    part = mh.Dataset(data.X[kept], data.y[kept], weight=weight[kept])
+    _, want = mh.value_and_grad(model, part, wrt=("Q", "X"))
+    assert relative(g.Q, want.Q) < 1e-12
+    assert relative(g.X[kept], want.X) < 1e-12
+    assert not g.X[~kept].any()
+    by = mh.backward(model, X, data.y * np.expand_dims(weight, tuple(range(1, data.y.ndim))),
+                     wrt="X").X  # fmt: skip
+    assert np.isfinite(by).all()
+    assert not by[~kept].any()
+
+
+@pytest.mark.parametrize("kind", [mh.Classifier, mh.Layer])
 def test_a_loss_of_ones_own(kind: type) -> None:
     model, data = problem(kind, 40, 20)
-    found = mh.value_and_grad(model, data, loss=lambda F, y: ((F - y) ** 2, 2 * (F - y)))
-    value, g = mh.value_and_grad(model, data, loss="squared")
+    wrt = (*model.parameters, "X")
+    own = lambda F, y: ((F - y) ** 2, 2 * (F - y))  # noqa: E731
+    found = mh.value_and_grad(model, data, loss=own, wrt=wrt)
+    value, g = mh.value_and_grad(model, data, loss="squared", wrt=wrt)
     assert found[0] == pytest.approx(value, rel=1e-12)
-    for name in model.parameters:
+    for name in wrt:
         assert relative(getattr(found[1], name), getattr(g, name)) < 1e-12
