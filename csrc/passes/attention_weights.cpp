@@ -82,7 +82,7 @@ class AttentionBlocks {
     return known ? seen_keys(limits, count) : all;
   }
   /// P = Z W of one head of a prompt, or (Z Q) K^T, as scores of a block would compute it: the same
-  /// for all samples. `scratch`: three times the prompt with its rows as lanes.
+  /// for all samples, with the same sums. `scratch`: three times the prompt with its rows as lanes.
   void multiply_prompt(const real* prompt, const real* w, const real* kt, real* scratch,
                        real* to) const {
     const Shape& s = data_.shape;
@@ -94,6 +94,9 @@ class AttentionBlocks {
     if (s.rank > 0) {
       kernels_.product({{s.rank, N, s.d}, {w, s.rank}, {z, qL, L()}, {zq, qL, L()}});
       kernels_.product({{s.d, N, s.rank}, {kt, s.d}, {zq, qL, L()}, {p, qL, L()}});
+    } else if (s.d % L() == 0 && s.q < L()) {  // few rows would leave lanes empty, features do not
+      kernels_.product({{s.q, s.d / L(), s.d}, {z, qL}, {w, s.d, L()}, {zq, s.d, L()}});
+      kernels_.pack_rows(zq, s.q, s.d, qL, p);
     } else {
       kernels_.product({{s.d, N, s.d}, {w, s.d}, {z, qL, L()}, {p, qL, L()}});
     }

@@ -37,3 +37,21 @@ def test_gradients_follow_the_reference(isa, dtype, form, rows, d, use_isa):
     for name, array in expected.items():
         error = np.abs(getattr(found, name) - array).max()
         assert error < TOLERANCE[dtype] * np.abs(array).max(), name
+
+
+@pytest.mark.parametrize("isa", _core.available_isas())
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("rows", [1, 2, 6, 19])
+@pytest.mark.parametrize("d", [37, 64, 304])
+def test_attention_of_few_rows_or_many(isa, dtype, rows, d, use_isa):
+    """Prompts of fewer rows than lanes have features as lanes where these are whole vectors."""
+    use_isa(isa)
+    rng = np.random.default_rng(d + rows)
+    W, U = rng.standard_normal((H, d, d)) / d, rng.standard_normal((H, rows, d))
+    prompt, X = rng.standard_normal((rows, d)), rng.standard_normal((11, T, d))
+    model = mh.Classifier(W.astype(dtype), U.astype(dtype), prompt=prompt.astype(dtype), scale=0.7)
+    A = model.attention(X.astype(dtype))
+    # Weights are at most one, and logits of order one are sums of d² products.
+    tolerance = 1e-12 if dtype is np.float64 else 1e-5
+    np.testing.assert_allclose(A, mh.reference.attention(model, X), rtol=0, atol=tolerance)
+    np.testing.assert_array_equal(model.attention(X[:1].astype(dtype)), A[:1])
