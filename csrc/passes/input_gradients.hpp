@@ -12,7 +12,7 @@
 //
 //   rows are lanes     A and D come from scores_rows, as many rows at a time as fit the cache.
 //                      Products with W and V take the rows of several samples at once, with
-//                      features as lanes. inputs.cpp
+//                      features as lanes. input_gradients.cpp
 //   samples are lanes  A block of samples at a time, of few rows (t, h). input_blocks.cpp
 //
 // Long samples whose keys meet few numbers of a value or a factor go a head at a time:

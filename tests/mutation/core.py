@@ -94,7 +94,7 @@ CONCERNED = {
     "csrc/problem/loss.hpp": f"{GRADIENTS} tests/training/test_training_layer.py",
     "csrc/problem/clean.hpp": "tests/core/test_no_influence.py",
     "csrc/problem/rescale.hpp": "tests/core/test_scales.py tests/core/test_no_influence.py",
-    "csrc/passes/inputs.cpp": (
+    "csrc/passes/input*.cpp": (
         "tests/gradients/test_backward.py tests/gradients/test_gradients.py "
         "tests/core/test_scales.py tests/core/test_no_influence.py "
         "tests/dataset/test_words.py tests/models/test_identities.py"
