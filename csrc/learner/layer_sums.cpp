@@ -1,5 +1,7 @@
 #include "layer_sums.hpp"
 
+#include <algorithm>
+
 namespace mhfast {
 namespace {
 
@@ -14,7 +16,20 @@ LayerSums::LayerSums(const Examples& examples, const LayerView& layer)
       squares(product(packed(d), packed(all))),
       pairs(product(d * all, p * all)),
       averages(product(all + p, all + p)),
-      moves(product(d, all)) {}
+      moves(product(d, all)),
+      products(p) {}
+
+void LayerSums::set_pairs(int f, int j, int h, const double* covariance, const double* V) {
+  double* const to = &pairs[product(f * all + j, p * all) + h * d];
+  for (int g = 0; g < d; ++g) {
+    std::fill(products.begin(), products.end(), 0.0);
+    for (int k = 0; k < d; ++k) {
+      const double factor = covariance[place(g, k)];
+      for (int o = 0; o < p; ++o) products[o] += factor * V[k * p + o];
+    }
+    for (int o = 0; o < p; ++o) to[std::ptrdiff_t(o) * all + g] = products[o];
+  }
+}
 
 void LayerSums::assemble(double* out) const {
   const std::ptrdiff_t values_at = std::ptrdiff_t(all) * d, error_at = values_at + all * p;

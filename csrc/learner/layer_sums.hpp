@@ -27,6 +27,11 @@ struct LayerSums {
   std::vector<double> pairs;     // (f, j, o, i): x_f x̄_j m_oi
   std::vector<double> averages;  // (all + p, all + p): of x̄ of all heads, r
   std::vector<double> moves;     // (f, i): x_f Σ_o r_o m_oi
+  std::vector<double> products;  // workspace (p)
+
+  /// Sets the pairs (f, j, o, i) of all o and the numbers i of head h to the product of V_h (d, p)
+  /// and x_f x̄_j times the covariance of the tokens, a lower triangle.
+  void set_pairs(int f, int j, int h, const double* covariance, const double* V);
 
   /// The equations (P + 1, P + 1), see layer_equations.
   void assemble(double* out) const;
@@ -42,7 +47,21 @@ inline Columns after(const Columns& columns, int width) {
   return {(end + kGramColumns - 1) / kGramColumns * kGramColumns, width};
 }
 
-/// The sums from a row for every query. About d (H d)² (p + d / 4) products for each.
+/// The moment of these columns, in `sum`, which is made large enough.
+inline CrossMoment moment(const Columns& left, const Columns& right, std::vector<double>& sum) {
+  sum.resize(std::size_t(left.width) * right.width);
+  return {left, right, sum.data()};
+}
+
+/// Writes the lower triangle of x xᵀ by rows. What is beyond the diagonal is overwritten by the
+/// next row.
+inline void write_square(const double* x, int d, double* out) {
+  for (int f = 0; f < d; ++f, out += f)
+    for (int g = 0; g < d; ++g) out[g] = x[f] * x[g];
+}
+
+/// The sums from a row for every query. About d (H d)² (min(p, d / 2) + d / 4) products
+/// for each.
 LayerSums sums_of_queries(const Examples& examples, const LayerView& layer, int threads);
 
 /// The sums for T = 2 from a row for every sample. About 5/8 d² (H d)² products for each.

@@ -88,12 +88,6 @@ class PairRows {
   /// All that is no product of the sample which is number i of its group.
   void write_row(std::int64_t number, int i, double* row);
 
-  /// Writes the lower triangle of x xᵀ. What is beyond the diagonal is overwritten by the next row.
-  void write_square(const double* x, double* out) const {
-    for (int f = 0; f < examples_.d; ++f, out += f)
-      for (int g = 0; g < examples_.d; ++g) out[g] = x[f] * x[g];
-  }
-
   void multiply_rows(int count, double* rows, std::ptrdiff_t stride) {
     const int H = layer_.H, d = examples_.d;
     multiply_transposed(
@@ -161,16 +155,16 @@ PairRows::PairRows(const Examples& examples, const LayerView& layer)
 
 void PairRows::write_row(std::int64_t number, int i, double* row) {
   const int H = layer_.H, d = examples_.d, p = examples_.p;
-  const double *const X = sample(number), *const values = &images_[i * factor_ + all_];
+  const double *const X = sample(number), *const values = images_.data() + i * factor_ + all_;
   double* const difference = row + differences_.begin;
   for (int f = 0; f < d; ++f) difference[f] = X[f] - X[d + f];
-  write_square(difference, row + squares_.begin);
+  write_square(difference, d, row + squares_.begin);
   for (int a = 0; a < 2; ++a) {
     const int query = i * 2 + a;
     const double* const x = X + a * d;
     double *const mean = row + averages_[a].begin, *const error = mean + all_;
     std::copy_n(x, d, &tokens_[query * token_]);
-    write_square(x, &of_tokens_[query * square_]);
+    write_square(x, d, &of_tokens_[query * square_]);
     for (int o = 0; o < p; ++o)
       error[o] = outputs_[i * output_ + o] - examples_.Y[(number * 2 + a) * p + o];
     for (int h = 0; h < H; ++h) {
@@ -196,13 +190,9 @@ void PairRows::write_row(std::int64_t number, int i, double* row) {
 }
 
 std::vector<CrossMoment> PairRows::moments(PairSums& pairs, LayerSums& sums) const {
-  const auto make = [](std::vector<double>& sum, const Columns& left, const Columns& right) {
-    sum.resize(std::size_t(left.width) * right.width);
-    return CrossMoment{left, right, sum.data()};
-  };
-  return {make(pairs.slopes, slopes_, squares_),
-          make(pairs.moved, moved_, differences_),
-          make(pairs.second, averages_[1], averages_[1]),
+  return {moment(slopes_, squares_, pairs.slopes),
+          moment(moved_, differences_, pairs.moved),
+          moment(averages_[1], averages_[1], pairs.second),
           {averages_[0], averages_[0], sums.averages.data()}};
 }
 
@@ -215,15 +205,10 @@ void PairRows::complete(const PairSums& pairs, LayerSums& sums) const {
         sums.moves[f * all_ + h * d + g] = pairs.moved[(h * token_ + f) * d + g];
   for (int h = 0; h < H; ++h)
     for (int f = 0; f < d; ++f)
-      for (int j = 0; j < all_; ++j) {
-        const double* const from = &pairs.slopes[((h * d + f) * mean_ + j) * packed_d];
-        double* const to = &sums.pairs[std::size_t(f * all_ + j) * p * all_ + h * d];
-        for (int g = 0; g < d; ++g)
-          for (int k = 0; k < d; ++k)
-            for (int o = 0; o < p; ++o)
-              to[o * all_ + g] += from[place(g, k)] * layer_.V[(h * d + k) * p + o];
-      }
-  const double* const of_joint = &pairs.slopes[all_ * mean_ * packed_d];
+      for (int j = 0; j < all_; ++j)
+        sums.set_pairs(f, j, h, &pairs.slopes[((h * d + f) * mean_ + j) * packed_d],
+                       layer_.V + h * d * p);
+  const double* const of_joint = pairs.slopes.data() + all_ * mean_ * packed_d;
   for (int i = 0; i < all_; ++i)
     for (int j = 0; j <= i; ++j)
       for (int f = 0; f < packed_d; ++f)

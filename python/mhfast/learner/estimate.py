@@ -10,7 +10,7 @@ the Cramér-Rao bound, to first order in σ.  JᵀJ and Jᵀr are sums over the 
 in portions and in order, so J is never stored and the result does not depend on the number of
 threads.  What the tokens cannot see of a layer is left as it is, and has covariance 0.
 
-JᵀJ takes seven times as long as Jᵀr for T = 2, and some twenty times for more tokens.  Many
+JᵀJ takes seven times as long as Jᵀr for T = 2, and some fifteen times for more tokens.  Many
 examples are therefore fitted first by steps with the JᵀJ of a part of them, at the start, and Jᵀr
 of all of them,
 
@@ -137,8 +137,8 @@ def estimate(
 
     Notes
     -----
-    JᵀJ takes about n T d (H d)² (p + d / 4) products, 5/8 n d² (H d)² if T = 2, and each solution
-    P³ / 3.
+    JᵀJ takes about n T d (H d)² (min(p, d / 2) + d / 4) products, 5/8 n d² (H d)² if T = 2, and
+    each solution P³ / 3.
 
     Examples
     --------
