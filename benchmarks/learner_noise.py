@@ -126,7 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
             f"| {row.key_query_error:.2g} | {row.key_query_bound:.2g} "
             f"| {row.key_query_error / row.key_query_bound:.3f} | {row.error:.2g} "
             f"| {row.error / row.bound:.3f} | {told} "
-            f"| {row.seconds_refined:.2f} + {row.seconds_all:.2f} |",
+            f"| {row.seconds_refined:.3f} + {row.seconds_all:.3f} |",
             flush=True,
         )
     if asked.json:

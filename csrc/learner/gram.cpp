@@ -40,6 +40,19 @@ std::vector<Tile> tiles_of(const std::vector<CrossMoment>& moments) {
   return tiles;
 }
 
+/// How many columns of each panel the moments read, in whole vectors.
+std::vector<int> columns_read(const std::vector<CrossMoment>& moments, int blocks, int lanes) {
+  std::vector<int> read(blocks);
+  for (const CrossMoment& m : moments)
+    for (const Columns& columns : {m.left, m.right})
+      for (int i = 0; i < panels(columns.width); ++i) {
+        int& of_panel = read[columns.begin / kGramColumns + i];
+        const int width = std::min(kGramColumns, columns.width - i * kGramColumns);
+        of_panel = std::max(of_panel, (width + lanes - 1) / lanes * lanes);
+      }
+  return read;
+}
+
 /// Writes a moment from its tiles, the first of which begins at `sum`; returns the end of the last.
 const double* write_moment(const CrossMoment& m, const double* sum) {
   const bool symmetric = m.left == m.right;
@@ -87,6 +100,7 @@ void cross_moments(const RowSource& source, const std::vector<CrossMoment>& mome
   const std::ptrdiff_t panel = items_held * source.rows_per_item * kGramColumns;
   const std::ptrdiff_t item_size = source.rows_per_item * padded;
   const std::vector<Tile> tiles = tiles_of(moments);
+  const std::vector<int> read = columns_read(moments, blocks, kernels.lanes);
   thread_local std::unique_ptr<AlignedBuffer> kept;  // on the heap: thread-local storage is small
   if (!kept) kept = std::make_unique<AlignedBuffer>();
   AlignedBuffer& block = *kept;
@@ -112,7 +126,7 @@ void cross_moments(const RowSource& source, const std::vector<CrossMoment>& mome
         double* to = rows + i * source.rows_per_item * kGramColumns;
         for (int r = 0; r < source.rows_per_item; ++r, to += kGramColumns)
           for (int b = 0; b < blocks; ++b)
-            std::copy_n(item + r * padded + b * kGramColumns, kGramColumns, to + b * panel);
+            std::copy_n(item + r * padded + b * kGramColumns, read[b], to + b * panel);
       }
       member.wait();
       const std::int64_t depth = count * source.rows_per_item;

@@ -70,7 +70,7 @@ def test_the_estimate_is_a_minimum_near_by():
     data, truth = noisy(400)
     found = estimate(as_examples(data.X, data.y, NOISE), moved(truth))
     assert 1 <= found.steps <= 4
-    assert found.left <= 1e-3
+    assert found.left <= 1e-2
     difference = found.layer(data.X) - data.y
     want = np.linalg.norm(difference) / np.linalg.norm(data.y)
     assert found.residual == pytest.approx(want, rel=1e-12)
@@ -82,7 +82,7 @@ def test_the_estimate_is_a_minimum_near_by():
     # The start does not matter, to the length of that step.
     other = estimate(as_examples(data.X, data.y, NOISE), moved(truth, seed=4))
     apart = flat(other.layer) - flat(found.layer)
-    assert np.abs(apart / np.sqrt(found.covariance.matrix.diagonal())).max() < 4e-3
+    assert np.abs(apart / np.sqrt(found.covariance.matrix.diagonal())).max() < 2e-2
 
 
 def test_noise_below_rounding_ends_where_rounding_does():
@@ -137,10 +137,10 @@ def by_newton(monkeypatch, examples, start):
 def same(one, other):
     """Whether two estimates differ by less than the lengths of the steps that they leave."""
     error = np.sqrt(other.covariance.matrix.diagonal())
-    assert one.left <= 1e-3
-    assert other.left <= 1e-3
-    assert np.abs(flat(one.layer) - flat(other.layer)).max() < 2e-3 * error.max()
-    # JᵀJ is that at the one layer or the other, two thousandths of a standard error apart.
+    assert one.left <= 1e-2
+    assert other.left <= 1e-2
+    assert np.abs((flat(one.layer) - flat(other.layer))[error > 0] / error[error > 0]).max() < 2e-2
+    # JᵀJ is that at the one layer or the other, two hundredths of a standard error apart.
     np.testing.assert_allclose(one.covariance.W_error, other.covariance.W_error, rtol=1e-3)
     np.testing.assert_allclose(one.covariance.V_error, other.covariance.V_error, rtol=1e-3)
 
@@ -163,11 +163,11 @@ def test_many_examples_are_fitted_by_the_equations_of_a_part(sizes, monkeypatch)
     assert set(sizes) == {3800}
 
 
-def test_an_eighth_of_more_examples(sizes):
+def test_a_sixth_of_more_examples(sizes):
     data, truth = noisy(16_003)
     found = estimate(as_examples(data.X, data.y, NOISE), moved(truth))
-    assert sizes == [2001, 16_003]
-    assert found.left <= 1e-3
+    assert sizes == [2668, 16_003]
+    assert found.left <= 1e-2
 
 
 def test_a_part_that_is_too_small(sizes, monkeypatch):

@@ -10,8 +10,9 @@ the Cramér-Rao bound, to first order in σ.  JᵀJ and Jᵀr are sums over the 
 in portions and in order, so J is never stored and the result does not depend on the number of
 threads.  What the tokens cannot see of a layer is left as it is, and has covariance 0.
 
-JᵀJ takes some twenty times as long as Jᵀr.  Many examples are therefore fitted first by steps with
-the JᵀJ of a part of them, at the start, and Jᵀr of all of them,
+JᵀJ takes seven times as long as Jᵀr for T = 2, and some fifteen times for more tokens.  Many
+examples are therefore fitted first by steps with the JᵀJ of a part of them, at the start, and Jᵀr
+of all of them,
 
     (n / m) (JᵀJ of m examples) step = -Jᵀr,
 
@@ -39,15 +40,16 @@ from .examples import Examples, Float64
 from .refinement import MIN_SCALE, enough_examples, layer_numbers
 from .visible import Visible, visible_of
 
-NEGLIGIBLE = 1e-3
-"""Length of a step, in standard errors, at which the layer is the least-squares layer."""
+NEGLIGIBLE = 1e-2
+"""Length of a step, in standard errors, at which the layer is the least-squares layer: what is left
+adds the square of this to the mean square of the errors, which is the number of parameters."""
 
 STEPS = 10
 """Largest number of steps with JᵀJ of all examples; a refined layer needs two or three."""
 
-PART = 8
-"""An eighth of the examples gives the JᵀJ of the first steps: (2, 8, 2) with n = 72,000 then needs
-nine of them, with a sixteenth thirteen, and with an eightieth they do not converge."""
+PART = 6
+"""A sixth of the examples gives the JᵀJ of the first steps: (2, 8, 2) with n = 72,000 then needs
+five or six of them, with a sixteenth ten, and with an eightieth they do not converge."""
 
 OUTPUTS_OF_PART = 256
 """For each parameter, at least, in that part; less than two such parts are not divided."""
@@ -135,7 +137,8 @@ def estimate(
 
     Notes
     -----
-    JᵀJ takes about n T d (H d)² (p + d / 4) products, and each solution P³ / 3.
+    JᵀJ takes about n T d (H d)² (min(p, d / 2) + d / 4) products, 5/8 n d² (H d)² if T = 2, and
+    each solution P³ / 3.
 
     Examples
     --------

@@ -162,8 +162,9 @@ def refine(
 
     Notes
     -----
-    A step takes about n T d (H d)² (p + d / 4) products for n examples, and P³ / 3 for its solution
-    with P = H d (d + p) parameters; memory is a few arrays (P, P).
+    A step takes about n T d (H d)² (min(p, d / 2) + d / 4) products for n examples, 5/8 n d² (H d)²
+    if T = 2, and P³ / 3 for its solution with P = H d (d + p) parameters; memory is a few arrays
+    (P, P).
 
     Examples
     --------
