@@ -16,6 +16,8 @@
 // of summation over k depends on K2 and K1 only.
 #pragma once
 
+#include <utility>
+
 #include "../simd/vec.hpp"
 #include "table.hpp"
 
@@ -53,52 +55,6 @@ inline Vec<real> left_entry(const real* a, int m) {
   if constexpr (left == Left::kLaned) return load<real>(a + m * kLanes<real>);
 }
 
-/// The data that all tiles of a product share, in registers, so that no store to C can change it;
-/// the product is read number by number, because it was written just before.
-struct Steps {
-  Index depth;  // K1 a.k1
-  int K2;
-  Index a_k1, a_k2, b_k1, b_k2, b_n, c_m, c_n;
-  bool add;
-};
-
-/// One tile, starting at the pointers. Overhead is small for short depths: the loop ends at a
-/// pointer, and the values to add to are read at the end, when their addresses are needed anyway.
-template <class real, Left left, int MR, int NR>
-__attribute__((always_inline)) inline void tile(const Steps& p, const real* a2, const real* b2,
-                                                real* c) {
-  Vec<real> sum[MR][NR] = {};
-  for (int k2 = p.K2;;) {
-    const real *a = a2, *b = b2, *const end = a + p.depth;
-    do {
-      Vec<real> right[NR];
-#pragma GCC unroll 8
-      for (int n = 0; n < NR; ++n) right[n] = load<real>(b + n * p.b_n);
-#pragma GCC unroll 12
-      for (int m = 0; m < MR; ++m) {
-        const Vec<real> entry = left_entry<real, left>(a, m);
-#pragma GCC unroll 8
-        for (int n = 0; n < NR; ++n) sum[m][n] += entry * right[n];
-      }
-      a += p.a_k1;
-      b += p.b_k1;
-    } while (a != end);
-    if (--k2 == 0) break;
-    a2 += p.a_k2;
-    b2 += p.b_k2;
-  }
-  const auto write = [&](const auto& value) {
-#pragma GCC unroll 12
-    for (int m = 0; m < MR; ++m, c += p.c_m)
-#pragma GCC unroll 8
-      for (int n = 0; n < NR; ++n) store<real>(c + n * p.c_n, value(c + n * p.c_n, sum[m][n]));
-  };
-  if (p.add)
-    write([](const real* old, Vec<real> x) { return load<real>(old) + x; });
-  else
-    write([](const real*, Vec<real> x) { return x; });
-}
-
 /// A range of `tiles` tiles of equal size along one axis.
 struct Cut {
   int first, size, tiles;
@@ -117,60 +73,101 @@ inline void cut(int length, int most, Cut (&cuts)[2]) {
   cuts[1] = {size * (tiles - smaller), size - 1, smaller};
 }
 
+/// The tiles of a range of rows and of one of columns, in each problem of the batch. Overhead is
+/// small for short depths: the loop ends at a pointer. The product is read number by number,
+/// because it was written just before. A pointer to a row of C is hidden from the compiler, which
+/// would keep one for every entry otherwise; the three axes of tiles are one loop, around which it
+/// moves less than around nested ones.
 template <class real, Left left, int MR, int NR>
-void tiles(const Product<real>& product, const Cut& rows, const Cut& columns) {
+void tiles(const Product<real>& p, const Cut& rows, const Cut& columns) {
   constexpr int kStep = left == Left::kShared ? 1 : kLanes<real>;
-  const Steps p{product.size.K1 * product.a.k1,
-                product.size.K2,
-                product.a.k1,
-                product.a.k2,
-                product.b.k1,
-                product.b.k2,
-                product.b.n,
-                product.c.m,
-                product.c.n,
-                product.add};
-  const Index next_a = product.a.batch, next_b = product.b.batch, next_c = product.c.batch;
-  const real* a_batch = product.a.at + rows.first * kStep;
-  const real* b_batch = product.b.at + columns.first * p.b_n;
-  real* c_batch = product.c.at + rows.first * p.c_m + columns.first * p.c_n;
-  for (int u = product.size.batch; u > 0; --u) {
-    const real* b = b_batch;
-    real* c_columns = c_batch;
-    for (int j = columns.tiles; j > 0; --j) {
-      const real* a = a_batch;
-      real* c = c_columns;
-      for (int i = rows.tiles; i > 0; --i) {
-        tile<real, left, MR, NR>(p, a, b, c);
-        a += MR * kStep;
-        c += MR * p.c_m;
-      }
-      b += NR * p.b_n;
-      c_columns += NR * p.c_n;
+  const real* a_batch = p.a.at + rows.first * kStep;
+  const real* b_batch = p.b.at + columns.first * p.b.n;
+  real* c_batch = p.c.at + rows.first * p.c.m + columns.first * p.c.n;
+  const real *a_tile = a_batch, *b_tile = b_batch;
+  real *c_columns = c_batch, *c_tile = c_batch;
+  for (int i = rows.tiles, j = columns.tiles, u = p.size.batch;;) {
+    Vec<real> sum[MR][NR] = {};
+    const Index depth = p.size.K1 * p.a.k1, a_k1 = p.a.k1, b_k1 = p.b.k1, b_n = p.b.n;
+    const real *a2 = a_tile, *b2 = b_tile;
+    for (int k2 = p.size.K2;;) {
+      const real *a = a2, *b = b2, *const end = a + depth;
+      do {
+        Vec<real> right[NR];
+#pragma GCC unroll 8
+        for (int n = 0; n < NR; ++n) right[n] = load<real>(b + n * b_n);
+#pragma GCC unroll 12
+        for (int m = 0; m < MR; ++m) {
+          const Vec<real> entry = left_entry<real, left>(a, m);
+#pragma GCC unroll 8
+          for (int n = 0; n < NR; ++n) sum[m][n] += entry * right[n];
+        }
+        a += a_k1;
+        b += b_k1;
+      } while (a != end);
+      if (--k2 == 0) break;
+      a2 += p.a.k2;
+      b2 += p.b.k2;
     }
-    a_batch += next_a;
-    b_batch += next_b;
-    c_batch += next_c;
+    const Index c_m = p.c.m, c_n = p.c.n;
+    real* c = c_tile;
+    if (p.add) {
+#pragma GCC unroll 12
+      for (int m = 0; m < MR; ++m, c += c_m) {
+        asm("" : "+r"(c));
+#pragma GCC unroll 8
+        for (int n = 0; n < NR; ++n) sum[m][n] = load<real>(c + n * c_n) + sum[m][n];
+      }
+      c = c_tile;
+    }
+#pragma GCC unroll 12
+    for (int m = 0; m < MR; ++m, c += c_m) {
+      asm("" : "+r"(c));
+#pragma GCC unroll 8
+      for (int n = 0; n < NR; ++n) store<real>(c + n * c_n, sum[m][n]);
+    }
+
+    if (--i > 0) {
+      a_tile += MR * kStep;
+      c_tile += MR * c_m;
+      continue;
+    }
+    i = rows.tiles;
+    if (--j > 0) {
+      b_tile += NR * p.b.n;
+      c_columns += NR * c_n;
+    } else {
+      if (--u == 0) return;
+      j = columns.tiles;
+      a_batch += p.a.batch;
+      b_tile = b_batch += p.b.batch;
+      c_columns = c_batch += p.c.batch;
+    }
+    a_tile = a_batch;
+    c_tile = c_columns;
   }
 }
 
-template <class real, Left left, int NR, int MR = max_rows(NR)>
-inline void tiles_of_height(const Product<real>& p, const Cut& rows, const Cut& columns) {
-  if (rows.size == MR) return tiles<real, left, MR, NR>(p, rows, columns);
-  if constexpr (MR > 1) tiles_of_height<real, left, NR, MR - 1>(p, rows, columns);
-}
+template <class real>
+using TilesOfSize = void (*)(const Product<real>&, const Cut&, const Cut&);
 
-template <class real, Left left, int NR = kWidestNR>
-inline void tiles_of_width(const Product<real>& p, const Cut& columns) {
-  if (columns.size == NR) {
-    Cut rows[2];
-    cut(p.size.M, max_rows(NR), rows);
-    for (const Cut& r : rows)
-      if (r.tiles) tiles_of_height<real, left, NR>(p, r, columns);
-    return;
+/// `tiles` of each size: at [vectors - 1][rows - 1].
+template <class real, Left left>
+struct TilesOfSizes {
+  TilesOfSize<real> at[kWidestNR][kMaxMR] = {};
+
+  constexpr TilesOfSizes() { add_widths(std::make_integer_sequence<int, kWidestNR>()); }
+  template <int... n>
+  constexpr void add_widths(std::integer_sequence<int, n...>) {
+    (add_heights<n>(std::make_integer_sequence<int, max_rows(n + 1)>()), ...);
   }
-  if constexpr (NR > 1) tiles_of_width<real, left, NR - 1>(p, columns);
-}
+  template <int n, int... m>
+  constexpr void add_heights(std::integer_sequence<int, m...>) {
+    ((at[n][m] = tiles<real, left, m + 1, n + 1>), ...);
+  }
+};
+template <class real, Left left>
+constexpr TilesOfSizes<real, left> kTilesOfSizes;
 
 /// One row, short enough to fit into registers, times columns: the row is read once, and each
 /// column is a separate chain. Sums are those of a tile.
@@ -198,26 +195,40 @@ void row_times_columns(const Product<real>& product) {
   }
 }
 
-template <class real, Left left, int K = kAccumulators>
-inline void row_of_length(const Product<real>& p) {
-  if (p.size.K1 == K) return row_times_columns<real, left, K>(p);
-  if constexpr (K > 1) row_of_length<real, left, K - 1>(p);
-}
+/// `row_times_columns` of each length, at that minus 1.
+template <class real, Left left>
+struct RowsOfLengths {
+  void (*at[kAccumulators])(const Product<real>&) = {};
+
+  constexpr RowsOfLengths() { add(std::make_integer_sequence<int, kAccumulators>()); }
+  template <int... k>
+  constexpr void add(std::integer_sequence<int, k...>) {
+    ((at[k] = row_times_columns<real, left, k + 1>), ...);
+  }
+};
+template <class real, Left left>
+constexpr RowsOfLengths<real, left> kRowsOfLengths;
 
 // Depth at a time: a shared operand with long rows is read across them, and more cache lines than
 // this would be evicted before the next tile reads their other numbers.
 inline constexpr int kDepth = 256;
 
+/// Not inlined: its many calls would each be compiled with their way to the tiles.
 template <Left left, class real>
-inline void multiply(const Product<real>& product) {
+[[gnu::noinline]] void multiply(const Product<real>& product) {
   const auto& size = product.size;
   if (size.M == 1 && size.K2 == 1 && size.K1 <= kAccumulators && product.b.k1 == kLanes<real>)
-    return row_of_length<real, left>(product);
+    return kRowsOfLengths<real, left>.at[size.K1 - 1](product);
   Cut columns[2];
   cut(product.size.N, widest(product.size.M), columns);
   const auto run = [&columns](const Product<real>& p) {
-    for (const Cut& c : columns)
-      if (c.tiles) tiles_of_width<real, left>(p, c);
+    for (const Cut& c : columns) {
+      if (!c.tiles) continue;
+      Cut rows[2];
+      cut(p.size.M, max_rows(c.size), rows);
+      for (const Cut& r : rows)
+        if (r.tiles) kTilesOfSizes<real, left>.at[c.size - 1][r.size - 1](p, r, c);
+    }
   };
   if (product.size.K1 <= kDepth || product.size.K2 > 1) return run(product);
   Product<real> part = product;

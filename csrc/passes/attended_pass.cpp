@@ -168,13 +168,14 @@ void AttendedPass<real>::measure_layer(Pass pass, LaneTotals& totals, const Rows
     measure_rows(state_, totals, rows.first, rows.count, of.f, p_, own, emit);
   };
   if (pass == Pass::kLoss) return measure([](int, int, double) {});
-  if (!largest)
-    return measure([&](int row, int o, double derivative) {
-      of.g[std::ptrdiff_t(row) * p_ + o] = real(derivative * share);
-    });
   measure([&](int row, int o, double derivative) {
-    of.derivative[std::ptrdiff_t(row) * p_ + o] = derivative;
+    const std::ptrdiff_t at = std::ptrdiff_t(row) * p_ + o;
+    if (largest)
+      of.derivative[at] = derivative;
+    else
+      of.g[at] = real(derivative * share);
   });
+  if (!largest) return;
   const auto largest_of = [&](int row) {
     const double* derivatives = of.derivative + std::ptrdiff_t(row) * p_;
     double most = 0;

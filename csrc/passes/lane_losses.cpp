@@ -3,6 +3,14 @@
 #include <cmath>
 
 namespace mhfast {
+namespace {
+
+template <class real>
+inline real relative_derivative(double derivative, double largest) {
+  return largest > 0 ? real(derivative / largest) : real(0);
+}
+
+}  // namespace
 
 /// The weights (L) of the samples' row `row` of unit `unit`, 0 for lanes without a sample.
 template <class real>
@@ -75,6 +83,26 @@ void LaneLosses<real>::measure_rows(LaneTotals& totals, const Slab<real>& slab,
   });
 }
 
+/// The same, by what becomes of the derivatives: one compilation of all losses for the three of
+/// them.
+template <class real>
+void LaneLosses<real>::measure_derivatives(DerivativeUse use, LaneTotals& totals,
+                                           const Slab<real>& slab,
+                                           const LaneOutputs<real>& of) const {
+  const int L = state_.lanes.lanes;
+  const double* shares = state_.shares.of_lane.data();
+  double* largest = of.largest;
+  measure_rows(totals, slab, of, [=](std::ptrdiff_t at, int entry, double derivative) {
+    if (use == DerivativeUse::kRelative) {
+      of.g[at] = relative_derivative<real>(derivative, largest[entry]);
+      return;
+    }
+    if (use != DerivativeUse::kLargest) of.g[at] = real(derivative * shares[entry % L]);
+    if (use != DerivativeUse::kGradient)
+      largest[entry] = std::max(largest[entry], std::fabs(derivative));
+  });
+}
+
 /// The same for squared losses, all lanes at a time: derivatives go to the derivatives g, times the
 /// run's `shares` or, without, divided by the weight; the largest of each entry's derivatives, not
 /// so changed, to `largest`, unless that is null.
@@ -112,26 +140,19 @@ void LaneLosses<real>::measure_squares(LaneTotals& totals, const Slab<real>& sla
 template <class real>
 void LaneLosses<real>::measure_relative(LaneTotals& totals, const Slab<real>& slab,
                                         const LaneOutputs<real>& of) const {
-  const int L = state_.lanes.lanes;
-  double* largest = of.largest;
-  const auto relative_derivative = [&](double derivative, int entry) {
-    return largest[entry] > 0 ? real(derivative / largest[entry]) : real(0);
-  };
   if (state_.loss->name == LossName::kSquared) {
-    measure_squares(totals, slab, of, nullptr, largest);
+    const int L = state_.lanes.lanes;
+    measure_squares(totals, slab, of, nullptr, of.largest);
     for_rows(slab, false, [&](int u, int, std::ptrdiff_t at, const real*, const double* w) {
       for (int k = 0; k < state_.data.shape.p * L; ++k)
-        of.g[at + k] = relative_derivative(w[k % L] * double(of.g[at + k]), u * L + k % L);
+        of.g[at + k] =
+            relative_derivative<real>(w[k % L] * double(of.g[at + k]), of.largest[u * L + k % L]);
     });
     return;
   }
   LaneTotals unused;
-  measure_rows(unused, slab, of, [&](std::ptrdiff_t, int entry, double derivative) {
-    largest[entry] = std::max(largest[entry], std::fabs(derivative));
-  });
-  measure_rows(totals, slab, of, [&](std::ptrdiff_t at, int entry, double derivative) {
-    of.g[at] = relative_derivative(derivative, entry);
-  });
+  measure_derivatives(DerivativeUse::kLargest, unused, slab, of);
+  measure_derivatives(DerivativeUse::kRelative, totals, slab, of);
 }
 
 template <class real>
@@ -167,10 +188,7 @@ void LaneLosses<real>::measure(Pass pass, LaneTotals& totals, const Slab<real>& 
   else if (squares)
     measure_squares(totals, slab, of, shares, gaps ? of.largest : nullptr);
   else
-    measure_rows(totals, slab, of, [&](std::ptrdiff_t at, int entry, double derivative) {
-      of.g[at] = real(derivative * shares[entry % state_.lanes.lanes]);
-      if (gaps) of.largest[entry] = std::max(of.largest[entry], std::fabs(derivative));
-    });
+    measure_derivatives(gaps ? DerivativeUse::kBoth : DerivativeUse::kGradient, totals, slab, of);
   if (!gaps && pass != Pass::kScaledGradient) return;
   for (int e = 0; e < held; ++e) log_derivative[e] = std::log(of.largest[e]);
 }

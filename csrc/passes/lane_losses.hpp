@@ -2,7 +2,7 @@
 // the gradient needs of them.
 #pragma once
 
-#include "strategy.hpp"
+#include "row_losses.hpp"
 
 namespace mhfast {
 
@@ -41,6 +41,8 @@ class LaneLosses {
   template <class Emit>
   void measure_rows(LaneTotals& totals, const Slab<real>& slab, const LaneOutputs<real>& of,
                     const Emit& emit) const;
+  void measure_derivatives(DerivativeUse use, LaneTotals& totals, const Slab<real>& slab,
+                           const LaneOutputs<real>& of) const;
   void measure_squares(LaneTotals& totals, const Slab<real>& slab, const LaneOutputs<real>& of,
                        const double* shares, double* largest) const;
   void measure_relative(LaneTotals& totals, const Slab<real>& slab,

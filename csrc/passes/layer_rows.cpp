@@ -349,20 +349,24 @@ void LayerRowPass<real>::run_tile(Pass pass, int chunk, const Slab<real>& slab,
   std::fill_n(workspace.largest, L, 0.0);
   double& largest = workspace.largest[0];
   std::fill_n(workspace.g, round_up(slab.rows, L) * pL_, real(0));
-  const auto find_largest = [&](std::ptrdiff_t, double derivative) {
-    largest = std::max(largest, std::fabs(derivative));
+  const double share = state_.shares.of_lane[0];
+  // One compilation of all losses for what becomes of their derivatives.
+  const auto measure_derivatives = [&](DerivativeUse use, LaneTotals& to) {
+    measure(to, slab, workspace.f, own, [&](std::ptrdiff_t at, double derivative) {
+      if (use == DerivativeUse::kRelative) {
+        workspace.g[at] = largest > 0 ? real(derivative / largest) : real(0);
+        return;
+      }
+      if (use != DerivativeUse::kLargest) workspace.g[at] = real(derivative * share);
+      if (use != DerivativeUse::kGradient) largest = std::max(largest, std::fabs(derivative));
+    });
   };
   if (pass == Pass::kScaledGradient) {  // derivatives relative to the tile's largest
     LaneTotals unused;
-    measure(unused, slab, workspace.f, own, find_largest);
-    measure(totals, slab, workspace.f, own, [&](std::ptrdiff_t at, double derivative) {
-      workspace.g[at] = largest > 0 ? real(derivative / largest) : real(0);
-    });
+    measure_derivatives(DerivativeUse::kLargest, unused);
+    measure_derivatives(DerivativeUse::kRelative, totals);
   } else {
-    measure(totals, slab, workspace.f, own, [&](std::ptrdiff_t at, double derivative) {
-      workspace.g[at] = real(derivative * state_.shares.of_lane[0]);
-      if (gaps) find_largest(at, derivative);
-    });
+    measure_derivatives(gaps ? DerivativeUse::kBoth : DerivativeUse::kGradient, totals);
   }
   for (int l = 0; l < L; ++l) workspace.heads.log_derivative[l] = std::log(workspace.largest[l]);
   if (gaps) steps_.gather_scales(chunk, slab, workspace.heads);

@@ -5,6 +5,14 @@
 
 namespace mhfast {
 
+/// What a pass over the losses does with each derivative.
+enum class DerivativeUse {
+  kLargest,   // finds the largest of each entry
+  kRelative,  // writes g, relative to that
+  kGradient,  // writes g, times the run's share
+  kBoth,      // the first and the last
+};
+
 /// Of `rows` query rows from `first` on, counted over all samples, whose outputs are `stride`
 /// numbers apart: adds to the totals and calls emit(row, output, derivative) for every output, the
 /// derivative being that of the sample's weighted loss by it.
