@@ -213,10 +213,20 @@ constexpr RowsOfLengths<real, left> kRowsOfLengths;
 // this would be evicted before the next tile reads their other numbers.
 inline constexpr int kDepth = 256;
 
+/// A product of depth 0: sums of nothing.
+template <class real>
+[[gnu::noinline]] void multiply_nothing(const Product<real>& p) {
+  for (int u = 0; u < p.size.batch && !p.add; ++u)
+    for (int m = 0; m < p.size.M; ++m)
+      for (int n = 0; n < p.size.N; ++n)
+        store<real>(p.c.at + u * p.c.batch + m * p.c.m + n * p.c.n, Vec<real>{});
+}
+
 /// Not inlined: its many calls would each be compiled with their way to the tiles.
 template <Left left, class real>
 [[gnu::noinline]] void multiply(const Product<real>& product) {
   const auto& size = product.size;
+  if (size.K1 == 0) return multiply_nothing(product);
   if (size.M == 1 && size.K2 == 1 && size.K1 <= kAccumulators && product.b.k1 == kLanes<real>)
     return kRowsOfLengths<real, left>.at[size.K1 - 1](product);
   Cut columns[2];
