@@ -49,6 +49,10 @@ BASIS_COST = 4.0
 """How many times longer an operation of the basis takes than one of a step: measured on tokens 240
 by 512, which take 4.4 ms where 4 steps outside, of two factored heads, take 1.2."""
 
+STEPS = 100
+"""Steps that have to save the cost of the basis. Not those of a call: a run that is made by several
+calls has the bits of one made by a single call."""
+
 FIRST = 8
 """Coordinates of tokens that are compared first."""
 
@@ -246,11 +250,11 @@ class Subspace:
         return array
 
 
-def enter(run: Any, problem: CoreProblem, steps: int) -> Subspace | None:
+def enter(run: Any, problem: CoreProblem) -> Subspace | None:
     """Return the span in which a run trains on these data; None if it trains the whole model.
 
     A run that is already in the span of its data stays there. A run at step 0 enters it if the
-    parameters are large, there are few tokens compared with their dimensions, and so many steps are
+    parameters are large, there are few tokens compared with their dimensions, and `STEPS` steps are
     shorter inside by more than it takes to enter.
     """
     optimizer: StepRule = run.optimizer
@@ -277,7 +281,7 @@ def enter(run: Any, problem: CoreProblem, steps: int) -> Subspace | None:
 
     def pays(distinct: int) -> bool:
         few = MIN_RATIO * distinct <= tokens.shape[-1]
-        return few and _pays(run, problem, (*tokens.shape[:-2], distinct), steps)
+        return few and _pays(run, problem, distinct)
 
     if not pays(_at_least(tokens)) or not np.isfinite(tokens).all():
         return None
@@ -355,8 +359,8 @@ def _tokens(problem: CoreProblem, start: Model, names: Iterable[str]) -> npt.NDA
     return np.concatenate(rows, axis=-2, dtype=np.float64)
 
 
-def _pays(run: Any, problem: CoreProblem, tokens: tuple[int, ...], steps: int) -> bool:
-    """Whether steps in the span of so many tokens (lead, r) save more operations than it takes.
+def _pays(run: Any, problem: CoreProblem, r: int) -> bool:
+    """Whether `STEPS` steps in the span of r tokens save more operations than it takes.
 
     A step multiplies each query row with W or its factors and with the keys, three times as often
     as the outputs do; entering factors the tokens, and multiplies W with the basis.
@@ -367,7 +371,6 @@ def _pays(run: Any, problem: CoreProblem, tokens: tuple[int, ...], steps: int) -
     n, T, d = X.shape[-3:]
     n = n if run.batches is None else min(n, run.batches.size)
     rows = n * (T if Z is None else Z.shape[-2])
-    *lead, r = tokens
     rank = model.Q.shape[-1] if model.Q is not None else 0
     identity = not {"W", "Q"} & set(model.parameters)
 
@@ -376,10 +379,9 @@ def _pays(run: Any, problem: CoreProblem, tokens: tuple[int, ...], steps: int) -
         of_products = (1 if model.prompt is not None else rows) * columns * dim
         return float(6.0 * model.heads * (of_products + 2 * rows * T * dim))
 
-    of_basis = math.prod(lead) * 4.0 * d * r * r
+    of_basis = 4.0 * d * r * r
     of_W = 0.0 if identity else 2.0 * model.heads * r * d * (2 * rank or d)
-    runs = max(problem.runs.length, 1)
-    return bool(steps * runs * (of_step(d) - of_step(r)) > BASIS_COST * of_basis + runs * of_W)
+    return bool(STEPS * (of_step(d) - of_step(r)) > BASIS_COST * of_basis + of_W)
 
 
 def _size(model: Model) -> int:

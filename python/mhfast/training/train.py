@@ -286,7 +286,7 @@ def train(
         # So may those of another process.
         # What is averaged is the whole model.
         alone = drawn is None and group is None and run.averages is None
-        inside = enter(run, problem, last - first) if last > first and alone else None
+        inside = enter(run, problem) if last > first and alone else None
         seen = arguments.compacted(
             run, data, tests, (problem, test_problems), inside=inside,
             together=batches is None and drawn is None and group is None,
