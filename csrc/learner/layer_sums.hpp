@@ -53,6 +53,17 @@ inline CrossMoment moment(const Columns& left, const Columns& right, std::vector
   return {left, right, sum.data()};
 }
 
+/// Fills the moments from `rows`, of which each member of the team writes with a copy.
+template <class Rows>
+void take_moments(const Rows& rows, RowSource source, const std::vector<CrossMoment>& moments,
+                  int threads) {
+  std::vector<Rows> members(gram_threads(source, moments, threads), rows);
+  source.fill = [&](std::int64_t item, int member, double* out, std::ptrdiff_t stride) {
+    members[member].write(item, out, stride);
+  };
+  cross_moments(source, moments, threads);
+}
+
 /// Writes the lower triangle of x xᵀ by rows. What is beyond the diagonal is overwritten by the
 /// next row.
 inline void write_square(const double* x, int d, double* out) {

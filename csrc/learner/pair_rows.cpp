@@ -224,16 +224,12 @@ LayerSums sums_of_pairs(const Examples& examples, const LayerView& layer, int th
   PairSums pairs;
   const std::vector<CrossMoment> moments = rows.moments(pairs, sums);
   const double all = layer.H * examples.d;
-  RowSource source{(examples.n + PairRows::kSamples - 1) / PairRows::kSamples,
-                   PairRows::kSamples,
-                   rows.width(),
-                   PairRows::kSamples * 4 * all * (examples.d + examples.p + all),
-                   {}};
-  std::vector<PairRows> members(gram_threads(source, moments, threads), rows);
-  source.fill = [&](std::int64_t group, int member, double* out, std::ptrdiff_t stride) {
-    members[member].write(group, out, stride);
-  };
-  cross_moments(source, moments, threads);
+  const RowSource source{(examples.n + PairRows::kSamples - 1) / PairRows::kSamples,
+                         PairRows::kSamples,
+                         rows.width(),
+                         PairRows::kSamples * 4 * all * (examples.d + examples.p + all),
+                         {}};
+  take_moments(rows, source, moments, threads);
   rows.complete(pairs, sums);
   return sums;
 }

@@ -248,16 +248,12 @@ LayerSums sums_of_queries(const Examples& examples, const LayerView& layer, int 
   LayerSums sums(examples, layer);
   QuerySums queries;
   const std::vector<CrossMoment> moments = rows.moments(queries, sums);
-  RowSource source{(examples.n + rows.samples() - 1) / rows.samples(),
-                   rows.samples() * T,
-                   rows.width(),
-                   2.0 * rows.samples() * T * all * p * (T + d + 0.5 * all),
-                   {}};
-  std::vector<QueryRows> members(gram_threads(source, moments, threads), rows);
-  source.fill = [&](std::int64_t group, int member, double* out, std::ptrdiff_t stride) {
-    members[member].write(group, out, stride);
-  };
-  cross_moments(source, moments, threads);
+  const RowSource source{(examples.n + rows.samples() - 1) / rows.samples(),
+                         rows.samples() * T,
+                         rows.width(),
+                         2.0 * rows.samples() * T * all * p * (T + d + 0.5 * all),
+                         {}};
+  take_moments(rows, source, moments, threads);
   rows.complete(queries, sums);
   return sums;
 }

@@ -40,7 +40,8 @@ void AttendedTokens<real>::compute(std::ptrdiff_t run, const Model<const real*>&
   for_attention<real>(data, model, scale, 0, s.n, threads, [&](const AttentionBlock<real>& block) {
     const FlushToZero flush;  // of denormal weights, as in steps
     std::vector<real> words(data.has_words() ? std::ptrdiff_t(block.keys) * s.d : 0);
-    std::vector<real> rest(std::ptrdiff_t(block.keys + block.rows) * active_kernels<real>().lanes);
+    const int lanes = active_kernels<real>().lanes;
+    std::vector<real> rest(s.d % lanes ? std::ptrdiff_t(block.keys + block.rows) * lanes : 0);
     for (int i = 0; i < block.samples; ++i) {
       const real* x = data.key(block.sample + i, 0, 0);
       if (data.has_words()) {

@@ -581,8 +581,8 @@ bool Loop<real>::report_progress(const FlushToZero& flush) {
   if (++calls_ < calls_of_look_) return false;
   const auto now = Clock::now(),
              due = last_progress_ + std::chrono::milliseconds(kProgressInterval);
-  const bool soon = now - last_look_ > std::chrono::milliseconds(kLookInterval);
-  calls_of_look_ = soon ? 1 : std::min(2 * calls_of_look_, kMostCallsOfLook);
+  const bool slow = now - last_look_ > std::chrono::milliseconds(kLookInterval);
+  calls_of_look_ = slow ? 1 : std::min(2 * calls_of_look_, kMostCallsOfLook);
   calls_ = 0;
   last_look_ = now;
   if (now < due) return false;

@@ -41,22 +41,15 @@ void measure(const Kernels<real>& kernels, int width, const real* x, std::ptrdif
     for (int l = 0; l < width; ++l) out[l] = {largest[l], sum[l], exponent};
     return;
   }
-  double most = largest[0];
+  // As PowerSum::add does, of all lanes at once.
+  double most = largest[0], total = 0;
   for (int l = 1; l < kernels.lanes; ++l)
     if (std::isnan(largest[l]) || largest[l] > most) most = largest[l];
-  if (power == 0) {
-    *out = {most, 1, exponent};
-    return;
+  for (int l = 0; power != 0 && most > 0 && l < kernels.lanes; ++l) {
+    const double ratio = largest[l] / most;
+    total += sum[l] * (power == 2 ? ratio * ratio : std::pow(ratio, power));
   }
-  if (power == 2) {  // as PowerSum::add does, of all lanes at once
-    double squares = 0;
-    for (int l = 0; most > 0 && l < kernels.lanes; ++l)
-      squares += sum[l] * (largest[l] / most) * (largest[l] / most);
-    *out = {most, squares, exponent};
-    return;
-  }
-  *out = {0, 0, exponent};
-  for (int l = 0; l < kernels.lanes; ++l) out->add({largest[l], sum[l], exponent});
+  *out = {most, power == 0 ? 1 : total, exponent};
 }
 
 }  // namespace mhfast
