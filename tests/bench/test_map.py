@@ -323,6 +323,26 @@ def test_second_calls_choose_and_lower_deciles_count(monkeypatch):
     assert one.lowest(ordinary=True) == pytest.approx(20.0 / 3.0)
 
 
+def test_a_step_of_training_is_a_share_of_a_loop(monkeypatch):
+    """mhfast, which looks for a cheaper form first, takes 100 steps at least; others as many as a
+    cell has."""
+    clock = Clock(monkeypatch)
+    asked = []
+
+    def formulations(peer, problem, _):
+        asked.append((peer.name, problem.steps))
+        return [clock.way(peer.name, 1.0, 10.0)]
+
+    monkeypatch.setattr(cell_timing, "cell_formulations", formulations)
+    effort = Effort(seconds=0.0, least_rounds=3, block=0.0)
+    cell = parse_cell("step-margin/layer/tiny/float64")
+    one = measure(cell, ["numpy"], 1, effort, TINY["tiny"])
+    assert asked == [("mhfast", 20), ("mhfast", 100), ("numpy", 20)]
+    assert one.own == Contender("mhfast", 1.0, pytest.approx(0.1), 3, 100)
+    assert one.best["numpy"] == Contender("numpy", 1.0, pytest.approx(0.5), 3, 20)
+    assert one.lowest(ordinary=False) == pytest.approx(5.0)
+
+
 def invented(**ratios: float) -> Map:
     """A map with cells of given ratios against the best; ordinary code takes twice as long."""
     cells = []

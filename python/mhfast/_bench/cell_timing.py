@@ -4,7 +4,8 @@ Each formulation is called twice, the first time checked against mhfast; the sec
 without compilation, decides which formulation of an implementation is timed: the fastest of those
 that a user writes without care for speed, and the fastest of all.  These then take turns in short
 blocks of calls, and the lower decile of the times of each counts, which other work on the machine
-disturbs least.
+disturbs least.  A training loop is one call; the time of a step is that of the call over its steps,
+of which mhfast takes more.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from .cells import draw_cell
+from .cells import OWN_STEPS, draw_cell
 from .grid import Cell, Sizes
 from .peers import PEERS, Formulation, UnavailableError, cell_formulations
 from .problem import Array, DisagreementError
@@ -57,12 +58,16 @@ QUICK = Effort(seconds=0.1, least_rounds=3, block=2e-4)
 
 @dataclass(frozen=True)
 class Contender:
-    """A formulation that is timed: the first call, and the lower decile of the later ones."""
+    """A formulation that is timed: the first call, and the lower decile of the later ones.
+
+    `seconds` are those of a call or, in training, of one of its `steps`.
+    """
 
     formulation: str
     first: float
     seconds: float
     calls: int
+    steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,7 @@ class _Tried:
     formulation: Formulation
     first: float
     second: float
+    steps: int
 
 
 def measure(
@@ -152,17 +158,21 @@ def measure(
         A peer does not compute what mhfast computes.
     """
     problem = draw_cell(cell, sizes)
-    (own,) = cell_formulations(PEERS[OWN], problem, threads)
     clock: Clock = time.process_time if effort.processor else time.perf_counter
+    (own,) = cell_formulations(PEERS[OWN], problem, threads)
     first, result = _timed(own.run, clock)
     truth = own.answer(result)
-    tried = {OWN: [_Tried(own, first, _timed(own.run, clock)[0])]}
+    own_steps = steps = problem.steps if problem.trains else 1
+    if steps < OWN_STEPS and problem.trains:
+        own_steps = OWN_STEPS
+        (own,) = cell_formulations(PEERS[OWN], replace(problem, steps=own_steps), threads)
+    tried = {OWN: [_Tried(own, first, _timed(own.run, clock)[0], own_steps)]}
     missing: dict[str, str] = {}
     for key in peers:
         peer = PEERS[key]
         try:
             tried[key] = [
-                _try(formulation, truth, f"{peer.name}, {formulation.name}", cell, clock)
+                _try(formulation, truth, f"{peer.name}, {formulation.name}", cell, clock, steps)
                 for formulation in cell_formulations(peer, problem, threads)
             ]
         except UnavailableError as reason:
@@ -180,7 +190,7 @@ def measure(
     def contender(way: _Tried) -> Contender:
         found = times[id(way)]
         decile = float(np.quantile(found, DECILE, method="lower"))
-        return Contender(way.formulation.name, way.first, decile, len(found))
+        return Contender(way.formulation.name, way.first, decile / way.steps, len(found), way.steps)
 
     mine = best.pop(OWN)
     of_own = contender(mine)
@@ -190,16 +200,21 @@ def measure(
         fastest[key] = min(fastest[key], way, key=lambda one: one.seconds)
     return Measured(
         cell, problem.described, of_own, ordinary, fastest, missing,
-        spread=float(np.quantile(times[id(mine)], 0.75)) / of_own.seconds,
+        spread=float(np.quantile(times[id(mine)], 0.75)) / (mine.steps * of_own.seconds),
     )  # fmt: skip
 
 
 def _try(
-    formulation: Formulation, truth: Mapping[str, Array], name: str, cell: Cell, clock: Clock
+    formulation: Formulation,
+    truth: Mapping[str, Array],
+    name: str,
+    cell: Cell,
+    clock: Clock,
+    steps: int,
 ) -> _Tried:
     first, result = _timed(formulation.run, clock)
     check(f"{cell}: {name}", formulation.answer(result), truth, cell.dtype)
-    return _Tried(formulation, first, _timed(formulation.run, clock)[0])
+    return _Tried(formulation, first, _timed(formulation.run, clock)[0], steps)
 
 
 def check(name: str, answer: Mapping[str, Array], truth: Mapping[str, Array], dtype: str) -> float:

@@ -11,9 +11,14 @@ from .grid import SHAPES, Cell, Kind, Sizes
 from .problem import Array
 
 # Steps of a training loop: so many that entering it does not count, and that it takes some ten
-# milliseconds at most, by the operations of a step.
+# milliseconds at most, by the operations of a step; of an identity, whose attention JAX computes
+# before the first step, as many as of mhfast.
 OPERATIONS = 1.5e9
 LEAST_STEPS = 4
+
+# Least steps of mhfast, which a step's share of is timed: `train` looks for a cheaper form of the
+# problem first, and evaluates the records after the last step too.
+OWN_STEPS = 100
 
 # Of a classifier, and of a layer with one row: the gradient of its loss grows with the rows.
 RATE = 0.05, 0.01
@@ -86,6 +91,11 @@ class CellProblem:
         return RATE[0] if self.kind.readout == "U" else RATE[1] / self.y.shape[-2]
 
     @property
+    def trains(self) -> bool:
+        """Whether the operation is a step of training; `steps` of them are one call."""
+        return self.cell.operation.startswith("step")
+
+    @property
     def record(self) -> str | None:
         """What a step records beside the loss."""
         _, _, name = self.cell.operation.partition("step-")
@@ -136,9 +146,8 @@ def draw_cell(cell: Cell, sizes: Sizes | None = None) -> CellProblem:
     lengths = random.integers(1 + T // 2, T + 1, n) if kind.lengths else None
     query = normal(n, q, d) if cell.operation == "gradient-query" else None
     groups = random.integers(2, size=(n, T))
-    steps = int(
-        np.clip(OPERATIONS // _operations(kind, sizes, n, q), LEAST_STEPS, sizes.most_steps)
-    )
+    least = min(OWN_STEPS, sizes.most_steps) if kind.W == "identity" else LEAST_STEPS
+    steps = int(np.clip(OPERATIONS // _operations(kind, sizes, n, q), least, sizes.most_steps))
     return CellProblem(
         cell,
         sizes,
