@@ -20,12 +20,12 @@ def torch(problem: CellProblem, threads: int) -> Formulation:
 
     from ...interop import torch as bridge
 
-    function, arrays, options = _function(problem, bridge, library.from_numpy)
+    function, X, theta, options = _function(problem, bridge, library.from_numpy)
     library.set_num_threads(threads)
 
     def run() -> Any:
         with library.no_grad():
-            return function(*arrays(), **options, num_threads=threads)
+            return function(X, *_multiplied(problem, theta), **options, num_threads=threads)
 
     return Formulation("interop.torch", run, _outputs)
 
@@ -38,10 +38,11 @@ def jax(problem: CellProblem, threads: int) -> Formulation:
     from .jax_config import configure
 
     configure()
-    function, arrays, options = _function(problem, bridge, library.device_put)
+    function, X, theta, options = _function(problem, bridge, library.device_put)
     prompt = options.pop("prompt")
 
-    def call(X: Any, W: Any, readout: Any, prompt: Any) -> Any:
+    def call(X: Any, theta: Any, prompt: Any) -> Any:
+        W, readout = _multiplied(problem, theta)
         return function(X, W, readout, prompt=prompt, **options, num_threads=threads)
 
     if problem.sizes.runs:
@@ -49,7 +50,7 @@ def jax(problem: CellProblem, threads: int) -> Formulation:
     compiled = library.jit(call)
 
     def run() -> Any:
-        return library.block_until_ready(compiled(*arrays(), prompt))
+        return library.block_until_ready(compiled(X, theta, prompt))
 
     return Formulation("interop.jax", run, _outputs)
 
@@ -75,29 +76,26 @@ def sklearn(problem: CellProblem, threads: int) -> Formulation:
 
 def _function(
     problem: CellProblem, bridge: Any, convert: Callable[[Array], Any]
-) -> tuple[Any, Callable[[], tuple[Any, Any, Any]], dict[str, Any]]:
-    """Return the function of a bridge, what makes its arrays, and its options.
-
-    Factors are multiplied in each call, because the bridges have dense W and V only.
-    """
+) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
+    """Return the function of a bridge, X, the parameters by name, and its options."""
     theta = {name: convert(array) for name, array in problem.theta.items()}
-    X = convert(problem.X)
-
-    def arrays() -> tuple[Any, Any, Any]:
-        W = theta.get("W")
-        if "Q" in theta:
-            W = theta["Q"] @ theta.get("K", theta["Q"]).swapaxes(-1, -2)
-        readout = theta["A"] @ theta["B"] if problem.kind.factors else theta[problem.kind.readout]
-        return X, W, readout
-
     options = {
         "query": -1 if problem.last else None,
-        "prompt": theta.get("prompt"),
+        "prompt": theta.pop("prompt", None),
         "causal": problem.kind.causal,
         "lengths": problem.lengths,
     }
     function = bridge.classifier if problem.kind.readout == "U" else bridge.layer
-    return function, arrays, options
+    return function, convert(problem.X), theta, options
+
+
+def _multiplied(problem: CellProblem, theta: dict[str, Any]) -> tuple[Any, Any]:
+    """Return W and the readout; products of factors, because the bridges have dense ones only."""
+    W = theta.get("W")
+    if "Q" in theta:
+        W = theta["Q"] @ theta.get("K", theta["Q"]).swapaxes(-1, -2)
+    readout = theta["A"] @ theta["B"] if problem.kind.factors else theta[problem.kind.readout]
+    return W, readout
 
 
 def _outputs(found: Any) -> dict[str, Array]:
