@@ -106,9 +106,9 @@ class CoreModel(NamedTuple):
         The run axis of the parameters and of an external query of the model.
     bits : int
         `wrt` for all parameters.
-    plain : (q, d) or None
-        Shape of a sample of a classifier with plain self-attention, whose calls take a shorter
-        path.
+    plain : (q or None, d) or None
+        Shape of a sample in self-attention without a run axis, of any number of tokens for a layer;
+        such calls take a shorter path.
     row_map_name : str
         How logits become attention weights.
     row_map : RowMap
@@ -118,7 +118,7 @@ class CoreModel(NamedTuple):
     parameters: CoreParameters
     runs: RunAxis
     bits: int
-    plain: tuple[int, int] | None
+    plain: tuple[int | None, int] | None
     row_map_name: str
     row_map: _core.RowMap
 
@@ -147,7 +147,6 @@ class CoreProblem(NamedTuple):
 def core_model(model: Model) -> CoreModel:
     """Convert a model to the form that the core expects. Models cache the result as ``_core``."""
     arrays = model.parameters
-    U = arrays.get("U")
     row_map, normalize = vars(model)["_row_map"]
     by_tokens = ROW_MAPS[row_map] if normalize is None else normalize
     runs = NO_RUNS
@@ -155,12 +154,13 @@ def core_model(model: Model) -> CoreModel:
         runs = runs.meet(name, array.shape, AXES[name])
     if isinstance(model.query, np.ndarray):
         runs = runs.meet("query", model.query.shape, AXES["query"])
-    simple = model.query is None and model.prompt is None and not model.causal and not runs.length
+    simple = model.query is None and model.prompt is None and not runs.length
+    rows, dim = model._rows, model._sizes[1]
     return CoreModel(
         _core_parameters(arrays),
         runs,
         sum(BITS[name] for name in arrays),
-        (U.shape[-2], U.shape[-1]) if simple and U is not None else None,
+        (rows, dim) if simple and dim is not None else None,
         row_map,
         _core_row_map(row_map, bool(by_tokens)),
     )
@@ -397,17 +397,25 @@ def problem(
     elif y is None:
         raise TypeError("y: expected labels with the array X, got None")
     shape = X.shape
-    if query is weight is lengths is None and shape[1:] == core.plain and not runs.length:
+    if query is weight is lengths is None and _is_plain(shape, core.plain) and not runs.length:
         if y is None or loss is None:
-            return CoreProblem((X, None, None, None, None), NO_RUNS, False)
-        targets = sample_checks.targets(y, loss, "n", shape[:1], X.dtype)
-        if targets.ndim == 1:
-            return CoreProblem((X, None, targets, None, None), NO_RUNS, False)
+            return CoreProblem((X, None, None, None, None), NO_RUNS, model.causal)
+        if "U" in model.parameters:
+            targets = sample_checks.targets(y, loss, "n", shape[:1], X.dtype)
+            if targets.ndim == 1:
+                return CoreProblem((X, None, targets, None, None), NO_RUNS, model.causal)
 
     seen = _seen(model, X, query, lengths, core.runs.join(runs))
     if y is None or loss is None:
         return seen
     return _labelled(model, seen, y, weight, loss)
+
+
+def _is_plain(shape: tuple[int, ...], plain: tuple[int | None, int] | None) -> bool:
+    """Return whether samples of this shape are those of `CoreModel.plain`."""
+    if plain is None or len(shape) != 3 or shape[2] != plain[1]:
+        return False
+    return shape[1] == plain[0] if plain[0] is not None else shape[1] > 0
 
 
 def looks_up(
