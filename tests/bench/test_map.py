@@ -15,6 +15,7 @@ import pytest
 import mhfast as mh
 from mhfast import reference
 from mhfast._bench import cell_timing, grid, map_report
+from mhfast._bench.arithmetic import multiply_adds
 from mhfast._bench.cell_timing import Contender, Effort, Measured, check, measure
 from mhfast._bench.cells import draw_cell
 from mhfast._bench.grid import AXES, MODELS, OPERATIONS, SHAPES, TINY, Cell, design, parse_cell
@@ -54,6 +55,26 @@ for text in sys.argv[2:]:
         answer = way.answer(way.run())
         assert {array.dtype.name for array in answer.values()} == {cell.dtype}, (text, way.name)
         print(way.name, check(f"{text} {way.name}", answer, truth, cell.dtype))
+"""
+
+# The multiply-adds that are counted for a cell, and the fewest of torch's ways.
+PRODUCTS = """
+import sys
+from torch.utils.flop_counter import FlopCounterMode
+from mhfast._bench.arithmetic import multiply_adds
+from mhfast._bench.cells import draw_cell
+from mhfast._bench.grid import TINY, parse_cell
+from mhfast._bench.peers import PEERS, cell_formulations
+
+for text in sys.argv[1:]:
+    cell = parse_cell(text)
+    problem = draw_cell(cell, TINY[cell.shape])
+    taken = []
+    for way in cell_formulations(PEERS["torch"], problem, 1):
+        with FlopCounterMode(display=False) as counter:
+            way.run()
+        taken.append(counter.get_total_flops() / 2 / (problem.steps if problem.trains else 1))
+    print(text, float(multiply_adds(problem)), min(taken))
 """
 
 
@@ -242,9 +263,48 @@ def test_numpy_agrees_on_the_whole_grid():
     assert python("-c", AGREEMENT, "numpy", *cells).splitlines()
 
 
+@pytest.mark.peers
+def test_no_way_takes_fewer_multiply_adds_than_are_counted():
+    """As torch counts those of its matrix products; some way takes as many where rows see all."""
+    pytest.importorskip("torch")
+    cells = [
+        str(c)
+        for c in design()
+        if c.operation != "ntk" and not c.operation.startswith(("predict", "step-"))
+    ]
+    found = [line.split() for line in python("-c", PRODUCTS, *cells).splitlines()]
+    assert len(found) == len(cells)
+    for text, count, least in found:
+        assert 0.0 < float(count) <= float(least), text
+    equal = {text for text, count, least in found if count == least}
+    assert {c for c in cells if c.startswith(("gradient/classifier", "forward/layer"))} <= equal
+
+
+def test_multiply_adds_are_those_of_the_formulas():
+    n, T, d, H, p = 6, 4, 5, 3, 2
+    pairs, seen = n * T * T, n * T * (T + 1) // 2
+
+    def count(text):
+        return multiply_adds(draw_cell(parse_cell(text), TINY["tiny"]))
+
+    by_W, by_V = n * T * d * d, n * T * d * p
+    assert count("attention/classifier/tiny/float32") == H * (by_W + pairs * d)
+    assert count("forward/layer/tiny/float32") == H * (by_W + pairs * d + by_V + pairs * p)
+    assert count("forward/causal/tiny/float32") == H * (by_W + seen * d + by_V + seen * p)
+    gradient = H * (2 * by_W + 4 * pairs * d)
+    assert count("gradient/classifier/tiny/float32") == gradient
+    assert count("step-margin/classifier/tiny/float32") == gradient
+    assert count("gradient-everything/classifier/tiny/float32") == gradient + H * (
+        by_W + 2 * pairs * d
+    )
+    assert count("step/identity/tiny/float32") == n * n  # outputs of outputs of samples
+    assert count("ntk/classifier/tiny/float32") is None
+
+
 def test_a_cell_is_measured_with_its_peers():
     one = measure(parse_cell("gradient/layer/tiny/float64"), ["numpy"], 1, ONCE, TINY["tiny"])
     assert set(one.best) == set(one.ordinary) == {"numpy"}
+    assert 0.0 < one.at_peak < one.own.seconds
     assert one.lowest(ordinary=False) <= one.lowest(ordinary=True)
     assert one.lowest(ordinary=True) == pytest.approx(
         one.ordinary["numpy"].seconds / one.own.seconds

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from .. import _core
+from .arithmetic import multiply_adds
 from .cells import OWN_STEPS, draw_cell
 from .grid import Cell, Sizes
 from .peers import PEERS, Formulation, UnavailableError, cell_formulations
@@ -29,6 +31,8 @@ from .results import OWN
 TOLERANCE = {"float64": 1e-9, "float32": 5e-3}
 
 DECILE = 0.1
+
+PEAK_TIME = 0.02  # seconds, long enough for the clock of the processor to settle
 
 Clock = Callable[[], float]
 
@@ -75,7 +79,8 @@ class Measured:
     """A cell with the times of mhfast and, by key of the peer, of ordinary code and the best.
 
     `missing` says why a peer is not there, `spread` is the upper quartile of the times of mhfast
-    over the lower decile.
+    over the lower decile, `at_peak` the seconds that the multiply-adds of a call or step take at
+    the peak measured beside it, None where their number is not known.
     """
 
     cell: Cell
@@ -85,6 +90,7 @@ class Measured:
     best: dict[str, Contender] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     spread: float = 1.0
+    at_peak: float | None = None
 
     def fastest(self, *, ordinary: bool) -> str | None:
         """Return the key of the peer that is fastest, None if there is none."""
@@ -110,6 +116,7 @@ class Measured:
             "best": {key: asdict(one) for key, one in self.best.items()},
             "missing": self.missing,
             "spread": self.spread,
+            "at_peak": self.at_peak,
             "ratio_ordinary": self.lowest(ordinary=True),
             "ratio_best": self.lowest(ordinary=False),
         }
@@ -125,6 +132,7 @@ class Measured:
             {key: Contender(**one) for key, one in record["best"].items()},
             dict(record["missing"]),
             record["spread"],
+            record.get("at_peak"),
         )
 
 
@@ -198,9 +206,12 @@ def measure(
     fastest = {key: contender(way) for key, way in best.items()}
     for key, way in ordinary.items():  # the trial may have been wrong
         fastest[key] = min(fastest[key], way, key=lambda one: one.seconds)
+    count = multiply_adds(problem)
+    peak = _core.peak_flops(dtype_name=cell.dtype, threads=threads, seconds=PEAK_TIME)
     return Measured(
         cell, problem.described, of_own, ordinary, fastest, missing,
         spread=float(np.quantile(times[id(mine)], 0.75)) / (mine.steps * of_own.seconds),
+        at_peak=None if count is None else 2.0 * count / peak,
     )  # fmt: skip
 
 
