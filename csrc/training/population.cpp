@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <type_traits>
 #include <utility>
 
 #include "../dispatch/dispatch.hpp"
@@ -122,11 +123,103 @@ class Regression final : public Population<real> {
   const double noise_;
 };
 
+/// Outputs of a classifier in self-attention, of samples x (n, T, d).
+template <class real>
+void outputs_of(const std::vector<real>& W, const std::vector<real>& U, int heads, const Shape& s,
+                std::ptrdiff_t n, const real* x, real* f) {
+  Data<real> data{};
+  data.shape = {n, s.T, s.T, s.d, heads};
+  data.self = true;
+  data.x = data.z = x;
+  data.runs = 1;
+  Model<const real*> model{};
+  model.at[kW] = W.data();
+  model.at[kU] = U.data();
+  outputs<real>(data, model, 1, 1, f);
+}
+
+/// The sum of squares, in four sums.
+template <class real>
+double squares(const real* x, std::ptrdiff_t size) {
+  double sums[4] = {};
+  std::ptrdiff_t k = 0;
+  for (; k + 4 <= size; k += 4)
+    for (int j = 0; j < 4; ++j) sums[j] += double(x[k + j]) * x[k + j];
+  for (; k < size; ++k) sums[0] += double(x[k]) * x[k];
+  return sums[0] + sums[1] + (sums[2] + sums[3]);
+}
+
+/// Labels of the sign of outputs in double: from float where its error cannot change them.
+class FloatOutputs {
+ public:
+  FloatOutputs(const std::vector<double>& W, const std::vector<double>& U, int heads)
+      : W_(W.begin(), W.end()), U_(U.begin(), U.end()), heads_(heads) {
+    const std::ptrdiff_t of_head = std::ptrdiff_t(W.size()) / heads;
+    for (int h = 0; h < heads; ++h)
+      norms_of_W_.push_back(std::sqrt(squares(&W[h * of_head], of_head)));
+    const int d = int(std::sqrt(double(of_head)) + .5);
+    for (std::size_t row = 0; row < U.size(); row += d)
+      norms_of_U_.push_back(std::sqrt(squares(&U[row], d)));
+  }
+
+  /// Writes +-1 to y where the sign of f is certain; returns the samples where it is not.
+  std::vector<std::ptrdiff_t> label(std::ptrdiff_t n, const Shape& s, const float* x,
+                                    float* y) const {
+    std::vector<float> f(n);
+    outputs_of(W_, U_, heads_, s, n, x, f.data());
+    std::vector<std::ptrdiff_t> doubtful;
+    std::vector<double> lengths(s.T);
+    for (std::ptrdiff_t i = 0; i < n; ++i, x += std::ptrdiff_t(s.T) * s.d) {
+      for (int t = 0; t < s.T; ++t)
+        lengths[t] = std::sqrt(squares(x + std::ptrdiff_t(t) * s.d, s.d));
+      if (std::fabs(double(f[i])) > error(s, lengths))
+        y[i] = f[i] > 0 ? 1.0f : -1.0f;
+      else
+        doubtful.push_back(i);
+    }
+    return doubtful;
+  }
+
+ private:
+  /// Bound of the error of an output, for tokens of these lengths m_t, the largest of them m.
+  ///
+  /// With e = 2^-24 a sum of k products in any order has an error of at most k e / (1 - k e) times
+  /// the sum of absolute values. A logit of row t, two such sums of d products, thus has one of
+  /// 2 (d + 2) e m_t |W_h| m, roundings of W included, and its difference from the largest one more
+  /// of 2 e m_t |W_h| m. Twice the sum of both, to first order, is the relative error of a weight
+  /// beside those of exp, of the sum over keys and of the quotient, (T + 6) e; a weighted mean of
+  /// <u_t, x_s> is at most |u_t| m, and summing them over d, T, rows and heads adds
+  /// (d + T + H T + 4) e times that. The factor 1.2 is for higher orders, while the first is small.
+  double error(const Shape& s, const std::vector<double>& lengths) const {
+    constexpr double kUnit = 0x1p-24, kSmall = .05;
+    const double m = *std::max_element(lengths.begin(), lengths.end());
+    const double of_logits = 2 * (2 * (s.d + 2) + 2) * kUnit * m;
+    const double beside = (s.d + (2.0 + heads_) * s.T + 10) * kUnit;
+    double sum = 0, largest = beside;
+    for (int h = 0; h < heads_; ++h) {
+      const double* const norms = &norms_of_U_[std::ptrdiff_t(h) * s.T];
+      double of_U = 0, of_rows = 0;
+      for (int t = 0; t < s.T; ++t) {
+        of_U += norms[t];
+        of_rows += norms[t] * lengths[t];
+      }
+      sum += of_logits * norms_of_W_[h] * of_rows + beside * of_U;
+      largest = std::max(largest, of_logits * norms_of_W_[h] * m);
+    }
+    if (!(largest < kSmall)) return INFINITY;
+    return 1.2 * sum * m / std::sqrt(double(heads_)) + 0x1p-100;
+  }
+
+  const std::vector<float> W_, U_;
+  const int heads_;
+  std::vector<double> norms_of_W_, norms_of_U_;
+};
+
 template <class real>
 class Planted final : public Population<real> {
  public:
   Planted(std::vector<double> W, std::vector<double> U, int heads)
-      : W_(std::move(W)), U_(std::move(U)), heads_(heads) {}
+      : W_(std::move(W)), U_(std::move(U)), heads_(heads), in_float_(W_, U_, heads) {}
 
   std::ptrdiff_t scratch(const Shape& s) const override {
     return SampleNumbers::rounded(std::ptrdiff_t(s.T) * s.d);
@@ -138,23 +231,28 @@ class Planted final : public Population<real> {
     std::copy_n(scratch, size, x);
   }
   void label(std::ptrdiff_t n, const Shape& s, const real* x, real* y) const override {
-    const std::vector<double> tokens(x, x + n * s.T * s.d);
+    const auto sign = [](double f) { return f > 0 ? real(1) : real(-1); };
     std::vector<double> f(n);
-    Data<double> data{};
-    data.shape = {n, s.T, s.T, s.d, heads_};
-    data.self = true;
-    data.x = data.z = tokens.data();
-    data.runs = 1;
-    Model<const double*> model{};
-    model.at[kW] = W_.data();
-    model.at[kU] = U_.data();
-    outputs(data, model, 1.0, 1, f.data());
-    for (std::ptrdiff_t i = 0; i < n; ++i) y[i] = f[i] > 0 ? real(1) : real(-1);
+    if constexpr (std::is_same_v<real, double>) {
+      outputs_of(W_, U_, heads_, s, n, x, f.data());
+      std::transform(f.begin(), f.end(), y, sign);
+    } else {
+      const std::vector<std::ptrdiff_t> doubtful = in_float_.label(n, s, x, y);
+      if (doubtful.empty()) return;
+      const std::ptrdiff_t size = std::ptrdiff_t(s.T) * s.d;
+      std::vector<double> tokens;
+      tokens.reserve(doubtful.size() * size);
+      for (const std::ptrdiff_t i : doubtful)
+        tokens.insert(tokens.end(), x + i * size, x + (i + 1) * size);
+      outputs_of(W_, U_, heads_, s, std::ptrdiff_t(doubtful.size()), tokens.data(), f.data());
+      for (std::size_t k = 0; k < doubtful.size(); ++k) y[doubtful[k]] = sign(f[k]);
+    }
   }
 
  private:
   const std::vector<double> W_, U_;
   const int heads_;
+  const FloatOutputs in_float_;
 };
 
 template <class real>

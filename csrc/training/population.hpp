@@ -15,7 +15,7 @@
 //                      The first slots hold the class token, without noise.
 //   icl_regression     0 task   1 features before the root of the covariance   2 noise
 //   planted_attention  0 tokens; the label is the sign of what a classifier returns for them as
-//                      they are rounded, computed by the engine, -1 where that is 0
+//                      they are rounded, in double, -1 where that is 0
 //   markov_chain       0 words: the first are integers from w_t; after these word t is how many
 //                      sums of the probabilities, given the words before it, are at most
 //                      2^-53 floor(w_t / 2^11). The target of a position is the next word.

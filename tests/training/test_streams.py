@@ -9,6 +9,7 @@ from side_by_side import same_run
 from trainings import MODELS, PARAMETERS, PLANS, draw
 
 import mhfast as mh
+from mhfast.data.planted import _draw as draw_planted
 from mhfast.reference import sample_seed
 
 B = 7
@@ -283,6 +284,31 @@ def test_samples_have_the_bits_of_the_reference(dtype):
         )
         X, y, _ = mh.reference.sphere_samples(1, 1, d, external_query=False, seed=5, block=k)
         assert np.array_equal(run.state["U"][0][0, 0], (-y * X[0, 0]).astype(dtype))
+
+
+def test_planted_labels_in_float32_are_those_of_float64():
+    """Two heads nearly cancel, so that float32 alone would get many of the signs wrong.
+
+    The student attends uniformly, and the momentum of its U is -y times the mean token.
+    """
+    n, T, d = 80, 3, 5
+    random = np.random.default_rng(0)
+    W, U = random.standard_normal((d, d)), random.standard_normal((T, d))
+    W = np.stack([W, W + 2.0**-22 * random.standard_normal((d, d))]).astype(np.float32)
+    teacher = mh.Classifier(W, np.stack([U, -U]).astype(np.float32))
+    data = draw_planted(2, seed=0, role=1, teacher=teacher)
+    rounded = 0
+    run = mh.Classifier.zeros(1, T, d, dtype=np.float32)
+    for k in range(n):
+        given = {"optimizer": mh.Momentum(0.1, beta=0.0), "seed": 5} if k == 0 else {}
+        run = mh.train(
+            run, data, steps=1, batch=1, stream=data, loss="linear", wrt="U", record=(), **given
+        )
+        X, y = mh.reference.planted_samples(1, teacher, seed=5, block=k)
+        mean = X[0].mean(axis=0)
+        np.testing.assert_allclose(run.state["U"][0][0, 0], -y * mean, rtol=0, atol=1e-6)
+        rounded += np.sign(teacher(X.astype(np.float32))) != y
+    assert rounded > 5
 
 
 def test_what_the_core_draws_has_the_distribution():
