@@ -149,9 +149,11 @@ struct Cost {
     return kept(false, softmax_cycles(N, s.T, bytes, L)) + kWordCycles * s.q * s.T + values;
   }
   double runs() const {  // for a sample of `lanes` runs
-    return W * product_cycles(s.d, s.q, s.d, true) + 2 * product_cycles(s.q, s.T, s.d, true) +
-           softmax_cycles(s.q, s.T, bytes, L) + (1 + D) * product_cycles(s.q, s.d, s.T, true) +
-           by_queries(s.q);
+    const double gradient = W * s.d * s.d + double(s.q) * s.d;
+    const bool fits = s.H * gradient * bytes * L <= kRunGradientBytes;
+    return (fits ? 0 : kGradientCycles * gradient) + W * product_cycles(s.d, s.q, s.d, true) +
+           2 * product_cycles(s.q, s.T, s.d, true) + softmax_cycles(s.q, s.T, bytes, L) +
+           (1 + D) * product_cycles(s.q, s.d, s.T, true) + by_queries(s.q);
   }
   double tiles() const {  // for a sample
     const int rows = tile_rows(s, bytes, L);

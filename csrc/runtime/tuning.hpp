@@ -83,6 +83,9 @@ inline constexpr double kTileCycles = 20, kStoreCycles = 0.5;
 // beyond the first and the second level of the cache.
 inline constexpr double kSoftmaxCycles32 = 14, kSoftmaxCycles64 = 19;
 inline constexpr double kFirstLevelCycles = 4, kSecondLevelCycles = 12;
+// Fitted. Cycles of adding a sample to a register of the gradients of runs that are lanes, where
+// those of all heads take more bytes than this: each sample goes through all of them.
+inline constexpr double kGradientCycles = 1.5, kRunGradientBytes = 100 * kKilobyte;
 // Fitted. Cycles to sum a register of a gradient over lanes that are samples.
 inline constexpr double kLaneSumCycles = 2.5;
 // Fitted. Cycles of a register of keys with features as lanes, where scores of a layer have samples
