@@ -7,7 +7,8 @@
 //   gradient     G_V (+)= Y^T G;               that by W is as for a readout: E = D X, G_W = Z^T E
 //
 // A U per sample takes the place of the shared U of a classifier. Where V is an identity, F (+)= Y
-// and U = G. Layouts are in table.hpp.
+// and U = G. Of one query row all heads can go together; F is then their sum in the same order.
+// Layouts are in table.hpp.
 #pragma once
 
 #include "attention.hpp"
@@ -16,21 +17,39 @@ namespace mhfast {
 namespace MHFAST_ISA {
 namespace {
 
+/// F (+)= Y of one head after the other, where V is an identity.
+template <class real>
+void sum_heads(const LayerArguments<real>& in) {
+  constexpr int L = kLanes<real>;
+  const Index row = Index(in.d) * L;
+  const real* y = in.y;
+  real* f = in.f;
+  for (int u = 0; u < in.units; ++u, f += row)
+    for (int h = 0; h < in.heads; ++h, y += row)
+      for (Index i = 0; i < row; i += L)
+        store<real>(f + i, in.add || h > 0 ? load<real>(f + i) + load<real>(y + i)
+                                           : load<real>(y + i));
+}
+
 template <class real, Left parameters>
 void layer_outputs(const LayerArguments<real>& in) {
   constexpr int L = kLanes<real>, kEntry = parameters == Left::kLaned ? L : 1;
-  const Index row = Index(in.d) * L, outputs = Index(in.p) * L, key = Index(in.q) * L;
-  multiply<Left::kLaned>(Product<real>{{in.q, in.d, in.T, 1, in.units},
+  const int rows = in.q * in.heads;
+  const Index row = Index(in.d) * L, outputs = Index(in.p) * L, key = Index(rows) * L;
+  const bool to_y = in.v || in.heads > 1;
+  multiply<Left::kLaned>(Product<real>{{rows, in.d, in.T, 1, in.units},
                                        {in.a, key, 0, in.unit_stride},
                                        {in.x, row, L, 0, in.T * row},
-                                       {in.v ? in.y : in.f, row, L, in.q * row},
-                                       !in.v && in.add});
-  if (!in.v) return;
-  multiply<parameters>(Product<real>{{in.p, in.units * in.q, in.d},
-                                     {in.v, in.p * kEntry},
-                                     {in.y, L, row},
-                                     {in.f, L, outputs},
-                                     in.add});
+                                       {to_y ? in.y : in.f, row, L, rows * row},
+                                       !to_y && in.add});
+  if (!to_y) return;
+  if (!in.v) return sum_heads(in);
+  for (int h = 0; h < in.heads; ++h)
+    multiply<parameters>(Product<real>{{in.p, in.units * in.q, in.d},
+                                       {in.v + h * (Index(in.d) * in.p * kEntry), in.p * kEntry},
+                                       {in.y + h * row, L, in.heads * row},
+                                       {in.f, L, outputs},
+                                       in.add || h > 0});
 }
 
 template <class real>
@@ -46,13 +65,19 @@ void layer_outputs_runs(const LayerArguments<real>& in) {
 template <class real, Left parameters>
 void layer_upstream(const LayerArguments<real>& in) {
   constexpr int L = kLanes<real>, kEntry = parameters == Left::kLaned ? L : 1;
-  const Index outputs = Index(in.p) * L, all_rows = Index(in.units) * in.q * L;
-  if (!in.vt)
-    return scaled_transpose(in.g, in.units * in.q, in.d, real(1), in.ut, all_rows, kLanes<real>);
-  multiply<parameters>(Product<real>{{in.d, in.units * in.q, in.p},
-                                     {in.vt, in.d * kEntry},
-                                     {in.g, L, outputs},
-                                     {in.ut, all_rows, L}});
+  const Index outputs = Index(in.p) * L, row = Index(in.heads) * L;
+  const Index all_rows = Index(in.units) * in.q * row;
+  for (int h = 0; h < in.heads; ++h) {
+    real* const ut = in.ut + h * L;
+    if (!in.vt)
+      scaled_transpose(in.g, in.units * in.q, in.d, real(1), ut, all_rows, row);
+    else
+      multiply<parameters>(
+          Product<real>{{in.d, in.units * in.q, in.p},
+                        {in.vt + h * (Index(in.d) * in.p * kEntry), in.d * kEntry},
+                        {in.g, L, outputs},
+                        {ut, all_rows, row}});
+  }
 }
 
 template <class real>
@@ -68,12 +93,13 @@ void layer_upstream_runs(const LayerArguments<real>& in) {
 template <class real>
 void layer_derivative(const LayerArguments<real>& in) {
   constexpr int L = kLanes<real>;
-  const Index row = Index(in.d) * L, weights = Index(in.q) * L, all_rows = in.units * weights;
+  const int rows = in.q * in.heads;
+  const Index row = Index(in.d) * L, weights = Index(rows) * L, all_rows = in.units * weights;
   // The weights are only read, but Rows is also used by functions that write them.
   real* a = const_cast<real*>(in.a);
   for (int u = 0; u < in.units; ++u) {
     real* c = in.c + u * in.unit_stride;
-    multiply<Left::kLaned>(Product<real>{{in.q, in.T, in.d},
+    multiply<Left::kLaned>(Product<real>{{rows, in.T, in.d},
                                          {in.ut + u * weights, all_rows},
                                          {in.x + u * in.T * row, L, row},
                                          {c, L, weights}});
@@ -82,17 +108,17 @@ void layer_derivative(const LayerArguments<real>& in) {
         store<real>(c + i, load<real>(c + i) * in.slope);
       continue;
     }
-    if (in.q > 1) differentiate_weights(Rows<real>{in.T, in.q, weights, a + u * in.unit_stride, c});
+    if (rows > 1) differentiate_weights(Rows<real>{in.T, rows, weights, a + u * in.unit_stride, c});
   }
-  if (in.q == 1 && in.slope == real(0))  // a unit is one column, see scores_lanes
+  if (rows == 1 && in.slope == real(0))  // a unit is one column, see scores_lanes
     differentiate_weights(Rows<real>{in.T, in.units, L, a, in.c, nullptr, in.unit_stride});
 }
 
 template <class real>
 void layer_gradient(const LayerArguments<real>& in) {
   constexpr int L = kLanes<real>;
-  const Index row = Index(in.d) * L, outputs = Index(in.p) * L;
-  multiply_to_gradient(Product<real>{{in.d, in.p, in.q, in.units},
+  const Index row = Index(in.heads) * in.d * L, outputs = Index(in.p) * L;
+  multiply_to_gradient(Product<real>{{in.heads * in.d, in.p, in.q, in.units},
                                      {in.y, row, in.q * row},
                                      {in.g, outputs, L, in.q * outputs},
                                      {in.gv, outputs, L},

@@ -224,6 +224,9 @@ struct FactorArguments {
 
 /// One head of a layer, samples (or runs) as lanes; y, f and g are [unit][row][feature or
 /// output][L].
+///
+/// With q = 1 the rows of several heads can go together, as in ScoreArguments: they are rows of a,
+/// y, ut and c then, and the heads' v, vt and gv follow each other.
 template <class real>
 struct LayerArguments {
   int T, q, d, p, units;
@@ -235,12 +238,13 @@ struct LayerArguments {
   real* y;                     // A X
   real* f;                     // outputs Y V, added to if `add`
   const real* g;               // derivative of the loss by the outputs
-  real* ut;                    // G V^T as [feature][unit, row][L]
+  real* ut;                    // G V^T as [feature][unit, row, head][L]
   real* c;                     // C = G V^T X^T, then D
   real slope;                  // of linear weights: D is this times C; 0: of softmax
   real* gv;                    // sum over units of Y^T G: (d, p), of runs (d, p, L)
   bool add;
   bool sums_lanes;  // lanes are samples, not runs: gv is the sum over them
+  int heads = 1;
 };
 
 /// A row of outputs f against targets y, p vectors each; lanes are samples or runs.

@@ -1,23 +1,13 @@
 #include "classifier_slabs.hpp"
 
 namespace mhfast {
-namespace {
-
-/// Heads that go together: of one query row all, so that products with the keys have several rows.
-int heads_together(const Shape& s, const Plan& plan) {
-  return plan.samples_are_lanes() && plan.keep && s.q == 1 ? s.H : 1;
-}
-
-}  // namespace
 
 template <class real>
 ClassifierSlabs<real>::ClassifierSlabs(PassState<real>& state)
     : SlabPass<real>(state, {state.data.shape.q, 0,
-                             (state.options.gradient && state.plan.keep) ||
-                                     heads_together(state.data.shape, state.plan) > 1
-                                 ? state.data.shape.H
+                             (state.options.gradient && state.plan.keep) || state.plan.heads > 1 ? state.data.shape.H
                                  : 1,
-                             state.data.shape.H, heads_together(state.data.shape, state.plan)}),
+                             state.data.shape.H, state.plan.heads}),
       outputs_(state.threads),
       loss_(state.kernels, state.data, state.loss, state.width, state.options.gaps) {}
 

@@ -6,7 +6,8 @@ namespace mhfast {
 
 template <class real>
 LayerSlabs<real>::LayerSlabs(PassState<real>& state)
-    : SlabPass<real>(state, {state.plan.tile, state.data.targets * state.lanes.lanes, 1, 1}),
+    : SlabPass<real>(state, {state.plan.tile, state.data.targets * state.lanes.lanes,
+                             state.plan.heads, state.plan.heads, state.plan.heads}),
       losses_(state, sizes_.unit_targets),
       outputs_(state.threads),
       layer_outputs_(state.plan.runs_are_lanes() ? state.kernels.layer_outputs_runs
@@ -21,12 +22,12 @@ void LayerSlabs<real>::lay_out_readout(Arena& layout, int thread, std::size_t un
   const std::size_t rows = units * steps_.rows_size();  // vectors of rows, in numbers
   Outputs& of = outputs_[thread];
   of.largest = layout.take<double>(units * state_.lanes.lanes);
-  const std::size_t attended = options.gradient ? this->block_ * s.H : 1;
+  const std::size_t attended = options.gradient ? this->block_ * s.H : sizes_.heads;
   of.ax = layout.take<real>(this->projections_.exist() ? 0 : attended * rows * s.d);
   of.f = layout.take<real>(rows * s.p);
   of.g = layout.take<real>(options.gradient ? rows * s.p : 0);
   of.scaled_g = layout.take<real>(options.gaps ? rows * s.p : 0);
-  of.ut = layout.take<real>(options.gradient ? rows * s.d : 0);
+  of.ut = layout.take<real>(options.gradient ? sizes_.heads * rows * s.d : 0);
 }
 
 template <class real>
@@ -76,7 +77,8 @@ LayerArguments<real> LayerSlabs<real>::layer(int head, const Slab<real>& slab, i
   in.vt = state_.model.transposed(head);
   in.x = slab.x;
   in.a = scores.s;
-  in.unit_stride = steps_.weights_size();
+  in.heads = slab.heads;
+  in.unit_stride = slab.heads * steps_.weights_size();
   in.y = memory.ax + (state_.options.gradient ? head : 0) * rows * s.d;
   in.f = of.f;
   in.g = of.g;
@@ -117,7 +119,7 @@ template <class real>
 void LayerSlabs<real>::run_outputs(bool gaps, const Slab<real>& slab, int thread,
                                    const Memory& memory) const {
   const int held = state_.entries_held(slab);
-  for (int h = 0; h < state_.data.shape.H; ++h) {
+  for (int h = 0; h < state_.data.shape.H; h += slab.heads) {
     steps_.run_scores(scores_of(RowMode::kWeights, h, slab, thread, memory,
                                 gaps ? memory.heads.gap + h * held : nullptr));
     LayerArguments<real> in = layer(h, slab, thread, memory);
@@ -175,7 +177,7 @@ template <class real>
 ScoreArguments<real> LayerSlabs<real>::scores_of_upstream(RowMode mode, int head,
                                                           const Slab<real>& slab, int thread,
                                                           const Memory& memory, real* gap) const {
-  const std::ptrdiff_t rows = std::ptrdiff_t(slab.rows) * state_.lanes.lanes;
+  const std::ptrdiff_t rows = std::ptrdiff_t(slab.rows) * slab.heads * state_.lanes.lanes;
   ScoreArguments<real> in = scores_of(mode, head, slab, thread, memory, gap);
   if (this->projections_.exist()) {  // which have other keys
     const std::ptrdiff_t L = state_.lanes.lanes, row = state_.data.shape.p * L;
@@ -219,7 +221,7 @@ void LayerSlabs<real>::differentiate(int chunk, const Slab<real>& slab, int thre
   const real slope = !is_linear      ? real(0)
                      : map.by_tokens ? real(1) / real(state_.data.shape.T)
                                      : real(1);
-  for (int h = 0; h < state_.data.shape.H; ++h) {
+  for (int h = 0; h < state_.data.shape.H; h += slab.heads) {
     if (state_.options.wrt_W || inputs) {
       LayerArguments<real> in = layer(h, slab, thread, memory);
       in.slope = slope;

@@ -84,15 +84,16 @@ struct Cost {
   double gradients_hybrid() const {  // for a sample
     return (1 + D) * product_of_samples(vectors(s.d), s.T) + by_queries_of_rows(s.q);
   }
-  double layer() const {  // for a block of samples, or a sample of `lanes` runs
-    return layer_but_keys() + D * product_cycles(s.q, s.d, s.T, true) + by_queries(s.q);
+  /// For a block of samples, or of a sample of `lanes` runs, whose heads never go together.
+  double layer(bool of_runs = false) const {
+    return layer_but_keys(of_runs) + D * layer_product(s.d, s.T, of_runs) + by_queries(s.q);
   }
   double layer_hybrid() const {  // for a block
     const double samples = std::min<double>(L, double(s.n)), N = vectors(s.d);
     const double a_key =
         has_factor_gradients(s, PlanKind::kHybrid, L) ? kFactorKeyCycles : kKeyCycles;
     return layer_but_keys() +
-           samples * (D * product_cycles(s.q, N, s.T) + by_queries_of_rows(s.q) + a_key * s.T * N);
+           samples * (D * product_of_samples(N, s.T) + by_queries_of_rows(s.q) + a_key * s.T * N);
   }
   double layer_rows() const {  // for a sample
     const int rows = layer_tile(s, bytes, L);
@@ -196,10 +197,10 @@ struct Cost {
     return s.causal ? std::min<double>(s.T, (s.q + std::min(rows, s.q)) / 2.0) : s.T;
   }
   /// All of a layer with samples or runs as lanes but D X and what it is multiplied with.
-  double layer_but_keys() const {
+  double layer_but_keys(bool of_runs = false) const {
     const double rows = s.q, p = s.p;
-    return queries(rows) + (1 + D) * product_cycles(rows, s.T, s.d, true) +
-           softmax_cycles(rows, s.T, bytes, L) + product_cycles(rows, s.d, s.T, true) +
+    return queries(rows) + (1 + D) * layer_product(s.T, s.d, of_runs) +
+           softmax_cycles(rows, s.T, bytes, L) + layer_product(s.d, s.T, of_runs) +
            V * product_cycles(p, rows, s.d) + V * D * product_cycles(s.d, rows, p) +
            V * product_cycles(s.d, p, rows, true);
   }
@@ -227,6 +228,9 @@ struct Cost {
                 kTransposeCycles * rows * vectors(s.d));
   }
   /// The product of a head's query rows where samples are lanes; of one row all heads go together.
+  double layer_product(double N, double K, bool of_runs) const {
+    return of_runs ? product_cycles(s.q, N, K, true) : product_of_samples(N, K, true);
+  }
   double product_of_samples(double N, double K, bool laned = false) const {
     const double heads = s.q == 1 ? s.H : 1;
     return product_cycles(s.q * heads, N, K, laned) / heads;
@@ -309,7 +313,7 @@ Prediction predict_layer(const Shape& s, const Cost& cost) {
     result.set(PlanKind::kRows, cost, n * parts, H * n * cost.layer_rows());
     return result;
   }
-  result.cycles[int(PlanKind::kRuns)] = H * n * Cost{dense(s), cost.registers}.layer() / cost.L;
+  result.cycles[int(PlanKind::kRuns)] = H * n * Cost{dense(s), cost.registers}.layer(true) / cost.L;
   if (has_projections(s)) {
     result.set(PlanKind::kHybrid, cost, blocks, H * blocks * cost.projections());
     return result;
@@ -357,6 +361,12 @@ int slab_units(double weights, double rows) {
       std::max(1.0, std::min(std::floor(kSlabBytes / weights), std::ceil(kSlabRows / rows))));
 }
 
+/// Heads that go together: of one query row all, so that products with the keys have several rows.
+int heads_together(const Shape& s, PlanKind kind) {
+  const bool samples_are_lanes = kind == PlanKind::kSamples || kind == PlanKind::kHybrid;
+  return samples_are_lanes && s.q == 1 ? s.H : 1;
+}
+
 void size_tiles(const Shape& s, int bytes, int lanes, Plan& plan) {
   plan.tile = tile_rows(s, bytes, lanes);
   plan.parts = (s.q + kPartRows - 1) / kPartRows;
@@ -384,6 +394,7 @@ void size_slabs(const Shape& s, int bytes, int lanes, Plan& plan) {
 void size_classifier(const Shape& s, int bytes, int lanes, Plan& plan) {
   if (plan.kind == PlanKind::kTiles) return size_tiles(s, bytes, lanes, plan);
   size_slabs(s, bytes, lanes, plan);
+  if (plan.keep) plan.heads = heads_together(s, plan.kind);
 }
 
 void size_layer(const Shape& s, int bytes, int lanes, Plan& plan) {
@@ -393,6 +404,8 @@ void size_layer(const Shape& s, int bytes, int lanes, Plan& plan) {
   plan.keep = true;
   plan.tile = has_projections(s) ? s.q : layer_rows(s, bytes, lanes);
   if (plan.tile < s.q) plan.slab = 1;
+  if (weights_bytes(s, true, bytes, lanes) <= kKeepBytes)
+    plan.heads = heads_together(s, plan.kind);
 }
 
 Prediction predict_attended(const Shape& s, const Cost& cost) {
@@ -664,6 +677,7 @@ Plan make_plan(const Shape& s, const Registers& registers, bool runs_are_lanes) 
   Plan plan{};
   std::copy_n(predicted.cycles, kPlanKinds, plan.cycles);
   plan.kind = runs_are_lanes ? PlanKind::kRuns : choose(plan.cycles);
+  plan.heads = 1;
   plan.chunks = predicted.chunks[int(plan.kind)];  // runs: each block belongs to one thread
   plan.units = plan.samples_are_lanes() ? round_up(s.n, lanes) / lanes : s.n;
   planner_of(s).size(s, registers.bytes, lanes, plan);

@@ -114,6 +114,7 @@ struct Plan {
   int slab;              // units whose weights (tiles: gradients) are held at a time, all heads
   bool keep;             // weights are kept from the loss to the gradient; else recomputed
   int tile;              // tiles and layers: query rows at a time
+  int heads;             // samples as lanes: whose scores and gradients go together
   int parts;  // tiles, layers by rows: pieces of a sample's query rows; threads share them
   double cycles[kPlanKinds];  // predicted for one loss and gradient of one run, by kind: with what
                               // chunks cost, without the other work of a training step
