@@ -59,6 +59,24 @@ void unpack_lanes(const real* x, const real* factors, int valid, Index size, boo
     }
 }
 
+/// to[lane * stride + i] = x[i * x_row + lane], i < size, of lanes below `valid`.
+template <class real>
+void unpack_rows(const real* x, Index x_row, int valid, Index size, real* to, Index stride) {
+  constexpr int L = kLanes<real>;
+  Index i = 0;
+  for (; i + L <= size; i += L, x += L * x_row) {
+    Vec<real> square[L];
+#pragma GCC unroll 16
+    for (int r = 0; r < L; ++r) square[r] = load<real>(x + r * x_row);
+    transpose<real>(square);
+#pragma GCC unroll 16
+    for (int l = 0; l < L; ++l)
+      if (l < valid) store<real>(to + l * stride + i, square[l]);
+  }
+  for (; i < size; ++i, x += x_row)
+    for (int l = 0; l < valid; ++l) to[l * stride + i] = x[l];
+}
+
 /// Entries of vectors: out[k][row] = x[row][k].
 template <class real>
 void transpose_lanes(const real* x, int rows, int d, real* out) {

@@ -102,6 +102,7 @@ void ClassifierSlabs<real>::run_slab(Pass pass, int chunk, const Slab<real>& sla
     std::copy_n(loss_.labels(slab.first_sample), count, own.targets);
     return;
   }
+  this->write_attention(pass, slab, memory.scores.s);
   measure(pass, chunk, slab, thread);
   if (state_.options.gathers_scales(pass)) steps_.gather_scales(chunk, slab, memory);
   if (is_gradient(pass)) differentiate(pass, chunk, slab, thread, memory, outputs.derivative);

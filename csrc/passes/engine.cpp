@@ -94,6 +94,14 @@ Totals Engine<real>::totals(int lane) const {
 }
 
 template <class real>
+bool Engine<real>::finds_attention() const {
+  const Plan& plan = state_.plan;
+  const bool lanes = plan.kind == PlanKind::kSamples || plan.kind == PlanKind::kHybrid;
+  return state_.options.gradient && lanes && plan.keep && plan.tile == state_.data.shape.q &&
+         !has_projections(state_.data.shape);
+}
+
+template <class real>
 bool Engine<real>::needs_scaling(bool together) {
   // Above this, entries 1e-8 (float) or 1e-16 (double) times the largest still are normal numbers.
   constexpr double kUnderflow = sizeof(real) == 4 ? -50.0 : -600.0;

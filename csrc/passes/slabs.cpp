@@ -231,6 +231,22 @@ void SlabPass<real>::find_limits(const Slab<real>& slab, real* to) const {
     data.write_limits(slab.first_sample + i, 0, data.shape.q, rows_size, to);
 }
 
+template <class real>
+void SlabPass<real>::write_attention(Pass pass, const Slab<real>& slab, const real* a) const {
+  if (!state_.attention || (pass != Pass::kGradient && pass != Pass::kScales)) return;
+  const Shape& s = state_.data.shape;
+  const int L = state_.lanes.lanes, rows = s.q * slab.heads;  // those that lie side by side
+  const std::ptrdiff_t key = std::ptrdiff_t(rows) * L, of_head = std::ptrdiff_t(s.q) * s.T;
+  for (int h = 0; h < s.H; h += slab.heads)
+    for (int u = 0; u < slab.units; ++u, a += s.T * key) {
+      const std::ptrdiff_t sample = slab.first_sample + std::ptrdiff_t(u) * L;
+      real* to = state_.attention + (sample * s.H + h) * of_head;
+      for (int row = 0; row < rows; ++row, to += s.T)
+        state_.kernels.unpack_rows(a + row * L, key, std::min(L, slab.samples - u * L), s.T, to,
+                                   s.H * of_head);
+    }
+}
+
 template class SlabPass<float>;
 template class SlabPass<double>;
 

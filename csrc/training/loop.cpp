@@ -113,7 +113,44 @@ Loop<real>::Loop(TrainingTask<real>& task, std::ptrdiff_t run, int threads,
   if (whole_engine_) whole_engine_->on_chunk(interrupted);
   for (auto& test : tests_) test->on_chunk(interrupted);
   test_due_.resize(tests_.size());
+  shares_attention_ = shares_attention();
+  const Shape& s = task.data.shape;
+  // For means of attention it is held where it takes no more memory than the tokens.
+  for (const Record& r : task.records)
+    if (shares_attention_ && s.H * s.q <= s.d && r.quantity != Quantity::kAttention &&
+        is_of(r.quantity) == QuantityOf::kAttentionWeights)
+      held_attention_ = s.n * s.H * s.q * s.T;
   make_state();
+}
+
+/// Whether the attention of a step's pass is that of the data as they were given.
+template <class real>
+bool Loop<real>::shares_attention() const {
+  const Data<real>&data = task_.data, &given = task_.given;
+  const bool same = data.x == given.x && data.z == given.z && data.limits == given.limits &&
+                    !task_.exponents.any() && !data.shape.attended && !data.shape.products;
+  return same && width_ == 1 && whole_ == engine_.get() && !sums_ && !data.has_words() &&
+         !data.shape.identity_w && engine_->finds_attention();
+}
+
+/// Where the pass of the step at hand leaves attention: in the place that a record has for it, else
+/// in a block.
+template <class real>
+void Loop<real>::choose_attention() {
+  attention_ = nullptr;
+  const bool loss_only = step_ == task_.last_step && !records_norm_;
+  for (const Record& r : task_.records) {
+    if (!shares_attention_ || loss_only || is_of(r.quantity) != QuantityOf::kAttentionWeights)
+      continue;
+    const std::int64_t row = r.row(task_.first_step, step_);
+    if (step_ % r.every != 0 || row >= r.capacity) continue;
+    if (row > 0 && task_.keeps_attention()) continue;  // it is repeated
+    if (r.quantity == Quantity::kAttention)
+      attention_ = attention_at<real>(r, run_, row);
+    else if (!attention_)
+      attention_ = attention_block_;
+  }
+  engine_->write_attention(attention_);
 }
 
 /// Where runs are lanes, factors are multiplied out.
@@ -184,6 +221,9 @@ void Loop<real>::make_state() {
 template <class real>
 void Loop<real>::bind(Workspace& workspace) {
   engine_->bind(workspace.engine);
+  if (held_attention_ > 0)
+    attention_block_ = reinterpret_cast<real*>(
+        workspace.attention.reserve(held_attention_ * sizeof(real)));
   if (workspace.shards.size() < further_.size()) workspace.shards.resize(further_.size());
   for (std::size_t i = 0; i < further_.size(); ++i) further_[i]->bind(workspace.shards[i]);
   test_block_ = &workspace.tests;
@@ -211,6 +251,7 @@ void Loop<real>::prepare_step() {
     shard->restart();
     shard->want_totals(batch_ ? descent_->needs_losses() : totals);
   }
+  choose_attention();
 }
 
 template <class real>
@@ -550,7 +591,7 @@ void Loop<real>::record() {
         continue;
       }
       if (is_of_parameters(r.quantity)) {
-        write_record(task_, r, run_ + l, row, stopped >= 0 ? stopped : step_);
+        write_record<real>(task_, r, run_ + l, row, stopped >= 0 ? stopped : step_, attention_);
         continue;
       }
       const Totals now = r.set < 0 ? whole_totals(l) : tests_[r.set]->totals(l);

@@ -11,7 +11,8 @@
 //             samples are divided by)                                       change between advances
 //   (| whole  a pass over all samples, where steps are taken    as below
 //             on batches and it is due, up to norms of heads)
-//   | pass    partial gradients, totals, scales of a chunk      chunk       what was loaded
+//   | pass    partial gradients, totals, scales of a chunk,     chunk       what was loaded
+//             attention of its samples where it is recorded
 //             whether the caller's own loss has failed          any
 //   | scales  scales of heads (normalized steps only)           first
 //   | reduce  a head's gradients, with l2, and their norms      head        partials, the prompt
@@ -57,7 +58,7 @@ namespace mhfast {
 
 /// Scratch of one thread for whichever loop it works on.
 struct Workspace {
-  AlignedBuffer engine, tests;
+  AlignedBuffer engine, tests, attention;
   std::deque<AlignedBuffer> shards;  // after the first
 };
 
@@ -114,6 +115,8 @@ class Loop {
   void take_batches(const Data<real>& data, typename Engine<real>::Options options, int threads);
   Data<real> of_lanes(const Data<real>& data) const;
   void make_state();
+  bool shares_attention() const;
+  void choose_attention();
   void load(const Member& member);
   void prepare_step();
   void advance_step(const Member& member, const FlushToZero& flush);
@@ -156,6 +159,10 @@ class Loop {
   std::unique_ptr<ShardSums<real>> sums_;               // null: there is one process
   std::vector<std::unique_ptr<Engine<real>>> tests_;
   AlignedBuffer* test_block_ = nullptr;
+  bool shares_attention_ = false;      // passes leave the attention that records take
+  std::ptrdiff_t held_attention_ = 0;  // its numbers, where it has no place in a record
+  real* attention_block_ = nullptr;
+  real* attention_ = nullptr;  // of the step at hand; null: it must be computed
   std::unique_ptr<State<real>> state_;
   std::unique_ptr<Descent<real>> descent_;
   bool records_norm_ = false;  // or stops at one

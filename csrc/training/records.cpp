@@ -18,11 +18,17 @@ struct View {
   const TrainingTask<real>& task;
   std::ptrdiff_t run;
   std::int64_t step;
+  const real* weights;  // attention (n, H, q, T), or null
   Data<real> data;
   Model<const real*> model;
 
-  View(const TrainingTask<real>& of, std::ptrdiff_t r, std::int64_t k)
-      : task(of), run(r), step(k), data(at_run(of.given, r, 1)), model{{}, of.rank} {
+  View(const TrainingTask<real>& of, std::ptrdiff_t r, std::int64_t k, const real* attention)
+      : task(of),
+        run(r),
+        step(k),
+        weights(attention),
+        data(at_run(of.given, r, 1)),
+        model{{}, of.rank} {
     const Tensors<real*> tensors = of.model.of(r);
     std::copy(tensors.begin(), tensors.end(), model.at.begin());
   }
@@ -121,18 +127,29 @@ real largest(const real* weights, int count) {
 /// its weight in a mean, sample) for the rows that have a weight, and then done(block, sample).
 template <class real, class Body, class Done>
 void for_attended_rows(const View<real>& view, const Body& body, const Done& done) {
-  Data<real> data = view.data;
-  data.shape.H = computed_heads(view.shape());
-  for_attention<real>(
-      data, view.model, view.task.scale, 0, view.shape().n, 1,
-      [&](const AttentionBlock<real>& block) {
-        for (int i = 0; i < block.samples; ++i) {
-          for (int t = 0; t < block.rows; ++t)
-            if (const double w = row_weight(view, block.sample + i, block.first_row + t); w != 0)
-              body(block, block.row(i, t), w, i);
-          done(block, i);
-        }
-      });
+  const auto of_block = [&](const AttentionBlock<real>& block) {
+    for (int i = 0; i < block.samples; ++i) {
+      for (int t = 0; t < block.rows; ++t)
+        if (const double w = row_weight(view, block.sample + i, block.first_row + t); w != 0)
+          body(block, block.row(i, t), w, i);
+      done(block, i);
+    }
+  };
+  const Shape& s = view.shape();
+  if (!view.weights) {
+    Data<real> data = view.data;
+    data.shape.H = computed_heads(s);
+    return for_attention<real>(data, view.model, view.task.scale, 0, s.n, 1, of_block);
+  }
+  AttentionBlock<real> block{};
+  block.samples = 1;
+  block.rows = s.q;
+  block.keys = s.T;
+  block.at = view.weights;
+  block.of_row = s.T;
+  for (block.sample = 0; block.sample < s.n; ++block.sample)
+    for (block.head = 0; block.head < s.H; ++block.head, block.at += std::ptrdiff_t(s.q) * s.T)
+      of_block(block);
 }
 
 /// (H): mean of the rows' largest weights over the query rows of all samples, each with its weight.
@@ -154,6 +171,35 @@ void attention_max(const View<real>& view, double* out) {
   std::fill(out + std::min(computed_heads(s), s.H), out + s.H, *out);
 }
 
+/// Sums of numbers of keys over groups of these, several of each group side by side, as an addition
+/// waits for the one before.
+class GroupSums {
+ public:
+  explicit GroupSums(int groups) : groups_(groups), sums_(std::ptrdiff_t(kChains) * groups) {}
+
+  /// Adds `factor` times `count` values to those of their groups, `to`.
+  template <class real>
+  void add(const real* values, const std::int64_t* group, int count, double factor, double* to) {
+    std::fill(sums_.begin(), sums_.end(), 0.0);
+    double *const a = sums_.data(), *const b = a + groups_, *const c = b + groups_,
+                 *const d = c + groups_;
+    int k = 0;
+    for (; k + kChains <= count; k += kChains) {
+      a[group[k]] += factor * double(values[k]);
+      b[group[k + 1]] += factor * double(values[k + 1]);
+      c[group[k + 2]] += factor * double(values[k + 2]);
+      d[group[k + 3]] += factor * double(values[k + 3]);
+    }
+    for (; k < count; ++k) a[group[k]] += factor * double(values[k]);
+    for (int g = 0; g < groups_; ++g) to[g] += (a[g] + b[g]) + (c[g] + d[g]);
+  }
+
+ private:
+  static constexpr int kChains = 4;
+  const int groups_;
+  std::vector<double> sums_;
+};
+
 /// (H, sample groups, token groups): mean over the query rows of the group's samples, each with its
 /// weight, of the attention that falls on the token group; 0 for a group without rows.
 template <class real>
@@ -166,19 +212,23 @@ void attention_groups(const View<real>& view, const Record& record, std::ptrdiff
   const auto group = [&](const AttentionBlock<real>& block, int i) {
     return record.sample_groups[run * record.sample_run + block.sample + i];
   };
+  GroupSums groups(B);
+  const auto add = [&](const AttentionBlock<real>& block, int i, const auto* values, double w) {
+    groups.add(values, record.token_groups + run * record.token_run + (block.sample + i) * s.T,
+               block.keys, w, out + (block.head * A + group(block, i)) * B);
+  };
   // By keys first, over the rows of a sample in a block: that is faster than by groups.
   std::vector<double> sums(s.T);
   for_attended_rows(
       view,
       [&](const AttentionBlock<real>& block, const real* row, double w, int i) {
         if (block.head == 0) members[group(block, i)] += w;
+        if (s.q == 1) return add(block, i, row, w);
         for (int k = 0; k < block.keys; ++k) sums[k] += w * double(row[k]);
       },
       [&](const AttentionBlock<real>& block, int i) {
-        const std::int64_t* tokens =
-            record.token_groups + run * record.token_run + (block.sample + i) * s.T;
-        double* of_groups = out + (block.head * A + group(block, i)) * B;
-        for (int k = 0; k < block.keys; ++k) of_groups[tokens[k]] += sums[k];
+        if (s.q == 1) return;
+        add(block, i, sums.data(), 1.0);
         std::fill_n(sums.begin(), block.keys, 0.0);
       });
   for (int h = 0; h < s.H; ++h)
@@ -204,8 +254,8 @@ void average(const View<real>& view, TensorName name, double* out) {
 
 template <class real>
 void write_record(const TrainingTask<real>& task, const Record& record, std::ptrdiff_t run,
-                  std::int64_t row, std::int64_t step) {
-  const View<real> view(task, run, step);
+                  std::int64_t row, std::int64_t step, const real* weights) {
+  const View<real> view(task, run, step, weights);
   const std::int64_t at = (run * record.capacity + row) * record.row_size;
   double* numbers = static_cast<double*>(record.buffer) + at;
   real* entries = static_cast<real*>(record.buffer) + at;
@@ -226,7 +276,10 @@ void write_record(const TrainingTask<real>& task, const Record& record, std::ptr
       average(view, record.tensor, numbers);
       break;
     case Quantity::kAttention:
-      attention(view.data, view.model, task.scale, 0, view.shape().n, 1, entries);
+      if (!weights)
+        attention(view.data, view.model, task.scale, 0, view.shape().n, 1, entries);
+      else if (weights != entries)
+        std::copy_n(weights, record.row_size, entries);
       break;
     case Quantity::kAttentionMax:
       attention_max(view, numbers);
@@ -255,9 +308,9 @@ void repeat_row(const Record& record, std::ptrdiff_t run, std::int64_t from, std
 }
 
 template void write_record<float>(const TrainingTask<float>&, const Record&, std::ptrdiff_t,
-                                  std::int64_t, std::int64_t);
+                                  std::int64_t, std::int64_t, const float*);
 template void write_record<double>(const TrainingTask<double>&, const Record&, std::ptrdiff_t,
-                                   std::int64_t, std::int64_t);
+                                   std::int64_t, std::int64_t, const double*);
 template void repeat_row<float>(const Record&, std::ptrdiff_t, std::int64_t, std::int64_t);
 template void repeat_row<double>(const Record&, std::ptrdiff_t, std::int64_t, std::int64_t);
 
