@@ -27,8 +27,8 @@ void sum_heads(const LayerArguments<real>& in) {
   for (int u = 0; u < in.units; ++u, f += row)
     for (int h = 0; h < in.heads; ++h, y += row)
       for (Index i = 0; i < row; i += L)
-        store<real>(f + i, in.add || h > 0 ? load<real>(f + i) + load<real>(y + i)
-                                           : load<real>(y + i));
+        store<real>(f + i,
+                    in.add || h > 0 ? load<real>(f + i) + load<real>(y + i) : load<real>(y + i));
 }
 
 template <class real, Left parameters>
@@ -72,11 +72,10 @@ void layer_upstream(const LayerArguments<real>& in) {
     if (!in.vt)
       scaled_transpose(in.g, in.units * in.q, in.d, real(1), ut, all_rows, row);
     else
-      multiply<parameters>(
-          Product<real>{{in.d, in.units * in.q, in.p},
-                        {in.vt + h * (Index(in.d) * in.p * kEntry), in.d * kEntry},
-                        {in.g, L, outputs},
-                        {ut, all_rows, row}});
+      multiply<parameters>(Product<real>{{in.d, in.units * in.q, in.p},
+                                         {in.vt + h * (Index(in.d) * in.p * kEntry), in.d * kEntry},
+                                         {in.g, L, outputs},
+                                         {ut, all_rows, row}});
   }
 }
 

@@ -32,6 +32,7 @@ class AttentionBlocks {
     const Plan plan = make_plan(shape, registers_of(kernels));
     // All query rows of a block of samples must fit, see plan.cpp.
     by_samples_ = plan.samples_are_lanes() && plan.tile == s.q && !data.has_words();
+    heads_ = by_samples_ && !s.identity_w ? plan.heads : 1;
     const int fitting = int(kTileBytes / (double(s.T) * sizeof(real))) / L();
     tile_ = by_samples_ || s.shared_query
                 ? s.q
@@ -44,6 +45,8 @@ class AttentionBlocks {
     return by_samples_ ? (last_ - first_ + L() - 1) / L() : (last_ - first_) * tiles_;
   }
   std::ptrdiff_t sample(std::ptrdiff_t block) const { return first_ + block / tiles_ * lanes(); }
+  /// Heads that are scored together: all, as rows of one product, or 1.
+  int heads() const { return heads_; }
   int first_row(std::ptrdiff_t block) const { return int(block % tiles_) * tile_; }
   int rows(std::ptrdiff_t block) const { return std::min(tile_, data_.shape.q - first_row(block)); }
   int samples(std::ptrdiff_t i) const { return int(std::min<std::ptrdiff_t>(lanes(), last_ - i)); }
@@ -71,7 +74,9 @@ class AttentionBlocks {
     if (!by_samples_)
       return data_.write_limits(i, first_row(block), rows(block), int(padded(rows(block))), to);
     for (int t = 0; t < s.q; ++t)
-      for (int l = 0; l < L(); ++l) *to++ = real(l < samples(i) ? data_.limit(i + l, 0, t) : s.T);
+      for (int l = 0; l < L(); ++l)
+        to[t * L() + l] = real(l < samples(i) ? data_.limit(i + l, 0, t) : s.T);
+    for (int h = 1; h < heads_; ++h) std::copy_n(to, s.q * L(), to + h * s.q * L());
   }
   /// Keys that are scored. Where rows are the lanes these come one after the other, so that later
   /// ones can be left out.
@@ -134,10 +139,10 @@ class AttentionBlocks {
       out.at = to = results + ((i - first_) * s.H + head) * size;
       out.of_sample = s.H * size;
     }
-    const std::ptrdiff_t key = padded(count);
-    for (int l = 0; l < out.samples; ++l, to += out.of_sample)
-      for (int t = 0; t < count; ++t)
-        for (int k = 0; k < keys; ++k) to[t * s.T + k] = weights[k * key + t * L() + l];
+    if (heads_ > 1) weights += head * L();
+    for (int t = 0; t < count; ++t)
+      kernels_.unpack_rows(weights + t * L(), heads_ * padded(count), out.samples, keys,
+                           to + std::ptrdiff_t(t) * s.T, out.of_sample);
     return out;
   }
 
@@ -149,6 +154,7 @@ class AttentionBlocks {
   const Kernels<real>& kernels_;
   const std::ptrdiff_t first_, last_;
   bool by_samples_;
+  int heads_ = 1;
   int tile_, tiles_;        // query rows of a block, and blocks of a sample
   std::ptrdiff_t key_row_;  // from row to row of weights that are handed out
 };
@@ -187,9 +193,9 @@ void for_blocks(const Data<real>& data, const Model<const real*>& model, real sc
       workspace.z = s.shared_query ? prompt
                     : z_is_x       ? workspace.x
                                    : layout.template take<real>(queries);
-      workspace.p = layout.template take<real>(queries * (factors ? 2 : 1));
-      workspace.s = layout.template take<real>(s.T * blocks.padded_tile());
-      workspace.limits = layout.template take<real>(blocks.padded_tile());
+      workspace.p = layout.template take<real>(blocks.heads() * queries * (factors ? 2 : 1));
+      workspace.s = layout.template take<real>(blocks.heads() * s.T * blocks.padded_tile());
+      workspace.limits = layout.template take<real>(blocks.heads() * blocks.padded_tile());
       workspace.weights = layout.template take<real>(blocks.weights());
       workspace.rows = layout.template take<real>(
           data.has_words() ? std::ptrdiff_t(std::max(s.T, s.q)) * s.d : 0);
@@ -253,7 +259,8 @@ void for_blocks(const Data<real>& data, const Model<const real*>& model, real sc
       }
       AttentionBlock<real> block{};
       for (int h = 0; h < s.H; ++h) {
-        if (h == 0 || !s.identity_w) {  // heads of an identity attend alike
+        const bool is_alike = h > 0 && s.identity_w;  // as the head before
+        if (h % blocks.heads() == 0 && !is_alike) {
           operands.w = s.identity_w ? nullptr : w + h * size_W;
           operands.kt = kt + h * size_W;
           auto scores =
@@ -262,9 +269,10 @@ void for_blocks(const Data<real>& data, const Model<const real*>& model, real sc
             scores.shared_p = shared_p + h * queries;
             scores.shared_p_k = blocks.padded(s.q);
           }
+          scores.heads = blocks.heads();
           blocks.score(scores);
-          block = blocks.hand_out(b, h, seen, workspace.s, workspace.weights, results);
         }
+        if (!is_alike) block = blocks.hand_out(b, h, seen, workspace.s, workspace.weights, results);
         block.head = h;
         body(block);
       }

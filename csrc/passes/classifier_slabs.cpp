@@ -5,7 +5,8 @@ namespace mhfast {
 template <class real>
 ClassifierSlabs<real>::ClassifierSlabs(PassState<real>& state)
     : SlabPass<real>(state, {state.data.shape.q, 0,
-                             (state.options.gradient && state.plan.keep) || state.plan.heads > 1 ? state.data.shape.H
+                             (state.options.gradient && state.plan.keep) || state.plan.heads > 1
+                                 ? state.data.shape.H
                                  : 1,
                              state.data.shape.H, state.plan.heads}),
       outputs_(state.threads),

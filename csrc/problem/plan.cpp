@@ -404,8 +404,7 @@ void size_layer(const Shape& s, int bytes, int lanes, Plan& plan) {
   plan.keep = true;
   plan.tile = has_projections(s) ? s.q : layer_rows(s, bytes, lanes);
   if (plan.tile < s.q) plan.slab = 1;
-  if (weights_bytes(s, true, bytes, lanes) <= kKeepBytes)
-    plan.heads = heads_together(s, plan.kind);
+  if (weights_bytes(s, true, bytes, lanes) <= kKeepBytes) plan.heads = heads_together(s, plan.kind);
 }
 
 Prediction predict_attended(const Shape& s, const Cost& cost) {

@@ -222,8 +222,8 @@ template <class real>
 void Loop<real>::bind(Workspace& workspace) {
   engine_->bind(workspace.engine);
   if (held_attention_ > 0)
-    attention_block_ = reinterpret_cast<real*>(
-        workspace.attention.reserve(held_attention_ * sizeof(real)));
+    attention_block_ =
+        reinterpret_cast<real*>(workspace.attention.reserve(held_attention_ * sizeof(real)));
   if (workspace.shards.size() < further_.size()) workspace.shards.resize(further_.size());
   for (std::size_t i = 0; i < further_.size(); ++i) further_[i]->bind(workspace.shards[i]);
   test_block_ = &workspace.tests;

@@ -182,7 +182,7 @@ class GroupSums {
   void add(const real* values, const std::int64_t* group, int count, double factor, double* to) {
     std::fill(sums_.begin(), sums_.end(), 0.0);
     double *const a = sums_.data(), *const b = a + groups_, *const c = b + groups_,
-                 *const d = c + groups_;
+                  *const d = c + groups_;
     int k = 0;
     for (; k + kChains <= count; k += kChains) {
       a[group[k]] += factor * double(values[k]);

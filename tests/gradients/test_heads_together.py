@@ -164,3 +164,20 @@ def test_steps_with_a_loss_of_the_callers_are_those_with_it_built_in(
     for name in model.parameters:
         assert relative(getattr(found[0], name), getattr(found[1], name)) < 1e-12
         assert relative(getattr(found[0], name), getattr(model, name)) > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [3, 37])
+@pytest.mark.parametrize(("readout", "kind"), MODELS)
+def test_attention_is_equal_in_every_plan(
+    readout: str, kind: str, n: int, dtype: Any, use_plan: Any
+) -> None:
+    model, X, _, options = problem(readout, kind, n, dtype)
+    expected = mh.reference.attention(model, X, **options)
+    found = []
+    for plan in ("samples", "hybrid", "rows"):
+        use_plan(plan)
+        found.append(model.attention(X, **options))
+    assert relative(found[0], expected) < TOLERANCE[np.dtype(dtype)]
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
