@@ -59,22 +59,37 @@ void unpack_lanes(const real* x, const real* factors, int valid, Index size, boo
     }
 }
 
-/// to[lane * stride + i] = x[i * x_row + lane], i < size, of lanes below `valid`.
+/// Weights from scores with samples as lanes, [key][row][lane] with `key` numbers from key to key:
+/// to[lane * stride + row * keys + k] = x[k][row][lane], of lanes below `valid`. A register of
+/// results may take its numbers from several rows; the last one overlaps that before it.
 template <class real>
-void unpack_rows(const real* x, Index x_row, int valid, Index size, real* to, Index stride) {
+void unpack_weights(const real* x, Index key, int keys, int rows, int valid, real* to,
+                    Index stride) {
   constexpr int L = kLanes<real>;
-  Index i = 0;
-  for (; i + L <= size; i += L, x += L * x_row) {
+  const int size = keys * rows;
+  if (size < L) {
+    for (int i = 0; i < size; ++i)
+      for (int l = 0; l < valid; ++l) to[l * stride + i] = x[i % keys * key + i / keys * L + l];
+    return;
+  }
+  for (int i = 0;;) {
     Vec<real> square[L];
+    int k = i % keys;
+    const real* row = x + Index(i / keys) * L;
 #pragma GCC unroll 16
-    for (int r = 0; r < L; ++r) square[r] = load<real>(x + r * x_row);
+    for (int r = 0; r < L; ++r) {
+      square[r] = load<real>(row + k * key);
+      if (++k < keys) continue;
+      k = 0;
+      row += L;
+    }
     transpose<real>(square);
 #pragma GCC unroll 16
     for (int l = 0; l < L; ++l)
       if (l < valid) store<real>(to + l * stride + i, square[l]);
+    if (i + L == size) return;
+    i = i + 2 * L <= size ? i + L : size - L;
   }
-  for (; i < size; ++i, x += x_row)
-    for (int l = 0; l < valid; ++l) to[l * stride + i] = x[l];
 }
 
 /// Entries of vectors: out[k][row] = x[row][k].
@@ -107,6 +122,20 @@ void scale_rows(const real* x, real factor, int rows, int d, int padded, real* o
   for (int r = 0; r < rows; ++r, x += d, out += padded) {
     for (int k = 0; k < whole; k += L) store<real>(out + k, factor * load<real>(x + k));
     for (int k = whole; k < padded; ++k) out[k] = k < d ? factor * x[k] : real(0);
+  }
+}
+
+/// The other way round: out[row][k] (+)= factor x[row][k], k < d, where rows of x are `padded`.
+template <class real>
+void unpad_rows(const real* x, int padded, real factor, int rows, int d, bool add, real* out) {
+  constexpr int L = kLanes<real>;
+  const int whole = d / L * L;
+  for (int r = 0; r < rows; ++r, x += padded, out += d) {
+    for (int k = 0; k < whole; k += L) {
+      const Vec<real> value = factor * load<real>(x + k);
+      store<real>(out + k, add ? load<real>(out + k) + value : value);
+    }
+    for (int k = whole; k < d; ++k) out[k] = (add ? out[k] : real(0)) + factor * x[k];
   }
 }
 

@@ -16,10 +16,13 @@ namespace {
 
 // Registers of query rows of a tile, at least: with fewer, products are narrow.
 constexpr int kLeastTileVectors = 2;
+// Fitted. Weights of a head of a sample up to which samples as lanes take no longer than rows,
+// where both fill the lanes: with 64 half of the time, with 256 .7 to 1 of it, with 1024 more.
+constexpr int kSampleWeights = 256;
 
 /// How `for_attention` takes the samples: as many as there are lanes side by side where loss and
-/// gradient would, or a tile of one sample's query rows at a time, which are then the lanes. The
-/// weights are the same.
+/// gradient would or their weights are few, or a tile of one sample's query rows at a time, which
+/// are then the lanes. The weights are the same.
 template <class real>
 class AttentionBlocks {
  public:
@@ -31,8 +34,10 @@ class AttentionBlocks {
     shape.n = last - first;
     const Plan plan = make_plan(shape, registers_of(kernels));
     // All query rows of a block of samples must fit, see plan.cpp.
-    by_samples_ = plan.samples_are_lanes() && plan.tile == s.q && !data.has_words();
-    heads_ = by_samples_ && !s.identity_w ? plan.heads : 1;
+    const bool fits = plan.samples_are_lanes() && plan.tile == s.q;
+    by_samples_ = (fits || fills_lanes(shape)) && !data.has_words();
+    const double row = double(s.H) * s.T * L() * sizeof(real);  // of one query row of all heads
+    heads_ = by_samples_ && s.q == 1 && row <= kSlabBytes && !s.identity_w ? s.H : 1;
     const int fitting = int(kTileBytes / (double(s.T) * sizeof(real))) / L();
     tile_ = by_samples_ || s.shared_query
                 ? s.q
@@ -140,13 +145,20 @@ class AttentionBlocks {
       out.of_sample = s.H * size;
     }
     if (heads_ > 1) weights += head * L();
-    for (int t = 0; t < count; ++t)
-      kernels_.unpack_rows(weights + t * L(), heads_ * padded(count), out.samples, keys,
-                           to + std::ptrdiff_t(t) * s.T, out.of_sample);
+    kernels_.unpack_weights(weights, heads_ * padded(count), keys, count, out.samples, to,
+                            out.of_sample);
     return out;
   }
 
  private:
+  /// Whether few weights of a sample leave no more lanes empty where samples are these than where
+  /// rows of one head are. Gradients go over features as well, and so may have another plan.
+  bool fills_lanes(const Shape& s) const {
+    const auto idle = [this](std::ptrdiff_t count) {
+      return double(round_up(count, L())) / double(count);
+    };
+    return std::ptrdiff_t(s.q) * s.T <= kSampleWeights && idle(s.n) <= idle(s.q);
+  }
   int L() const { return kernels_.lanes; }
   int lanes() const { return by_samples_ ? L() : 1; }
 

@@ -19,13 +19,29 @@ int InputGradients<real>::count_block_heads() const {
   const double tokens = 2 * T * d * vector,
                of_head = q * (2 * T + (s.is_layer() ? 5 : 3) * d) * vector;
   const double fitting = std::floor((kBlockBytes - tokens) / of_head);
-  if (forced) return int(std::clamp(fitting, 1.0, double(s.H)));
+  if (forced) return balanced_heads(std::max(fitting, 1.0));
   const double rows = q * s.H, n = double(s.n);
   const double idle_rows = std::ceil(rows / lanes) * lanes / rows;
   const double idle_samples = std::ceil(n / lanes) * lanes / n;
   const bool many = n >= kInputBlocks * lanes && q <= kInputBlockRows;
-  if (fitting < 1 || idle_samples * (many ? 1 : kBlockCost) > idle_rows) return 0;
-  return int(std::min(fitting, double(s.H)));
+  double cost = many ? 1 : kBlockCost;
+  // Features, which are the lanes of the other products with rows, may leave some empty as well.
+  const bool found = s.is_layer() && s.d >= kFoundFeatures;
+  if (n >= kFewInputBlocks * lanes && q <= kFewInputBlockRows && !found)
+    cost = std::min(cost, (s.is_layer() ? kLayerBlockCost : 1) * d / dL_);
+  if (fitting < 1 || idle_samples * cost > idle_rows) return 0;
+  return balanced_heads(fitting);
+}
+
+/// Heads of groups of nearly equal size, of at most `most`. A row for each key of so many bytes
+/// that all keys would meet the same sets of the first-level cache is avoided.
+template <class real>
+int InputGradients<real>::balanced_heads(double most) const {
+  const Shape& s = data_.shape;
+  const auto heads_of = [&](int groups) { return (s.H + groups - 1) / groups; };
+  const int groups = int(std::ceil(s.H / std::min(most, double(s.H)))), heads = heads_of(groups);
+  const std::size_t row = std::size_t(s.q) * heads * L_ * sizeof(real);
+  return row % kSetBytes == 0 && heads > 1 ? heads_of(groups + 1) : heads;
 }
 
 template <class real>

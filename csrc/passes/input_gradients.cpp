@@ -315,15 +315,6 @@ void InputGradients<real>::add_batch(const Batch& batch, Workspace& workspace) c
   if (wants_z_) add_queries(batch, workspace);
 }
 
-/// Rows of dL numbers times a factor, to rows of d.
-template <class real>
-void InputGradients<real>::store(const real* from, int rows, real factor, bool add,
-                                 real* to) const {
-  const int d = data_.shape.d;
-  for (int t = 0; t < rows; ++t, from += dL_, to += d)
-    for (int k = 0; k < d; ++k) to[k] = (add ? to[k] : real(0)) + factor * from[k];
-}
-
 /// Samples from `first`. One whose derivatives are all 0 gets zeros, whatever its tokens are.
 template <class real>
 void InputGradients<real>::differentiate(std::ptrdiff_t first, int count,
@@ -347,7 +338,8 @@ void InputGradients<real>::differentiate(std::ptrdiff_t first, int count,
     for_samples([&](std::ptrdiff_t sample, int i, const real* g, bool matters) {
       real* to = gz + (sample * s.q + row) * d;
       if (matters)
-        store(workspace.gz + i * std::ptrdiff_t(rows) * dL_, rows, of_z * factor(g), false, to);
+        kernels_.unpad_rows(workspace.gz + i * std::ptrdiff_t(rows) * dL_, dL_, of_z * factor(g),
+                            rows, s.d, false, to);
       else
         std::fill_n(to, rows * d, real(0));
     });
@@ -356,7 +348,8 @@ void InputGradients<real>::differentiate(std::ptrdiff_t first, int count,
   for_samples([&](std::ptrdiff_t sample, int i, const real* g, bool matters) {
     real* to = gx_ + sample * s.T * d;
     if (matters)
-      store(workspace.gx + i * std::ptrdiff_t(s.T) * dL_, s.T, factor(g), data_.self, to);
+      kernels_.unpad_rows(workspace.gx + i * std::ptrdiff_t(s.T) * dL_, dL_, factor(g), s.T, s.d,
+                          data_.self, to);
     else
       std::fill_n(to, s.T * d, real(0));
   });
@@ -380,8 +373,8 @@ void InputGradients<real>::differentiate_long(std::ptrdiff_t sample,
   if (gx) std::fill_n(workspace.gx, std::ptrdiff_t(s.T) * dL_, real(0));
   for (int h = 0; h < s.H; ++h) add_long_head(sample, h, keys, workspace);
   const real factor = this->factor(workspace.g), of_z = w_ ? real(1) : parameters_.scale;
-  if (gz) store(workspace.gz_rows, s.q, of_z * factor, false, gz);
-  if (gx) store(workspace.gx, s.T, factor, data_.self, gx);
+  if (gz) kernels_.unpad_rows(workspace.gz_rows, dL_, of_z * factor, s.q, s.d, false, gz);
+  if (gx) kernels_.unpad_rows(workspace.gx, dL_, factor, s.T, s.d, data_.self, gx);
 }
 
 /// Batches of so many samples, each with its losses first, or last if the outputs are not known.

@@ -179,7 +179,6 @@ class InputGradients {
   void load_queries(const Batch& batch, Workspace& workspace) const;
   void add_sample(const Batch& batch, int sample, Workspace& workspace) const;
   void add_queries(const Batch& batch, Workspace& workspace) const;
-  void store(const real* from, int rows, real factor, bool add, real* to) const;
 
   template <class Arrays, class Take, class Differentiate>
   double run_batches(const real* outputs, std::ptrdiff_t samples, int members, double seconds,
@@ -201,6 +200,7 @@ class InputGradients {
   void add_sums(int head, int keys, const LongWorkspace& workspace) const;
 
   int count_block_heads() const;
+  int balanced_heads(double most) const;
   BlockWorkspace take_block_workspace(Arena& layout) const;
   void differentiate_block(std::ptrdiff_t first, int count, const BlockWorkspace& workspace) const;
   void load_block_samples(std::ptrdiff_t first, int count, const BlockWorkspace& workspace) const;

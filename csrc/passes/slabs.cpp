@@ -240,10 +240,8 @@ void SlabPass<real>::write_attention(Pass pass, const Slab<real>& slab, const re
   for (int h = 0; h < s.H; h += slab.heads)
     for (int u = 0; u < slab.units; ++u, a += s.T * key) {
       const std::ptrdiff_t sample = slab.first_sample + std::ptrdiff_t(u) * L;
-      real* to = state_.attention + (sample * s.H + h) * of_head;
-      for (int row = 0; row < rows; ++row, to += s.T)
-        state_.kernels.unpack_rows(a + row * L, key, std::min(L, slab.samples - u * L), s.T, to,
-                                   s.H * of_head);
+      state_.kernels.unpack_weights(a, key, s.T, rows, std::min(L, slab.samples - u * L),
+                                    state_.attention + (sample * s.H + h) * of_head, s.H * of_head);
     }
 }
 

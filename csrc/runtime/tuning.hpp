@@ -129,6 +129,11 @@ inline constexpr double kBlockBytes = 512 * kKilobyte;
 // Fitted. Blocks of samples, and query rows of each, from which and up to which they take no longer
 // than rows as lanes where both fill the lanes as well; otherwise they take so many times as long.
 inline constexpr double kInputBlocks = 4, kInputBlockRows = 12, kBlockCost = 1.2;
+// Fitted. From so many blocks on and up to so many rows blocks of a classifier take no longer, and
+// those of a layer so many times as long, as rows whose features fill the lanes.
+inline constexpr double kFewInputBlocks = 3, kFewInputBlockRows = 32, kLayerBlockCost = 1.3;
+// Counted. Bytes after which addresses meet the same set of a first-level cache.
+inline constexpr std::size_t kSetBytes = 4 * kKilobyte;
 // Chosen. Query rows of several samples that are multiplied with W and V at once.
 inline constexpr int kInputRows = 32;
 // Fitted. Features from which a layer's outputs are found in the pass of gradients by inputs, which

@@ -57,13 +57,17 @@ def test_a_layer_with_identities_follows_the_reference(identities: str, use_plan
     assert relative(g.query, expected["query"]) < 1e-12
 
 
+@pytest.mark.parametrize(("T", "d", "H"), [(9, 40, 11), (16, 20, 4)])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", [mh.Classifier, mh.Layer])
 def test_more_heads_than_the_cache_holds_go_in_groups(
-    kind: Any, causal: bool, use_plan: Any
+    kind: Any, causal: bool, T: int, d: int, H: int, use_plan: Any
 ) -> None:
-    """Nine rows of eleven heads, in groups of which the last is smaller."""
-    n, T, d, H, p = 19, 9, 40, 11, 3
+    """Nine rows of eleven heads, in groups of which the last is smaller.
+
+    And of four heads with sixteen rows two at a time: of four, keys would be 4 KiB apart in memory.
+    """
+    n, p = 19, 3
     rng = np.random.default_rng(0)
     arrays = {"W": rng.standard_normal((H, d, d)) / d}
     if kind is mh.Classifier:
