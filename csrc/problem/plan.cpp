@@ -82,7 +82,8 @@ struct Cost {
     return (1 + D) * product_cycles(s.q, N, s.T) + by_queries_of_rows(s.q);
   }
   double gradients_hybrid() const {  // for a sample
-    return (1 + D) * product_of_samples(vectors(s.d), s.T) + by_queries_of_rows(s.q);
+    return (1 + D) * product_of_samples(vectors(s.d), s.T) + by_queries_of_rows(s.q) +
+           (s.q == 1 ? copied_keys() : 0);
   }
   /// For a block of samples, or of a sample of `lanes` runs, whose heads never go together.
   double layer(bool of_runs = false) const {
@@ -90,10 +91,11 @@ struct Cost {
   }
   double layer_hybrid() const {  // for a block
     const double samples = std::min<double>(L, double(s.n)), N = vectors(s.d);
-    const double a_key =
-        has_factor_gradients(s, PlanKind::kHybrid, L) ? kFactorKeyCycles : kKeyCycles;
+    const bool factors = has_factor_gradients(s, PlanKind::kHybrid, L);
+    const double of_head = (factors ? kFactorKeyCycles : kKeyCycles) * s.T * N;
+    const double keys = s.q == 1 ? of_head - kKeyCycles * s.T * N + copied_keys() : of_head;
     return layer_but_keys() +
-           samples * (D * product_of_samples(N, s.T) + by_queries_of_rows(s.q) + a_key * s.T * N);
+           samples * (D * product_of_samples(N, s.T) + by_queries_of_rows(s.q) + keys);
   }
   double layer_rows() const {  // for a sample
     const int rows = layer_tile(s, bytes, L);
@@ -209,6 +211,8 @@ struct Cost {
     if (s.rank > 0) return product_cycles(s.rank, N, s.d) + product_cycles(s.d, N, s.rank);
     return W * product_cycles(s.d, N, s.d);
   }
+  /// A copy of a sample's keys by features, which is one for all heads.
+  double copied_keys() const { return kKeyCycles * s.T * vectors(s.d) / s.H; }
   /// Z^T D X, or the gradients by Q and K from D X: of rows of vectors of problems; then of rows
   /// that are not, whose features are the lanes, and which are transposed for it.
   double by_queries(double rows) const {
