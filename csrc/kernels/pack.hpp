@@ -114,6 +114,18 @@ void pack_rows(const real* x, int rows, int d, int padded, real* out) {
       out[Index(k) * padded + r] = r < rows ? x[Index(r) * d + k] : real(0);
 }
 
+/// Weights from scores with rows as lanes, [key][row]: out[row][k] = x[k][row], `x_row` and
+/// `out_row` numbers from row to row.
+template <class real>
+void turn_weights(const real* x, Index x_row, int keys, int rows, real* out, Index out_row) {
+  constexpr int L = kLanes<real>;
+  int first = 0;  // of a block of L keys
+  for (; first + L <= keys; first += L, x += L * x_row)
+    transpose_rows<real>(x, x_row, L, rows, out + first, out_row);
+  for (; first < keys; ++first, x += x_row)
+    for (int r = 0; r < rows; ++r) out[r * out_row + first] = x[r];
+}
+
 /// Features as lanes: out[row][k] = factor x[row][k], zero up to the `padded` feature.
 template <class real>
 void scale_rows(const real* x, real factor, int rows, int d, int padded, real* out) {

@@ -116,8 +116,9 @@ class AttentionBlocks {
   void score(const ScoreArguments<real>& in) const {
     (by_samples_ ? kernels_.scores_samples : kernels_.scores_rows)(in);
   }
-  /// The weights of a block for one head, from where they were scored: in `workspace` or, of a
-  /// block of samples and if there are `results` (last - first, H, q, T), in their place there.
+  int tile() const { return tile_; }
+  /// The weights of a block for one head, from where they were scored: in `workspace` or, if there
+  /// are `results` (last - first, H, q, T), in their place there.
   AttentionBlock<real> hand_out(std::ptrdiff_t block, int head, int keys, const real* weights,
                                 real* workspace, real* results) const {
     const Shape& s = data_.shape;
@@ -130,19 +131,23 @@ class AttentionBlocks {
     out.first_row = first_row(block);
     out.rows = count;
     out.keys = keys;
-    out.at = workspace;
-    out.of_row = key_row_;
-    out.of_sample = size;
+    out.of_row = results ? s.T : key_row_;
+    out.of_sample = results ? s.H * size : size;
+    real* const to =
+        results ? results + ((i - first_) * s.H + head) * size + std::ptrdiff_t(out.first_row) * s.T
+                : workspace;
+    out.at = to;
     if (!by_samples_) {
       out.by_keys = weights;
       out.of_key = padded(count);
-      kernels_.pack_rows(weights, keys, int(out.of_key), int(key_row_), workspace);
+      if (results) {
+        kernels_.turn_weights(weights, out.of_key, keys, count, to, s.T);
+        for (int t = 0; t < count; ++t)
+          std::fill_n(to + std::ptrdiff_t(t) * s.T + keys, s.T - keys, real(0));
+      } else {
+        kernels_.pack_rows(weights, keys, int(out.of_key), int(key_row_), workspace);
+      }
       return out;
-    }
-    real* to = workspace;
-    if (results) {
-      out.at = to = results + ((i - first_) * s.H + head) * size;
-      out.of_sample = s.H * size;
     }
     if (heads_ > 1) weights += head * L();
     kernels_.unpack_weights(weights, heads_ * padded(count), keys, count, out.samples, to,
@@ -171,7 +176,8 @@ class AttentionBlocks {
   std::ptrdiff_t key_row_;  // from row to row of weights that are handed out
 };
 
-/// As for_attention. Of `results`, if there are any, those of blocks of samples are written.
+/// As for_attention. `results`, if there are any, are written, those of heads that attend alike of
+/// the first one only.
 template <class real>
 void for_blocks(const Data<real>& data, const Model<const real*>& model, real scale,
                 std::ptrdiff_t first, std::ptrdiff_t last, int threads, real* results,
@@ -302,6 +308,11 @@ void for_attention(const Data<real>& data, const Model<const real*>& model, real
 }
 
 template <class real>
+int rows_of_blocks(const Data<real>& data) {
+  return AttentionBlocks<real>(data, active_kernels<real>(), 0, data.shape.n).tile();
+}
+
+template <class real>
 void attention(const Data<real>& data, const Model<const real*>& model, real scale,
                std::ptrdiff_t first, std::ptrdiff_t last, int threads, real* out) {
   const Shape& s = data.shape;
@@ -322,6 +333,7 @@ void attention(const Data<real>& data, const Model<const real*>& model, real sca
   template void for_attention<real>(const Data<real>&, const Model<const real*>&, real,       \
                                     std::ptrdiff_t, std::ptrdiff_t, int,                      \
                                     const std::function<void(const AttentionBlock<real>&)>&); \
+  template int rows_of_blocks<real>(const Data<real>&);                                       \
   template void attention<real>(const Data<real>&, const Model<const real*>&, real,           \
                                 std::ptrdiff_t, std::ptrdiff_t, int, real*);
 MHFAST_INSTANTIATE(float)

@@ -29,6 +29,10 @@ void for_attention(const Data<real>& data, const Model<const real*>& model, real
                    std::ptrdiff_t first, std::ptrdiff_t last, int threads,
                    const std::function<void(const AttentionBlock<real>&)>& body);
 
+/// Query rows of the blocks that all samples of the data have, but for the last one of a sample.
+template <class real>
+int rows_of_blocks(const Data<real>& data);
+
 /// Attention weights of samples `first` to `last` into out (last - first, H, q, T). Denormal
 /// weights are kept.
 template <class real>

@@ -96,9 +96,12 @@ Totals Engine<real>::totals(int lane) const {
 template <class real>
 bool Engine<real>::finds_attention() const {
   const Plan& plan = state_.plan;
-  const bool lanes = plan.kind == PlanKind::kSamples || plan.kind == PlanKind::kHybrid;
-  return state_.options.gradient && lanes && plan.keep && plan.tile == state_.data.shape.q &&
-         !has_projections(state_.data.shape);
+  const Shape& s = state_.data.shape;
+  if (!state_.options.gradient || has_projections(s) || has_keys_first(s)) return false;
+  if (plan.kind == PlanKind::kRows && s.is_layer()) return true;
+  const bool slabs = plan.kind == PlanKind::kSamples || plan.kind == PlanKind::kHybrid ||
+                     plan.kind == PlanKind::kRows;
+  return slabs && plan.keep && plan.tile == s.q;
 }
 
 template <class real>

@@ -94,9 +94,9 @@ class Engine {
 
   /// Where outputs go, or null: (n,) or (n, q, p).
   void write_outputs(real* outputs) { state_.outputs = outputs; }
-  /// Whether a pass for the gradient, or for scales, can leave the weights of all heads, which are
-  /// those of `attention` where denormal numbers are flushed; and where they go, (n, H, q, T), or
-  /// null. A scaled pass leaves those that are there.
+  /// Whether a pass for the gradient or for scales, or of a layer for the loss, can leave the
+  /// weights of all heads, which are those of `attention` where denormal numbers are flushed; and
+  /// where they go, (n, H, q, T), or null. A scaled pass leaves them as they are.
   bool finds_attention() const;
   void write_attention(real* attention) { state_.attention = attention; }
   /// Where gradients by inputs go, with Options::wrt_inputs: that by the tokens, to which that by

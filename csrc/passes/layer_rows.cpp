@@ -243,6 +243,17 @@ ScoreMemory<real> LayerRowPass<real>::of_head(int head, const Workspace& workspa
   return to;
 }
 
+/// Writes the weights of a head of the tile to where the caller wants them.
+template <class real>
+void LayerRowPass<real>::write_attention(int head, const Slab<real>& slab, const real* a) const {
+  const Shape& s = state_.data.shape;
+  real* to = state_.attention +
+             ((slab.first_sample * s.H + head) * s.q + slab.first_row) * std::ptrdiff_t(s.T);
+  state_.kernels.turn_weights(a, round_up(slab.rows, state_.lanes.lanes), slab.keys, slab.rows, to,
+                              s.T);
+  for (int t = 0; t < slab.rows; ++t, to += s.T) std::fill(to + slab.keys, to + s.T, real(0));
+}
+
 /// Outputs of the tile, into workspace.f; (A X)^T of every head stays for the gradient.
 template <class real>
 void LayerRowPass<real>::run_outputs(bool gaps, const Slab<real>& slab,
@@ -256,6 +267,7 @@ void LayerRowPass<real>::run_outputs(bool gaps, const Slab<real>& slab,
     if (gap) std::fill_n(gap, L, real(0));
     const ScoreArguments<real> in = scores(RowMode::kWeights, h, slab, workspace, gap);
     steps_.run_scores(in);
+    if (state_.attention) write_attention(h, slab, in.s);
     if (values_first_) {  // F^T, rows being the lanes of A
       state_.kernels.product({{s.p, qL / L, slab.keys},
                               {values(h, workspace), pL_},

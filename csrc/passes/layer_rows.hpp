@@ -88,6 +88,7 @@ class LayerRowPass final : public ChunkPass<real> {
   ScoreArguments<real> upstream(const ScoreArguments<real>& scores, int head,
                                 const Slab<real>& slab, bool kept,
                                 const Workspace& workspace) const;
+  void write_attention(int head, const Slab<real>& slab, const real* a) const;
   void run_outputs(bool gaps, const Slab<real>& slab, const Workspace& workspace) const;
   template <class Emit>
   void measure(LaneTotals& totals, const Slab<real>& slab, const real* f, const OwnLossNumbers& own,

@@ -148,8 +148,8 @@ void LayerSlabs<real>::run_slab(Pass pass, int chunk, const Slab<real>& slab, in
     state_.own.call(std::ptrdiff_t(state_.entries(slab)) * slab.rows, of.own);
   }
   losses_.measure(pass, state_.totals[chunk], slab, of, memory.heads.log_derivative);
-  if (pass == Pass::kLoss) return;
   this->write_attention(pass, slab, memory.heads.scores.s);
+  if (pass == Pass::kLoss) return;
   if (pass == Pass::kScaledGradient) return differentiate_scaled(chunk, slab, thread, memory);
   if (gaps) steps_.gather_scales(chunk, slab, memory.heads);
   if (pass != Pass::kScales) differentiate(chunk, slab, thread, memory);

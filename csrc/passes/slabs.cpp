@@ -233,10 +233,19 @@ void SlabPass<real>::find_limits(const Slab<real>& slab, real* to) const {
 
 template <class real>
 void SlabPass<real>::write_attention(Pass pass, const Slab<real>& slab, const real* a) const {
-  if (!state_.attention || (pass != Pass::kGradient && pass != Pass::kScales)) return;
+  if (!state_.attention || pass == Pass::kScaledGradient) return;
   const Shape& s = state_.data.shape;
   const int L = state_.lanes.lanes, rows = s.q * slab.heads;  // those that lie side by side
   const std::ptrdiff_t key = std::ptrdiff_t(rows) * L, of_head = std::ptrdiff_t(s.q) * s.T;
+  if (!state_.lanes.laned) {
+    const std::ptrdiff_t row = steps_.rows_size();
+    for (int h = 0; h < s.H; ++h)
+      for (int u = 0; u < slab.units; ++u, a += s.T * row)
+        state_.kernels.turn_weights(
+            a, row, s.T, s.q, state_.attention + ((slab.first_sample + u) * s.H + h) * of_head,
+            s.T);
+    return;
+  }
   for (int h = 0; h < s.H; h += slab.heads)
     for (int u = 0; u < slab.units; ++u, a += s.T * key) {
       const std::ptrdiff_t sample = slab.first_sample + std::ptrdiff_t(u) * L;

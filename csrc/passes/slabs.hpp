@@ -59,7 +59,8 @@ class SlabPass : public ChunkPass<real> {
   OwnLossNumbers own_numbers(const Slab<real>& slab, int thread) const {
     return workspaces_[thread].own.from(slab.row * state_.data.shape.row_outputs());
   }
-  /// Writes the weights `a` of all heads of the slab to where the caller wants them, if so.
+  /// Writes the weights `a` of all heads of the slab to where the caller wants them, if so; those
+  /// of a scaled pass are rounded otherwise.
   void write_attention(Pass pass, const Slab<real>& slab, const real* a) const;
   /// Bytes that a slab keeps from one phase of a block to the other.
   virtual double kept_bytes(std::size_t units) const = 0;

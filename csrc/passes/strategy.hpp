@@ -46,7 +46,7 @@ struct PassState {
   bool totals_wanted = true;          // else loss only tells whether it is finite
   real* outputs = nullptr;            // (n,) or (n, q, p), or null
   real *gx = nullptr, *gz = nullptr;  // gradients by tokens and by an external query, or null
-  real* attention = nullptr;          // weights (n, H, q, T) of a pass for the gradient, or null
+  real* attention = nullptr;          // weights (n, H, q, T), see Engine; or null
   std::function<bool()> interrupted;  // see Engine::on_chunk
 
   PassState(const Data<real>& data, std::optional<Loss> loss, const PassOptions& options,

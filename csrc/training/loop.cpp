@@ -138,9 +138,10 @@ bool Loop<real>::shares_attention() const {
 template <class real>
 void Loop<real>::choose_attention() {
   attention_ = nullptr;
-  const bool loss_only = step_ == task_.last_step && !records_norm_;
+  // A pass for the loss alone has weights of layers only.
+  const bool finds = step_ < task_.last_step || records_norm_ || task_.data.shape.is_layer();
   for (const Record& r : task_.records) {
-    if (!shares_attention_ || loss_only || is_of(r.quantity) != QuantityOf::kAttentionWeights)
+    if (!shares_attention_ || !finds || is_of(r.quantity) != QuantityOf::kAttentionWeights)
       continue;
     const std::int64_t row = r.row(task_.first_step, step_);
     if (step_ % r.every != 0 || row >= r.capacity) continue;

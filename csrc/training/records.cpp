@@ -141,15 +141,19 @@ void for_attended_rows(const View<real>& view, const Body& body, const Done& don
     data.shape.H = computed_heads(s);
     return for_attention<real>(data, view.model, view.task.scale, 0, s.n, 1, of_block);
   }
+  const int tile = rows_of_blocks(view.data);  // so that sums have the same parts
   AttentionBlock<real> block{};
   block.samples = 1;
-  block.rows = s.q;
   block.keys = s.T;
-  block.at = view.weights;
   block.of_row = s.T;
   for (block.sample = 0; block.sample < s.n; ++block.sample)
-    for (block.head = 0; block.head < s.H; ++block.head, block.at += std::ptrdiff_t(s.q) * s.T)
-      of_block(block);
+    for (block.first_row = 0; block.first_row < s.q; block.first_row += tile)
+      for (block.head = 0; block.head < s.H; ++block.head) {
+        block.rows = std::min(tile, s.q - block.first_row);
+        block.at = view.weights + ((block.sample * s.H + block.head) * s.q + block.first_row) *
+                                      std::ptrdiff_t(s.T);
+        of_block(block);
+      }
 }
 
 /// (H): mean of the rows' largest weights over the query rows of all samples, each with its weight.

@@ -208,3 +208,28 @@ def test_a_run_that_stops_records_its_end(use_plan: Any) -> None:
     for name in RECORDS:
         np.testing.assert_array_equal(run.steps[name], [0, 2])
         np.testing.assert_array_equal(run.history[name], every.history[name][[0, 2]])
+
+
+@pytest.mark.parametrize("lengths", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("value_rank", [None, 2])
+def test_long_samples_record_the_same_whatever_else_is_recorded(
+    value_rank: int | None, causal: bool, lengths: bool
+) -> None:
+    """Rows go a tile at a time, other tiles in a pass than in a call, and keys beyond are zero."""
+    n, tokens, d = 3, 203, 9
+    rng = np.random.default_rng(1)
+    layer = mh.Layer.gaussian(2, d, OUTPUTS, std=0.3, value_rank=value_rank, causal=causal, seed=0)
+    options: dict[str, Any] = {"lengths": rng.integers(1, tokens, n)} if lengths else {}
+    data = mh.Dataset(
+        rng.standard_normal((n, tokens, d)),
+        rng.standard_normal((n, tokens, OUTPUTS)),
+        token_groups=rng.integers(3, size=(n, tokens)),
+        **options,
+    )
+    assert mh.explain(layer, data.X)["plan"] == "rows"
+    whole = trained(layer, data, record=RECORDS, steps=2)
+    np.testing.assert_array_equal(whole.history["attention"][0], layer.attention(data.X, **options))
+    for name in RECORDS:
+        one = trained(layer, data, record=name, steps=2)
+        np.testing.assert_array_equal(one.history[name], whole.history[name])
