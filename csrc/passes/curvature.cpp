@@ -12,6 +12,7 @@
 #include "../problem/rescale.hpp"
 #include "evaluate.hpp"
 #include "hessian_product.hpp"
+#include "loadable_model.hpp"
 #include "own_loss.hpp"
 #include "triangular.hpp"
 
@@ -577,7 +578,9 @@ void product_of_dense(const Data<real>& data, const Model<const real*>& given_mo
     loss.results = &*own;
   }
   const CheaperKeys<real> keys(*scaled_data, TriangleUse::kGradient, threads);
-  const HessianCall<real> call{*keys, scaled_model, *tangents, scale, loss, threads, out, by_V};
+  CallScratch scratch;
+  const HessianCall<real> call{*keys,   scaled_model, *tangents, scale,           loss,
+                               threads, out,          by_V,      scratch.engine()};
   if (s.is_layer())
     LayerHessian<real>(call).run();
   else

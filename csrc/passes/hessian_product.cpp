@@ -36,7 +36,6 @@ HessianProduct<real>::HessianProduct(const HessianCall<real>& call, int sum_rows
   else
     workspaces_.resize(members_);
   sums_.resize(chunks_);
-  load_weights();
   if (s_.shared_query) {
     const auto pack = [&](const real* from, std::vector<real>& to) -> const real* {
       if (!from) return nullptr;
@@ -48,8 +47,9 @@ HessianProduct<real>::HessianProduct(const HessianCall<real>& call, int sum_rows
   }
   Arena measure;
   lay_out(measure);
-  Arena layout(block_.reserve(measure.size()));
+  Arena layout(call.block.reserve(measure.size()));
   lay_out(layout);
+  load_weights();
 }
 
 template <class real>
@@ -87,13 +87,17 @@ void HessianProduct<real>::group_samples() {
   const int qL = padded(s_.q);
   together_ = !blocks_ && !s_.identity_w && tile_rows_ >= qL;
   queries_row_ = qL;
+  w_row_ = s_.d;
   if (!together_ || s_.shared_query) return;
   factors_ =
       model_.is_factored() && kFactorColumns * model_.rank <= s_.d && (has_rows_ || !wants_W_);
+  const bool is_large = double(s_.d) * s_.d * sizeof(real) > kSecondLevelBytes;
+  by_features_ = is_large && !model_.is_factored();
+  if (by_features_) w_row_ = rows_row_;
   const double of_row = 2.0 * s_.H * s_.d * sizeof(real);
   const double rows = std::min<double>(kTangentRows, kTangentTileBytes / of_row);
   const std::ptrdiff_t most = std::max<std::ptrdiff_t>(1, std::ptrdiff_t(rows) / s_.q);
-  if (!factors_ && double(s_.d) * s_.d * sizeof(real) > kSecondLevelBytes)
+  if (!factors_ && is_large)
     chunks_ = int(std::min<std::ptrdiff_t>(chunks_, (s_.n + most - 1) / most));
   const std::ptrdiff_t of_chunk = (s_.n + chunks_ - 1) / chunks_,
                        groups = (of_chunk + most - 1) / most;
@@ -115,6 +119,12 @@ void HessianProduct<real>::lay_out(Arena& layout) {
     take(by_V_ ? H * readout_size_ : 0, {&sums.by_V});
   }
   const std::size_t rows = has_rows_ ? H * s_.n * s_.q * rows_row_ : 0;
+  const std::size_t of_W = s_.identity_w || factors_ ? 0 : d * d;
+  const std::size_t W = of_W > 0 && copies_W() ? H * d * w_row_ : 0;
+  take(W, {&w_value_});
+  take(has_tangent_of_W() ? W : 0, {&w_tangent_});
+  take(out_[kW] ? 0 : of_W, {&of_W_});
+  take(wants_plain_ ? of_W : 0, {&plain_W_});
   take(rows, {&rows_moved_});
   take(wants_plain_ ? rows : 0, {&rows_plain_});
   for (Block& block : of_members_) block = take_block(layout);
@@ -122,7 +132,8 @@ void HessianProduct<real>::lay_out(Arena& layout) {
     take(d * TL, {&workspace.xt});
     take(T * dL, {&workspace.x});
     take(s_.shared_query ? 0 : d * queries_row_, {&workspace.zt});
-    take(together_ ? H * d * queries_row_ : d * R, {&workspace.p, &workspace.dp});
+    take(together_ ? H * dL * queries_row_ : d * R, {&workspace.p, &workspace.dp});
+    take(by_features_ ? queries_row_ * dL : 0, {&workspace.p_rows});
     take(factors_ ? model_.rank * queries_row_ : 0, {&workspace.zq, &workspace.dzq});
     take(d * R, {&workspace.ut, &workspace.dut});
     take(attended_size_ > 0 ? H * d * R : d * R, {&workspace.yt, &workspace.dyt});
@@ -143,37 +154,29 @@ template <class real>
 void HessianProduct<real>::load_weights() {
   if (s_.identity_w) return;
   if (factors_) return load_factors();
-  const std::ptrdiff_t size = extent(kW, s_, 0).all(), dd = std::ptrdiff_t(s_.d) * s_.d;
+  const int d = s_.d, r = model_.rank, rows = s_.H * d;
   const Tensors<const real*>&at = model_.at, &tangent = tangent_;
-  if (!model_.is_factored() && scale_ == real(1)) {
+  if (!copies_W()) {
     w_ = {at[kW], tangent[kW]};
     return;
   }
-  w_value_.resize(size);
-  w_tangent_.assign(size, real(0));
-  const int r = model_.rank;
-  for (int h = 0; h < s_.H && model_.is_factored(); ++h) {
-    compose(kernels_, s_, r, at[kQ], at[kK], h, 1, w_value_.data());
-    const std::ptrdiff_t of_head = std::ptrdiff_t(h) * s_.d * r;
-    const real* K = (at[kK] ? at[kK] : at[kQ]) + of_head;
-    const real* dK = at[kK] ? tangent[kK] : tangent[kQ];
-    real* to = w_tangent_.data() + h * dd;
-    if (tangent[kQ])
-      kernels_.batched_gemm(
-          {s_.d, s_.d, r, 1, tangent[kQ] + of_head, r, 1, K, 1, r, to, s_.d, 1, real(1), true});
-    if (dK)
-      kernels_.batched_gemm({s_.d, s_.d, r, 1, at[kQ] + of_head, r, 1, dK + of_head, 1, r, to, s_.d,
-                             1, real(1), true});
-  }
+  w_ = {w_value_, has_tangent_of_W() ? w_tangent_ : nullptr};
   if (!model_.is_factored()) {
-    std::copy_n(at[kW], size, w_value_.begin());
-    if (tangent[kW]) std::copy_n(tangent[kW], size, w_tangent_.begin());
+    kernels_.scale_rows(at[kW], scale_, rows, d, int(w_row_), w_value_);
+    if (w_.tangent) kernels_.scale_rows(tangent[kW], scale_, rows, d, int(w_row_), w_tangent_);
+    return;
   }
-  for (std::ptrdiff_t i = 0; i < size; ++i) {
-    w_value_[i] *= scale_;
-    w_tangent_[i] *= scale_;
+  const TensorName right = model_.is_tied() ? kQ : kK;
+  for (int h = 0; h < s_.H; ++h) {
+    const std::ptrdiff_t of_head = std::ptrdiff_t(h) * d * r;
+    const auto multiply_factors = [&](const real* Q, const real* K, real* to, bool add) {
+      kernels_.batched_gemm({d, d, r, 1, Q + of_head, r, 1, K + of_head, 1, r, to + h * d * w_row_,
+                             d, 1, scale_, add});
+    };
+    multiply_factors(at[kQ], at[right], w_value_, false);
+    if (tangent[kQ]) multiply_factors(tangent[kQ], at[right], w_tangent_, false);
+    if (tangent[right]) multiply_factors(at[kQ], tangent[right], w_tangent_, tangent[kQ]);
   }
-  w_ = {w_value_.data(), tangent[kW] || tangent[kQ] || tangent[kK] ? w_tangent_.data() : nullptr};
 }
 
 template <class real>
@@ -323,6 +326,11 @@ void HessianProduct<real>::load_queries(std::ptrdiff_t i, int count, Workspace& 
   const WithTangent<real> z{s_.shared_query ? queries_.value : workspace.zt, queries_.tangent};
   for (int h = 0; h < s_.H; ++h) {
     const std::ptrdiff_t at = std::ptrdiff_t(h) * d * row;
+    if (by_features_) {
+      multiply_features(h, w_.value, count * s_.q, workspace, workspace.p + at);
+      if (w_.tangent) multiply_features(h, w_.tangent, count * s_.q, workspace, workspace.dp + at);
+      continue;
+    }
     if (factors_) {
       const int r = model_.rank;
       const auto of_head = [&](const real* x) {
@@ -341,6 +349,16 @@ void HessianProduct<real>::load_queries(std::ptrdiff_t i, int count, Workspace& 
     multiply(d, rows, d, w.value, d, z.value, row, workspace.p + at, row, false);
     multiply_tangents(d, rows, d, w, d, z, row, workspace.dp + at, row, false);
   }
+}
+
+/// P = z W of a head, (d, rows): with features as lanes, then transposed.
+template <class real>
+void HessianProduct<real>::multiply_features(int h, const real* w, int rows,
+                                             const Workspace& workspace, real* to) const {
+  const int dL = padded(s_.d);
+  multiply(rows, dL, s_.d, workspace.zt, queries_row_, w + h * s_.d * w_row_, w_row_,
+           workspace.p_rows, dL, false);
+  kernels_.pack_rows(workspace.p_rows, rows, dL, int(queries_row_), to);
 }
 
 template <class real>
@@ -452,8 +470,7 @@ void HessianProduct<real>::reduce() const {
     kernels_.batched_gemm(
         {M, N, K, 1, a, a_row, a_column, b, b_row, b_column, c, N, 1, factor, add});
   };
-  const std::size_t of_head_size = s_.identity_w || factors_ ? 0 : dd;
-  std::vector<real> of_W(of_head_size), plain_W(of_head_size), e(qd), e_plain(qd);
+  std::vector<real> e(qd), e_plain(qd);
   const Tensors<const real*>& at = model_.at;
   if (out_[kPrompt]) std::fill_n(out_[kPrompt], qd, real(0));
   for (int h = 0; h < s_.H; ++h) {
@@ -463,15 +480,15 @@ void HessianProduct<real>::reduce() const {
       reduce_factors(h);
       continue;
     }
+    real *const of_W = out_[kW] ? out_[kW] + h * dd : of_W_, *const plain_W = plain_W_;
     if (s_.shared_query) {
       sum_chunks(&Sums::of_W, h * weight_size_, q, e.data());
       sum_chunks(&Sums::plain, h * weight_size_, q, e_plain.data());
       if (!s_.identity_w) {
-        product(d, d, q, at[kPrompt], 1, d, e.data(), d, 1, of_W.data(), scale_, false);
-        product(d, d, q, at[kPrompt], 1, d, e_plain.data(), d, 1, plain_W.data(), scale_, false);
+        product(d, d, q, at[kPrompt], 1, d, e.data(), d, 1, of_W, scale_, false);
+        product(d, d, q, at[kPrompt], 1, d, e_plain.data(), d, 1, plain_W, scale_, false);
         if (tangent_[kPrompt])
-          product(d, d, q, tangent_[kPrompt], 1, d, e_plain.data(), d, 1, of_W.data(), scale_,
-                  true);
+          product(d, d, q, tangent_[kPrompt], 1, d, e_plain.data(), d, 1, of_W, scale_, true);
       }
       if (out_[kPrompt] && s_.identity_w) {
         for (std::ptrdiff_t i = 0; i < qd; ++i) out_[kPrompt][i] += scale_ * e[i];
@@ -482,12 +499,13 @@ void HessianProduct<real>::reduce() const {
                   true);
       }
     } else {
-      sum_weights(&Sums::of_W, rows_moved_, h, of_W.data());
-      for (real& entry : of_W) entry *= scale_;
-      if (wants_plain_) sum_weights(&Sums::plain, rows_plain_, h, plain_W.data());
-      for (real& entry : plain_W) entry *= wants_plain_ ? scale_ : real(0);
+      sum_weights(&Sums::of_W, rows_moved_, h, of_W);
+      if (wants_plain_) sum_weights(&Sums::plain, rows_plain_, h, plain_W);
+      for (std::ptrdiff_t i = 0; scale_ != real(1) && i < dd; ++i) {
+        of_W[i] *= scale_;
+        if (wants_plain_) plain_W[i] *= scale_;
+      }
     }
-    if (out_[kW]) std::copy_n(of_W.data(), dd, out_[kW] + h * dd);
     if (!model_.is_factored()) continue;
     // By Q: W. K + W K., by K: W.^T Q + W^T Q., W standing for the gradient by it; tied: both.
     const std::ptrdiff_t of_head = std::ptrdiff_t(h) * d * r;
@@ -498,9 +516,9 @@ void HessianProduct<real>::reduce() const {
     const auto by_factor = [&](bool transposed, const real* other, const real* other_tangent,
                                real* out, bool add) {
       const std::ptrdiff_t row = transposed ? 1 : d, column = transposed ? d : 1;
-      product(d, r, d, of_W.data(), row, column, other, r, 1, out, real(1), add);
+      product(d, r, d, of_W, row, column, other, r, 1, out, real(1), add);
       if (other_tangent)
-        product(d, r, d, plain_W.data(), row, column, other_tangent, r, 1, out, real(1), true);
+        product(d, r, d, plain_W, row, column, other_tangent, r, 1, out, real(1), true);
     };
     if (out_[kQ]) by_factor(false, K, dK, out_[kQ] + of_head, false);
     if (out_[kQ] && tied) by_factor(true, Q, dQ, out_[kQ] + of_head, true);

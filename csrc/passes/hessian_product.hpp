@@ -7,7 +7,8 @@
 //
 // Query rows are lanes for scores, features for sums over rows. Works on a sample at a time, whose
 // product with W is one with that of the next samples, and in a long sequence on a few rows at a
-// time, or with its factors one by one. Of few rows with many features e. and e are kept, and z^T
+// time, or with its factors one by one. Features are the lanes of a product with a W beyond the
+// cache, whose rows are then read across. Of few rows with many features e. and e are kept, and z^T
 // e. is one product over all; a classifier's loss is known after all its rows, so if there are
 // many, their scores are computed twice.
 //
@@ -46,7 +47,8 @@ struct HessianCall {
   Loss loss;
   int threads;
   const Tensors<real*>& out;
-  real* by_V;  // the gradient by V of a layer, or null
+  real* by_V;            // the gradient by V of a layer, or null
+  AlignedBuffer& block;  // all arrays
 };
 
 template <class real>
@@ -64,6 +66,7 @@ class HessianProduct {
     real *xt, *x, *zt;                           // keys (d, TL), (T, dL); queries (d, queries_row_)
     real *p, *dp;                                // z W: (H, d, queries_row_), or of a tile (d, R)
     real *zq, *dzq;                              // z Q: (r, queries_row_)
+    real* p_rows;                                // z W of a head: (rows, dL)
     int row;                                     // of the queries: the first one of the sample
     real *ut, *dut;                              // (d, R): G V^T
     real *yt, *dyt;                              // A X: (d, R), of a layer, or of each head
@@ -215,6 +218,8 @@ class HessianProduct {
   void lay_out(Arena& layout);
   void load_weights();
   void run_chunk(int chunk, Workspace& workspace);
+  bool has_tangent_of_W() const { return tangent_[kW] || tangent_[kQ] || tangent_[kK]; }
+  bool copies_W() const { return model_.is_factored() || scale_ != real(1) || by_features_; }
   bool prefers_blocks() const;
   Block take_block(Arena& layout) const;
   void run_blocks(int chunk, Block& block);
@@ -222,6 +227,8 @@ class HessianProduct {
   void load_block_queries(std::ptrdiff_t first, int count, const Block& block) const;
   void score(const Block& block) const;
   void load_queries(std::ptrdiff_t i, int count, Workspace& workspace) const;
+  void multiply_features(int h, const real* w, int rows, const Workspace& workspace,
+                         real* to) const;
   void sum_weights(real* Sums::* part, const real* rows, int h, real* out) const;
   void load_factors();
   void reduce_factors(int h) const;
@@ -236,15 +243,17 @@ class HessianProduct {
   bool factors_ = false;      // W is not multiplied out
   WithTangent<real> q_, kt_;  // then Q, scaled, and K^T
   std::vector<real> q_value_, q_tangent_, kt_value_, kt_tangent_;
+  bool by_features_ = false;                            // z W has features as lanes
+  std::ptrdiff_t w_row_ = 0;                            // from row to row of W
+  real *w_value_ = nullptr, *w_tangent_ = nullptr;      // W and its tangent scaled, unless as given
+  real *of_W_ = nullptr, *plain_W_ = nullptr;           // of a head
   real *rows_moved_ = nullptr, *rows_plain_ = nullptr;  // e. and e: (H, n, q, rows_row_)
-  std::vector<real> w_value_, w_tangent_;               // (H, d, d), scaled
   std::vector<real> readout_value_, readout_tangent_;
   std::vector<real> prompt_value_, prompt_tangent_;  // (d, qL)
-  WithTangent<real> w_, queries_;
+  WithTangent<real> w_, queries_;                    // W: (H, d, w_row_)
   std::vector<Workspace> workspaces_;
   std::vector<Block> of_members_;  // in the place of workspaces
   std::vector<Sums> sums_;
-  AlignedBuffer block_;
 };
 
 }  // namespace mhfast
