@@ -275,18 +275,28 @@ class LayerHessian final : public HessianProduct<real> {
  public:
   explicit LayerHessian(const HessianCall<real>& call)
       : HessianProduct<real>(call, call.data.shape.p, true) {
-    this->load_readout(s_.d, s_.p, s_.d);
+    if (!values_first_) this->load_readout(s_.d, s_.p, s_.d);
   }
 
  private:
   using Base = HessianProduct<real>;
   using Base::attended_size_, Base::by_V_, Base::data_, Base::kernels_, Base::loss_, Base::model_,
-      Base::moves_, Base::out_, Base::readout_, Base::readout_size_, Base::s_, Base::tangent_,
-      Base::tile_rows_, Base::total_, Base::wants_readout_, Base::wants_W_;
+      Base::moves_, Base::of_keys_, Base::out_, Base::queries_row_, Base::readout_,
+      Base::readout_size_, Base::s_, Base::tangent_, Base::tile_rows_, Base::total_,
+      Base::values_first_, Base::values_row_, Base::wants_readout_, Base::wants_W_;
   using typename Base::Block, typename Base::Sums, typename Base::Tile, typename Base::Workspace;
 
   void run_sample(std::ptrdiff_t i, Workspace& workspace, const Sums& sums,
                   bool fresh) const override;
+  void run_values(std::ptrdiff_t i, Workspace& workspace, const Sums& sums, bool fresh) const;
+  void load_values(const Workspace& workspace) const;
+  WithTangent<real> find_weights(const Tile& tile, Workspace& workspace) const;
+  void find_outputs(const Tile& tile, const WithTangent<real>& weights,
+                    const Workspace& workspace) const;
+  void derive_values(const Tile& tile, Workspace& workspace) const;
+  void add_by_values(const Tile& tile, const WithTangent<real>& weights,
+                     const Workspace& workspace) const;
+  void add_values_terms(const Workspace& workspace, const Sums& sums, bool fresh) const;
   void run_block(std::ptrdiff_t first, int count, Block& block, const Sums& sums,
                  bool fresh) const override;
   void find_outputs(const Block& block) const;
@@ -388,6 +398,7 @@ WithTangent<real> LayerHessian<real>::find_upstream(int h, const Tile& tile,
 template <class real>
 void LayerHessian<real>::run_sample(std::ptrdiff_t i, Workspace& workspace, const Sums& sums,
                                     bool fresh) const {
+  if (values_first_) return run_values(i, workspace, sums, fresh);
   const std::ptrdiff_t R = tile_rows_;
   for (int first = 0; first < s_.q; first += int(R)) {
     const int rows = std::min(int(R), s_.q - first);
@@ -434,6 +445,135 @@ void LayerHessian<real>::add_readout_terms(int h, const Tile& tile, Workspace& w
   find_rows(workspace.yt, weights.value);
   add_term(workspace.dg_rows, sums.of_readout, more || moves_);
   if (by_V_) add_term(workspace.g_rows, sums.by_V, more);
+}
+
+/// The same where values come first.
+template <class real>
+void LayerHessian<real>::run_values(std::ptrdiff_t i, Workspace& workspace, const Sums& sums,
+                                    bool fresh) const {
+  if (!data_.self || workspace.row == 0) load_values(workspace);
+  for (int first = 0; first < s_.q; first += int(tile_rows_)) {
+    const int rows = std::min(int(tile_rows_), s_.q - first);
+    const Tile tile{first, rows, this->padded(rows)};
+    this->find_limits(i, tile, workspace);
+    for (int h = 0; h < s_.H; ++h) this->score(h, tile, workspace);
+    const WithTangent<real> weights = find_weights(tile, workspace);
+    find_outputs(tile, weights, workspace);
+    find_derivatives(i, tile, workspace);
+    if (wants_readout_) add_by_values(tile, weights, workspace);
+    if (!wants_W_) continue;
+    derive_values(tile, workspace);
+    for (int h = 0; h < s_.H; ++h) this->add_weight_terms(i, h, tile, 1, 0, workspace, sums, fresh);
+  }
+  if (wants_readout_) add_values_terms(workspace, sums, fresh);
+}
+
+/// X V of all heads and its tangent, both ways round: of the tokens of several samples where these
+/// are the queries that go together.
+template <class real>
+void LayerHessian<real>::load_values(const Workspace& workspace) const {
+  const int p = s_.p, row = int(values_row_), columns = s_.H * p;
+  const std::ptrdiff_t L = kernels_.lanes, of_head = std::ptrdiff_t(s_.d) * p;
+  const real* const tokens = data_.self ? workspace.zt : workspace.xt;
+  const auto load = [&](const real* v, real* values, real* rows) {
+    if (!v) return;
+    kernels_.product({{p, int(row / L), s_.d, 1, s_.H},
+                      {v, p, 0, of_head},
+                      {tokens, row, L},
+                      {values, row, L, std::ptrdiff_t(p) * row}});
+    kernels_.pack_rows(values, columns, row, columns, rows);
+  };
+  load(model_.at[kV], workspace.values, workspace.value_rows);
+  load(tangent_[kV], workspace.dvalues, workspace.dvalue_rows);
+}
+
+/// A of all heads and its tangent, (H, T, R).
+template <class real>
+WithTangent<real> LayerHessian<real>::find_weights(const Tile& tile, Workspace& workspace) const {
+  const bool is_softmax = data_.row_map.is_softmax();
+  const std::ptrdiff_t size = s_.H * s_.T * tile_rows_;
+  for (int h = 0; !is_softmax && h < s_.H; ++h)
+    kernels_.tangent_weights(this->rows_of(h, tile, workspace));
+  for (std::ptrdiff_t k = 0; is_softmax && moves_ && k < size; ++k)
+    workspace.da[k] = workspace.s[k] * workspace.ds[k];
+  return {is_softmax ? workspace.s : workspace.a, moves_ ? workspace.da : nullptr};
+}
+
+/// F = A (X V) and its tangent, (p, R).
+template <class real>
+void LayerHessian<real>::find_outputs(const Tile& tile, const WithTangent<real>& weights,
+                                      const Workspace& workspace) const {
+  const int T = s_.T, p = s_.p, H = s_.H;
+  const std::ptrdiff_t R = tile_rows_, L = kernels_.lanes, columns = std::ptrdiff_t(H) * p;
+  const std::ptrdiff_t at = data_.self ? workspace.row * columns : 0;
+  const auto add = [&](const real* values, const real* of_rows, real* to, bool more) {
+    kernels_.product({{p, int(tile.padded / L), T, H},
+                      {values + at, columns, p},
+                      {of_rows, R, L, T * R},
+                      {to, R, L},
+                      more});
+  };
+  add(workspace.value_rows, weights.value, workspace.f, false);
+  if (moves_) add(workspace.value_rows, weights.tangent, workspace.df, false);
+  if (tangent_[kV]) add(workspace.dvalue_rows, weights.value, workspace.df, moves_);
+  if (!moves_ && !tangent_[kV]) std::fill_n(workspace.df, p * R, real(0));
+}
+
+/// C = G (X V)^T and its tangent, then D and its own, of all heads.
+template <class real>
+void LayerHessian<real>::derive_values(const Tile& tile, Workspace& workspace) const {
+  const std::ptrdiff_t R = tile_rows_, L = kernels_.lanes, row = values_row_;
+  const std::ptrdiff_t at = data_.self ? workspace.row : 0;
+  const auto add = [&](const real* values, const real* g, real* to, bool more) {
+    kernels_.product({{s_.T, int(tile.padded / L), s_.p, 1, s_.H},
+                      {values + at, row, 0, s_.p * row},
+                      {g, R, L},
+                      {to, R, L, s_.T * R},
+                      more});
+  };
+  add(workspace.values, workspace.g, workspace.c, false);
+  add(workspace.values, workspace.dg, workspace.dc, false);
+  if (tangent_[kV]) add(workspace.dvalues, workspace.g, workspace.dc, true);
+  for (int h = 0; h < s_.H; ++h) kernels_.tangent_derivative(this->rows_of(h, tile, workspace));
+}
+
+/// What a tile adds to A.^T G + A^T G. and A^T G of all heads, transposed.
+template <class real>
+void LayerHessian<real>::add_by_values(const Tile& tile, const WithTangent<real>& weights,
+                                       const Workspace& workspace) const {
+  const int p = s_.p, columns = int(of_keys_);
+  const bool more = tile.first > 0;
+  const auto turn = [&](const real* of_rows) {
+    kernels_.pack_rows(of_rows, s_.H * s_.T, int(tile_rows_), columns, workspace.turned);
+  };
+  const auto add = [&](const real* g, real* to, bool add) {
+    this->multiply(p, columns, tile.rows, g, p, workspace.turned, columns, to, columns, add);
+  };
+  if (moves_) {
+    turn(weights.tangent);
+    add(workspace.g_rows, workspace.by_values, more);
+  }
+  turn(weights.value);
+  add(workspace.dg_rows, workspace.by_values, more || moves_);
+  if (by_V_) add(workspace.g_rows, workspace.by_V, more);
+}
+
+/// X^T (A.^T G + A^T G.) and X^T (A^T G) of all heads, transposed.
+template <class real>
+void LayerHessian<real>::add_values_terms(const Workspace& workspace, const Sums& sums,
+                                          bool fresh) const {
+  const int p = s_.p, dL = this->padded(s_.d);
+  const std::ptrdiff_t L = kernels_.lanes;
+  const auto add = [&](const real* by_values, real* to) {
+    kernels_.pack_rows(by_values, p, int(of_keys_), p, workspace.by_value_rows);
+    kernels_.product({{p, int(dL / L), s_.T, 1, s_.H},
+                      {workspace.by_value_rows, p, 0, std::ptrdiff_t(s_.T) * p},
+                      {workspace.x, dL, L},
+                      {to, dL, L, readout_size_},
+                      !fresh});
+  };
+  add(workspace.by_values, sums.of_readout);
+  if (by_V_) add(workspace.by_V, sums.by_V);
 }
 
 /// F = A X V and its tangent; A X and its own are kept.

@@ -62,12 +62,15 @@ void HessianProduct<real>::choose_sizes(int sum_rows, bool row_by_row) {
   const bool all_fit = kTangentTileBytes >= of_row * s_.H * qL;
   heads_kept_ = all_fit || row_by_row ? s_.H : 1;
   tile_rows_ = rows_within(kTangentTileBytes / heads_kept_);
+  blocks_ = prefers_blocks();
+  values_first_ = !blocks_ && prefers_values_first();
+  of_keys_ = values_first_ ? round_up(std::ptrdiff_t(s_.H) * s_.T, L) : 0;
   // Of few rows and keys A X takes less time than its transpose.
   const double rows_of_tile = double(std::min<std::ptrdiff_t>(tile_rows_, s_.q));
-  if (s_.is_layer() && kTransposeCycles * tile_rows_ < kSharedProductCycles * s_.T * rows_of_tile)
+  if (s_.is_layer() && !values_first_ &&
+      kTransposeCycles * tile_rows_ < kSharedProductCycles * s_.T * rows_of_tile)
     attended_size_ = s_.d * tile_rows_;
   rows_row_ = row_gradient_size(s_, L);
-  blocks_ = prefers_blocks();
   const double rows = double(s_.n) * s_.q, of_rows = s_.H * rows * double(rows_row_) * sizeof(real);
   has_rows_ = !blocks_ && wants_W_ && !s_.shared_query && !s_.identity_w &&
               rows <= kRowGradients * s_.d && of_rows * (1 + wants_plain_) <= kTangentPartialBytes;
@@ -78,6 +81,15 @@ void HessianProduct<real>::choose_sizes(int sum_rows, bool row_by_row) {
   chunks_ =
       int(std::max(1.0, std::min({kTangentPartialBytes / sums, double(kTangentChunks), units})));
   group_samples();
+  if (values_first_) values_row_ = data_.self ? queries_row_ : std::ptrdiff_t(padded(s_.T));
+}
+
+/// By the multiply-adds of what takes X V in the place of A X and G V^T, of a sample and head.
+template <class real>
+bool HessianProduct<real>::prefers_values_first() const {
+  if (!s_.is_layer() || s_.identity_v) return false;
+  const double T = s_.T, q = s_.q, d = s_.d, p = s_.p;
+  return T * p * (3 * d + 9 * q) < q * d * (6 * T + 9 * p);
 }
 
 /// How many samples go through W together: as many as leave their products in the second-level
@@ -141,7 +153,14 @@ void HessianProduct<real>::lay_out(Arena& layout) {
     take(heads_kept_ * T * R, {&workspace.s, &workspace.ds});
     take(readout_only_ ? 0 : heads_kept_ * T * R, {&workspace.c, &workspace.dc});
     take(T * R, {&workspace.m});
-    take(data_.row_map.is_softmax() ? 0 : T * R, {&workspace.a, &workspace.da});
+    const bool is_softmax = data_.row_map.is_softmax();
+    take(is_softmax ? 0 : (values_first_ ? H : 1) * T * R, {&workspace.a});
+    take(values_first_ ? H * T * R : is_softmax ? 0 : T * R, {&workspace.da});
+    const std::size_t values = values_first_ ? H * p * values_row_ : 0;
+    take(values, {&workspace.values, &workspace.value_rows});
+    take(tangent_[kV] ? values : 0, {&workspace.dvalues, &workspace.dvalue_rows});
+    take(R * of_keys_, {&workspace.turned});
+    take(p * of_keys_, {&workspace.by_values, &workspace.by_V, &workspace.by_value_rows});
     take(R, {&workspace.limits, &workspace.readouts, &workspace.readout_tangents});
     take(p * R, {&workspace.f, &workspace.df, &workspace.g, &workspace.dg, &workspace.y,
                  &workspace.g_rows, &workspace.dg_rows});

@@ -19,6 +19,9 @@
 // (hessian_blocks.cpp): a block of them at a time, all rows (t, h) of a sample being the rows of
 // one product with its keys.
 //
+// With few outputs the values X V of a layer come first, of which each of A (X V), C = G (X V)^T
+// and (A^T G)^T X meets only so many numbers of a token as there are outputs.
+//
 // What classifiers and layers share; curvature.cpp adds their readouts.
 #pragma once
 
@@ -78,6 +81,12 @@ class HessianProduct {
     real *f, *df, *g, *dg, *y, *g_rows,
         *dg_rows;  // outputs: (p, R), their y and derivatives (R, p)
     real* e;       // (R, dL)
+    // Of a layer whose values come first; of all heads.
+    real *values, *dvalues;          // (X V)^T: (H, p, values_row_)
+    real *value_rows, *dvalue_rows;  // X V: (values_row_, H, p)
+    real* turned;                    // A or A., transposed: (R, of_keys_)
+    real *by_values, *by_V;          // that by X V, transposed: (p, of_keys_)
+    real* by_value_rows;             // (of_keys_, p)
   };
   /// A thread's arrays where samples are lanes; vectors, but for *_rows and sums.
   struct Block {
@@ -160,8 +169,8 @@ class HessianProduct {
             workspace.readouts,
             workspace.readout_tangents,
             data_.row_map,
-            workspace.a,
-            workspace.da};
+            workspace.a + (values_first_ ? at : 0),
+            workspace.da + (values_first_ ? at : 0)};
   }
   /// A of a tile that has been scored and its derivative, (T, R) each.
   WithTangent<real> weights_of(const TangentArguments<real>& in, Workspace& workspace) const {
@@ -204,16 +213,20 @@ class HessianProduct {
   const Shape s_;
   const double total_;
   const bool wants_W_, wants_readout_, wants_plain_;
-  const bool moves_;         // the scores, along the direction
-  const bool readout_only_;  // nor is there a product by what they depend on
-  bool blocks_ = false;      // samples are lanes
+  const bool moves_;           // the scores, along the direction
+  const bool readout_only_;    // nor is there a product by what they depend on
+  bool blocks_ = false;        // samples are lanes
+  bool values_first_ = false;  // X V of a layer comes before A
   int heads_kept_ = 1;
   std::ptrdiff_t tile_rows_ = 0, readout_size_ = 0;
   std::ptrdiff_t attended_size_ = 0;  // from head to head in yt and dyt; 0: they are not kept
   WithTangent<real> readout_;         // U (H, d, qL) or V (H, p, d), transposed
+  std::ptrdiff_t queries_row_ = 0;    // from feature to feature of the queries of several samples
+  std::ptrdiff_t values_row_ = 0, of_keys_ = 0;  // see Workspace
 
  private:
   void choose_sizes(int sum_rows, bool row_by_row);
+  bool prefers_values_first() const;
   void group_samples();
   void lay_out(Arena& layout);
   void load_weights();
@@ -238,7 +251,6 @@ class HessianProduct {
   std::ptrdiff_t weight_size_ = 0;
   bool together_ = false, has_rows_ = false;  // z W of several samples; e. and e of all rows
   int group_ = 1;                             // samples whose queries are packed together
-  std::ptrdiff_t queries_row_ = 0;            // from feature to feature of those
   std::ptrdiff_t rows_row_ = 0;
   bool factors_ = false;      // W is not multiplied out
   WithTangent<real> q_, kt_;  // then Q, scaled, and K^T

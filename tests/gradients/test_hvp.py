@@ -196,15 +196,22 @@ def test_jax():
         assert np.abs(got - expected).max() / np.abs(expected).max() < 1e-11
 
 
-def test_tiles_of_long_sequences():
+@pytest.mark.parametrize("kind", ["classifier", "layer"])
+def test_tiles_of_long_sequences(kind):
     rng = np.random.default_rng(3)
     tokens = 700
-    model = mh.Classifier.gaussian(2, tokens, 3, std=0.3, seed=1)
-    X, y = rng.standard_normal((2, tokens, 3)), np.array([1.0, -1.0])
-    tangent = mh.Gradients(W=rng.standard_normal((2, 3, 3)), U=rng.standard_normal((2, tokens, 3)))
-    want = mh.reference.hvp(model, X, y, tangent)
-    got = mh.hvp(model, X, y, tangent=tangent)
-    for name in ("W", "U"):
+    X = rng.standard_normal((2, tokens, 3))
+    if kind == "classifier":
+        model, y = mh.Classifier.gaussian(2, tokens, 3, std=0.3, seed=1), np.array([1.0, -1.0])
+    else:
+        model = mh.Layer.gaussian(2, 3, OUT, std=0.3, seed=1)
+        y = rng.standard_normal((2, tokens, OUT))
+    loss = "logistic" if kind == "classifier" else "squared"
+    parts = {name: rng.standard_normal(x.shape) for name, x in model.parameters.items()}
+    tangent = mh.Gradients(**parts)
+    want = mh.reference.hvp(model, X, y, tangent, loss=loss)
+    got = mh.hvp(model, X, y, tangent=tangent, loss=loss)
+    for name in model.parameters:
         # Sums of half a million terms.
         error = np.abs(getattr(got, name) - want[name]).max() / np.abs(want[name]).max()
         assert error < 1e-11
