@@ -202,23 +202,53 @@ struct GatheredRows {
   int rows, columns;
 };
 
-/// A row of C (+)= the rows of a block of B, each times an entry of A, in their order.
-template <class real>
-inline void add_rows(const real* a, Index a_column, const GatheredRows<real>& b, bool add, real* c,
-                     Index c_column) {
-  constexpr int L = kLanes<real>;
+// Rows of C that a batched product computes at a time, and sums of vectors.
+inline constexpr int kAddedRows = 4, kAddedSums = 8;
+
+/// M rows of C (+)= the rows of a block of B, each times an entry of A, in their order.
+template <class real, int M>
+inline void add_rows(const BatchedGemm<real>& p, const real* a, const GatheredRows<real>& b,
+                     bool add, real* c) {
+  constexpr int L = kLanes<real>, V = kAddedSums / M;
   int n = 0;
-  for (; c_column == 1 && n + L <= b.columns; n += L) {
-    Vec<real> sum = add ? load<real>(c + n) : Vec<real>{};
-    for (int k = 0; k < b.rows; ++k)
-      sum += broadcast<real>(a[k * a_column]) * load<real>(b.at + k * b.row + n);
-    store<real>(c + n, sum);
+  for (; p.c_column == 1 && n + V * L <= b.columns; n += V * L) {
+    Vec<real> sums[M][V];
+    for (int m = 0; m < M; ++m)
+      for (int v = 0; v < V; ++v)
+        sums[m][v] = add ? load<real>(c + m * p.c_row + n + v * L) : Vec<real>{};
+    for (int k = 0; k < b.rows; ++k) {
+      Vec<real> entries[V];
+      for (int v = 0; v < V; ++v) entries[v] = load<real>(b.at + k * b.row + n + v * L);
+      for (int m = 0; m < M; ++m) {
+        const Vec<real> factor = broadcast<real>(a[m * p.a_row + k * p.a_column]);
+        for (int v = 0; v < V; ++v) sums[m][v] += factor * entries[v];
+      }
+    }
+    for (int m = 0; m < M; ++m)
+      for (int v = 0; v < V; ++v) store<real>(c + m * p.c_row + n + v * L, sums[m][v]);
   }
-  for (; n < b.columns; ++n) {
-    real sum = add ? c[n * c_column] : real(0);
-    for (int k = 0; k < b.rows; ++k) sum += a[k * a_column] * b.at[k * b.row + n];
-    c[n * c_column] = sum;
+  for (int m = 0; m < M; ++m, a += p.a_row, c += p.c_row) {
+    int i = n;
+    for (; p.c_column == 1 && i + L <= b.columns; i += L) {
+      Vec<real> sum = add ? load<real>(c + i) : Vec<real>{};
+      for (int k = 0; k < b.rows; ++k)
+        sum += broadcast<real>(a[k * p.a_column]) * load<real>(b.at + k * b.row + i);
+      store<real>(c + i, sum);
+    }
+    for (; i < b.columns; ++i) {
+      real sum = add ? c[i * p.c_column] : real(0);
+      for (int k = 0; k < b.rows; ++k) sum += a[k * p.a_column] * b.at[k * b.row + i];
+      c[i * p.c_column] = sum;
+    }
   }
+}
+
+/// The same of M rows at most.
+template <class real, int M = kAddedRows>
+inline void add_rows(int rows, const BatchedGemm<real>& p, const real* a,
+                     const GatheredRows<real>& b, bool add, real* c) {
+  if (rows == M) return add_rows<real, M>(p, a, b, add, c);
+  if constexpr (M > 1) add_rows<real, M - 1>(rows, p, a, b, add, c);
 }
 
 /// The same of entries that are one number for each of `width` runs.
@@ -303,14 +333,16 @@ void batched_gemm(const BatchedGemm<real>& p) {
         for (int k = 0; k < gathered.rows; ++k)
           for (int n = 0; n < gathered.columns; ++n) gather(b, k, n);
       const bool add = p.add || done > 0;
-      for (int m = 0; m < p.M; ++m) {
-        const real* a = p.a + (m * p.a_row + done * p.a_column) * width;
-        real* c = p.c + (m * p.c_row + first * p.c_column) * width;
-        if (width == 1)
-          add_rows(a, p.a_column, gathered, add, c, p.c_column);
-        else
-          add_rows_of_runs(a, p.a_column, gathered, width, add, c, p.c_column);
-      }
+      const real* a = p.a + done * p.a_column * width;
+      real* c = p.c + first * p.c_column * width;
+      if (width == 1)
+        for (int m = 0; m < p.M; m += kAddedRows)
+          add_rows(p.M - m < kAddedRows ? p.M - m : kAddedRows, p, a + m * p.a_row, gathered, add,
+                   c + m * p.c_row);
+      else
+        for (int m = 0; m < p.M; ++m)
+          add_rows_of_runs(a + m * p.a_row * width, p.a_column, gathered, width, add,
+                           c + m * p.c_row * width, p.c_column);
     }
   }
 }
