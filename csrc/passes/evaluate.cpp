@@ -224,13 +224,21 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
   gradient.words_by_values = gradients.of[kEmbedding] ? by_values.data() : nullptr;
   // Where there are projections one pass finds all gradients.
   const bool together = of_inputs && has_projections(s);
+  // So does that by inputs where W is large.
+  const bool by_inputs = of_inputs && !together && gradients.of_parameters() &&
+                         inputs_find_parameters(data, loss, gradients.x, gradients.z);
   const bool by_parameters = gradients.of_parameters() || !of_inputs || together;
-  std::vector<real> f(of_inputs && by_parameters && !together ? s.n * s.outputs() : 0);
+  std::vector<real> f(of_inputs && by_parameters && !together && !by_inputs ? s.n * s.outputs()
+                                                                            : 0);
   double value = 0;
   if (by_parameters) {
-    value = evaluate(data, loadable.parameters, loss, threads, gradient, false,
-                     f.empty() ? nullptr : f.data(), scratch.engine(),
-                     together ? gradients.x : nullptr, together ? gradients.z : nullptr);
+    if (by_inputs)
+      value = input_and_parameter_gradients(data, loadable.parameters, loss, threads, gradients.x,
+                                            gradients.z, gradient.W, gradient.readout);
+    else
+      value = evaluate(data, loadable.parameters, loss, threads, gradient, false,
+                       f.empty() ? nullptr : f.data(), scratch.engine(),
+                       together ? gradients.x : nullptr, together ? gradients.z : nullptr);
     if (is_near_underflow(gradient.W, extent(kW, s, 0)) ||
         is_near_underflow(gradient.Q, extent(kQ, s, s.rank)) ||
         is_near_underflow(gradient.K, extent(kK, s, s.rank)) ||
@@ -248,7 +256,7 @@ double value_and_grad(const Data<real>& given, const Model<const real*>& given_m
     differentiate_values(active_kernels<real>(), s, model.at[kValueA], model.at[kValueB],
                          gradient.readout, h, 1, gradients.of[kValueA], gradients.of[kValueB]);
   for (std::size_t i = 0; i < by_values.size(); ++i) gradients.of[kEmbedding][i] += by_values[i];
-  if (of_inputs && !together)
+  if (of_inputs && !together && !by_inputs)
     value = input_gradients<real>(
         data, loadable.parameters, loss, by_parameters ? f.data() : nullptr,
         [&](real* to) { outputs(*problem.data, model, scale, threads, to); }, threads, gradients.x,

@@ -3,18 +3,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "../problem/readout.hpp"
 #include "../runtime/float_mode.hpp"
 #include "../runtime/team.hpp"
 #include "../runtime/tuning.hpp"
+#include "row_gradients.hpp"
 #include "scores.hpp"
 
 namespace mhfast {
 
 template <class real>
 InputGradients<real>::InputGradients(const Data<real>& data, const Parameters<real>& parameters,
-                                     Loss loss, real* gx, real* gz)
+                                     Loss loss, real* gx, real* gz, const ByParameters<real>& by)
     : data_(data),
       parameters_(parameters),
       loss_(loss),
@@ -27,18 +29,40 @@ InputGradients<real>::InputGradients(const Data<real>& data, const Parameters<re
       dL_(int(round_up(data.shape.d, L_))),
       wL_(int(row_gradient_size(data.shape, L_))),
       total_(data.total_weight(0, loss)),
+      by_(by),
       wants_z_(gz || (data.self && gx)) {
   choose_batches();
-  block_heads_ = goes_by_heads() ? 0 : count_block_heads();
+  block_heads_ = goes_by_heads() || by_.any() ? 0 : count_block_heads();
   load_weights();
+  take_kept();
 }
 
-/// Rows (t, h) whose A and D fit the cache: all heads if possible, then rows, then samples.
+/// Rows (t, h) whose A and D fit the cache.
+template <class real>
+int InputGradients<real>::fitting_rows(const Shape& s) {
+  const std::size_t row = 4 * std::size_t(s.T) * sizeof(real);
+  return int(
+      round_up(std::max<std::size_t>(kInputTileBytes / row, 1), active_kernels<real>().lanes));
+}
+
+/// Where Z W takes much of the time, rows are lanes, all of a sample go together and fit the
+/// memory.
+template <class real>
+bool InputGradients<real>::finds_parameters(const Data<real>& data, bool wants_z) {
+  const Shape& s = data.shape;
+  const int lanes = active_kernels<real>().lanes;
+  if (s.identity_w || s.identity_v || s.rank > 0 || s.shared_query || s.words > 0) return false;
+  if (!wants_z || !data.row_map.is_softmax()) return false;
+  if (double(s.d) * s.d * sizeof(real) <= kSecondLevelBytes) return false;
+  if (has_values_first(s, sizeof(real), lanes)) return false;
+  return has_row_gradients(s, PlanKind::kRows) && double(s.H) * s.q <= fitting_rows(s);
+}
+
+/// All heads if possible, then rows, then samples.
 template <class real>
 void InputGradients<real>::choose_batches() {
   const Shape& s = data_.shape;
-  const std::size_t row = 4 * std::size_t(s.T) * sizeof(real);
-  const int fit = int(round_up(std::max<std::size_t>(kInputTileBytes / row, 1), L_));
+  const int fit = fitting_rows(s);
   heads_ = goes_by_heads() ? 1 : std::min(int(s.H), fit);
   rows_ = std::min(int(s.q), std::max(fit / heads_, 1));
   samples_ = rows_ < s.q ? 1 : std::max(kInputRows / rows_, 1);
@@ -61,7 +85,8 @@ void InputGradients<real>::load_weights() {
   for (std::ptrdiff_t h = 0; h < H; ++h) {
     real* const wt = wt_ + h * ddL;
     kernels_.pack_rows(parameters_.W + h * dd, s.d, s.d, wL_, wt);
-    std::transform(wt, wt + ddL, wt, [this](real entry) { return parameters_.scale * entry; });
+    if (parameters_.scale != real(1))
+      std::transform(wt, wt + ddL, wt, [this](real entry) { return parameters_.scale * entry; });
   }
 }
 
@@ -81,6 +106,63 @@ void InputGradients<real>::load_factors() {
     kernels_.pack_rows(parameters_.right() + h * factor, s.d, s.rank, dL_, kt_ + h * transposed);
     if (wants_z_) kernels_.pack_rows(w_ + h * factor, s.d, s.rank, dL_, wt_ + h * transposed);
   }
+}
+
+template <class real>
+void InputGradients<real>::take_kept() {
+  const Shape& s = data_.shape;
+  const std::ptrdiff_t rows = s.n * s.q, size = s.H * rows * wL_;
+  const auto lay_out = [&](Arena layout) {
+    kept_e_ = layout.template take<real>(by_.W ? size : 0);
+    kept_ax_ = layout.template take<real>(by_.readout ? size : 0);
+    kept_g_ = layout.template take<real>(by_.readout ? rows * s.p : 0);
+    return layout.size();
+  };
+  if (by_.any()) lay_out(Arena(kept_.reserve(lay_out(Arena()))));
+}
+
+/// What gradients by parameters take of a sample, whose losses are known.
+template <class real>
+void InputGradients<real>::keep(std::ptrdiff_t sample, int place,
+                                const Workspace& workspace) const {
+  const Shape& s = data_.shape;
+  const real* const g = workspace.g + std::ptrdiff_t(place) * derivatives();
+  const real factor = matters(g) ? this->factor(g) : real(0);
+  const std::ptrdiff_t first = std::ptrdiff_t(place) * s.q * s.H;
+  const auto copy = [&](const real* from, real by, real* to) {
+    from += first * dL_;
+    for (int t = 0; t < s.q; ++t)
+      for (int h = 0; h < s.H; ++h, from += dL_) {
+        real* const row = to + ((h * s.n + sample) * s.q + t) * wL_;
+        if (factor == 0)  // whatever the tokens are
+          std::fill_n(row, dL_, real(0));
+        else
+          kernels_.scale_rows(from, by, 1, dL_, dL_, row);
+      }
+  };
+  if (by_.W) copy(workspace.e, factor * parameters_.scale, kept_e_);
+  if (!by_.readout) return;
+  copy(workspace.ax_rows, factor, kept_ax_);
+  if (s.is_layer()) std::copy_n(g, derivatives(), kept_g_ + sample * derivatives());
+}
+
+/// From all rows, each part by one member.
+template <class real>
+void InputGradients<real>::store_parameters(int members) const {
+  const Shape& s = data_.shape;
+  const std::ptrdiff_t count = s.n * s.q, dd = std::ptrdiff_t(s.d) * s.d;
+  const int pieces = by_.W ? RowGradients<real>::pieces(s.d) : 0, parts = s.H * (pieces + 1);
+  run_team(members, [&](const Member& member) {
+    const FlushToZero flush;
+    for (int part = member.index; part < parts; part += member.count) {
+      const int h = part / (pieces + 1), piece = part % (pieces + 1);
+      if (piece < pieces)
+        RowGradients<real>{s.d, int(count), data_.z, kept_e_ + h * count * wL_, wL_}.multiply(
+            kernels_, piece, by_.W + h * dd);
+      else if (by_.readout)
+        store_readout(h);
+    }
+  });
 }
 
 template <class real>
@@ -106,7 +188,7 @@ typename InputGradients<real>::Workspace InputGradients<real>::take_workspace(Ar
   workspace.transposed = layout.take<real>(gx_ ? 2 * RL * TL : 0);
   workspace.e = layout.take<real>(wants_z_ ? of_heads * dL : 0);
   workspace.et = layout.take<real>((wants_z_ && w_) || weights_first ? heads_ * dL * ML : 0);
-  workspace.ax_rows = layout.take<real>(weights_first ? of_heads * dL : 0);
+  workspace.ax_rows = layout.take<real>(weights_first || by_.readout ? of_heads * dL : 0);
   workspace.f = layout.take<real>(weights_first ? ML * round_up(data_.shape.p, L_) : 0);
   workspace.projected = layout.take<real>(heads_ * data_.shape.rank * ML);
   workspace.gx = layout.take<real>(gx_ ? samples_ * T * dL : 0);
@@ -253,12 +335,18 @@ void InputGradients<real>::add_sample(const Batch& batch, int sample, Workspace&
     if (!add)
       std::fill_n(gx + std::ptrdiff_t(keys) * dL_, std::ptrdiff_t(s.T - keys) * dL_, real(0));
   }
+  const real* const x_rows = workspace.x_rows + sample * std::ptrdiff_t(s.T) * dL_;
   if (wants_z_)
     kernels_.product({{R, N, keys},
                       {workspace.c, RL},
-                      {workspace.x_rows + sample * std::ptrdiff_t(s.T) * dL_, dL_, L_},
+                      {x_rows, dL_, L_},
                       {workspace.e + sample * rows, dL_, L_},
                       false});
+  if (by_.readout && !workspace.has_weights)
+    kernels_.product({{R, N, keys},
+                      {scores.s, RL},
+                      {x_rows, dL_, L_},
+                      {workspace.ax_rows + sample * rows, dL_, L_}});
 }
 
 /// The gradient by Z of a batch, from D X.
@@ -414,8 +502,11 @@ double InputGradients<real>::run_batches(const real* outputs, std::ptrdiff_t sam
       for_samples([&](std::ptrdiff_t sample, double found, real* g) {
         values[sample] = finish_sample(sample, found, g);
       });
+      if constexpr (std::is_same_v<Arrays, Workspace>)
+        for (int k = 0; by_.any() && k < count; ++k) keep(i + k, k, of_member);
     }
   });
+  if (by_.any()) store_parameters(members);
   double sum = 0;
   for (const double value : values) sum += value;
   return sum / total_;

@@ -22,6 +22,9 @@
 //                      D X W^T = (D (X K)) Q^T                   see factored_keys.hpp
 //
 // input_tiles.cpp
+//
+// Where W is large and rows are lanes, the gradients by W and by the readout come from the same Z
+// W: D X and A X of all rows are kept, times what a sample's gradients are multiplied by.
 #pragma once
 
 #include <algorithm>
@@ -35,16 +38,27 @@
 
 namespace mhfast {
 
+/// Gradients by parameters that are found on the way; null: not wanted.
+template <class real>
+struct ByParameters {
+  real *W = nullptr, *readout = nullptr;
+
+  bool any() const { return W || readout; }
+};
+
 /// What a classifier and a layer share; the two below add their readouts.
 template <class real>
 class InputGradients {
  public:
   InputGradients(const Data<real>& data, const Parameters<real>& parameters, Loss loss, real* gx,
-                 real* gz);
+                 real* gz, const ByParameters<real>& by);
   virtual ~InputGradients() = default;
 
   /// Whether outputs are found on the way if they are not given.
   virtual bool finds_outputs() const = 0;
+
+  /// Whether gradients by parameters can be found on the way; `wants_z`: those by query rows are.
+  static bool finds_parameters(const Data<real>& data, bool wants_z);
 
   /// The loss; outputs may be null if they are found.
   double run(const real* outputs, int threads);
@@ -146,6 +160,8 @@ class InputGradients {
   bool matters(const real* g) const {
     return !std::all_of(g, g + derivatives(), [](real derivative) { return derivative == 0; });
   }
+  /// The gradient by a head's readout, from kept_ax_ and, of a layer, kept_g_.
+  virtual void store_readout(int head) const = 0;
   /// What a sample's gradients are multiplied by at the end.
   virtual real factor(const real* g) const = 0;
 
@@ -159,6 +175,9 @@ class InputGradients {
   int rows_, heads_, samples_;  // of a batch, at most
   int block_heads_ = 0;         // of a group where samples are lanes; 0: rows are
   const double total_;
+  const ByParameters<real> by_;
+  // Where these are found D X, A X and, of a layer, derivatives of outputs: (H, n q, wL), (n q, p).
+  real *kept_e_ = nullptr, *kept_ax_ = nullptr, *kept_g_ = nullptr;
 
  private:
   bool has_weight(std::ptrdiff_t sample) const {
@@ -169,7 +188,11 @@ class InputGradients {
   ScoreArguments<real> load_scores(const Batch& batch, int sample, RowMode mode,
                                    const Workspace& workspace) const;
   void find_outputs(const Batch& batch, Workspace& workspace) const;
+  static int fitting_rows(const Shape& s);
   void choose_batches();
+  void take_kept();
+  void keep(std::ptrdiff_t sample, int place, const Workspace& workspace) const;
+  void store_parameters(int members) const;
   void load_weights();
   void load_factors();
   Workspace take_workspace(Arena& layout) const;
@@ -214,7 +237,7 @@ class InputGradients {
                    real* to) const;
 
   const bool wants_z_;  // by an external query, or as part of gx
-  AlignedBuffer block_;
+  AlignedBuffer block_, kept_;
   // W scaled, and its transpose: (H, d, wL). Of a rank Q scaled (H, d, r), and Q^T so, and K^T:
   // (H, r, dL).
   real *w_ = nullptr, *wt_ = nullptr, *kt_ = nullptr;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "../problem/readout.hpp"
 #include "../runtime/tuning.hpp"
@@ -19,8 +20,8 @@ template <class real>
 class ClassifierInputs final : public InputGradients<real> {
  public:
   ClassifierInputs(const Data<real>& data, const Parameters<real>& parameters, Loss loss, real* gx,
-                   real* gz)
-      : InputGradients<real>(data, parameters, loss, gx, gz) {
+                   real* gz, const ByParameters<real>& by)
+      : InputGradients<real>(data, parameters, loss, gx, gz, by) {
     if (block_heads_ == 0) return;
     const Shape& s = data.shape;
     const std::size_t rows = std::size_t(s.q) * s.H;
@@ -43,8 +44,9 @@ class ClassifierInputs final : public InputGradients<real> {
 
  private:
   using Base = InputGradients<real>;
-  using Base::block_heads_, Base::data_, Base::dL_, Base::gx_, Base::gz_, Base::kernels_, Base::L_,
-      Base::loss_, Base::parameters_, Base::samples_, Base::total_;
+  using Base::block_heads_, Base::by_, Base::data_, Base::dL_, Base::gx_, Base::gz_, Base::kept_ax_,
+      Base::kernels_, Base::L_, Base::loss_, Base::parameters_, Base::samples_, Base::total_,
+      Base::wL_;
   using typename Base::Batch, typename Base::BlockReadout, typename Base::BlockWorkspace,
       typename Base::HeadGroup, typename Base::Workspace;
 
@@ -105,6 +107,17 @@ class ClassifierInputs final : public InputGradients<real> {
 
   real factor(const real* g) const override { return *g; }
 
+  void store_readout(int head) const override {
+    const Shape& s = data_.shape;
+    const std::ptrdiff_t of_head = std::ptrdiff_t(s.q) * s.d;
+    real* const to = by_.readout + head * of_head;
+    std::fill_n(to, of_head, real(0));
+    const real* from = kept_ax_ + head * s.n * s.q * wL_;
+    for (std::ptrdiff_t i = 0; i < s.n; ++i)
+      for (int t = 0; t < s.q; ++t, from += wL_)
+        for (int k = 0; k < s.d; ++k) to[t * std::ptrdiff_t(s.d) + k] += from[k];
+  }
+
   AlignedBuffer block_;
   real *u_ = nullptr, *u_transposed_ = nullptr;  // U of each group by rows (t, h)
 };
@@ -114,8 +127,8 @@ template <class real>
 class LayerInputs final : public InputGradients<real> {
  public:
   LayerInputs(const Data<real>& data, const Parameters<real>& parameters, Loss loss, real* gx,
-              real* gz)
-      : InputGradients<real>(data, parameters, loss, gx, gz) {
+              real* gz, const ByParameters<real>& by)
+      : InputGradients<real>(data, parameters, loss, gx, gz, by) {
     const Shape& s = data.shape;
     const std::ptrdiff_t head = std::ptrdiff_t(s.p) * dL_;
     if (s.identity_v) return;
@@ -133,8 +146,9 @@ class LayerInputs final : public InputGradients<real> {
 
  private:
   using Base = InputGradients<real>;
-  using Base::block_heads_, Base::data_, Base::dL_, Base::heads_, Base::kernels_, Base::L_,
-      Base::loss_, Base::parameters_, Base::rows_, Base::samples_, Base::total_;
+  using Base::block_heads_, Base::by_, Base::data_, Base::dL_, Base::heads_, Base::kept_ax_,
+      Base::kept_g_, Base::kernels_, Base::L_, Base::loss_, Base::parameters_, Base::rows_,
+      Base::samples_, Base::total_, Base::wL_;
   using typename Base::Batch, typename Base::BlockReadout, typename Base::BlockWorkspace,
       typename Base::HeadGroup, typename Base::Workspace;
 
@@ -269,6 +283,19 @@ class LayerInputs final : public InputGradients<real> {
 
   real factor(const real*) const override { return 1; }
 
+  void store_readout(int head) const override {
+    const Shape& s = data_.shape;
+    const std::ptrdiff_t rows = s.n * s.q;
+    std::vector<real> transposed(std::size_t(s.p) * dL_);
+    kernels_.product({{s.p, dL_ / L_, int(rows)},
+                      {kept_g_, s.p},
+                      {kept_ax_ + head * rows * wL_, wL_, L_},
+                      {transposed.data(), dL_, L_}});
+    real* to = by_.readout + std::ptrdiff_t(head) * s.d * s.p;
+    for (int k = 0; k < s.d; ++k)
+      for (int o = 0; o < s.p; ++o) *to++ = transposed[std::size_t(o) * dL_ + k];
+  }
+
   AlignedBuffer block_;
   real* vt_ = nullptr;  // V^T with features as lanes: (H, p, dL)
   real* v_ = nullptr;   // V with outputs as lanes: (H, d, pL)
@@ -297,8 +324,23 @@ double input_gradients(const Data<real>& data, const Parameters<real>& parameter
     if (!outputs && !gradients.finds_outputs()) find_all();
     return gradients.run(outputs, threads);
   };
-  if (data.shape.is_layer()) return run(LayerInputs<real>(data, parameters, loss, gx, gz));
-  return run(ClassifierInputs<real>(data, parameters, loss, gx, gz));
+  if (data.shape.is_layer()) return run(LayerInputs<real>(data, parameters, loss, gx, gz, {}));
+  return run(ClassifierInputs<real>(data, parameters, loss, gx, gz, {}));
+}
+
+template <class real>
+bool inputs_find_parameters(const Data<real>& data, Loss loss, const real* gx, const real* gz) {
+  return !loss.own && InputGradients<real>::finds_parameters(data, gz || (data.self && gx));
+}
+
+template <class real>
+double input_and_parameter_gradients(const Data<real>& data, const Parameters<real>& parameters,
+                                     Loss loss, int threads, real* gx, real* gz, real* by_W,
+                                     real* by_readout) {
+  const ByParameters<real> by{by_W, by_readout};
+  if (data.shape.is_layer())
+    return LayerInputs<real>(data, parameters, loss, gx, gz, by).run(nullptr, threads);
+  return ClassifierInputs<real>(data, parameters, loss, gx, gz, by).run(nullptr, threads);
 }
 
 template double input_gradients<float>(const Data<float>&, const Parameters<float>&, Loss,
@@ -307,5 +349,13 @@ template double input_gradients<float>(const Data<float>&, const Parameters<floa
 template double input_gradients<double>(const Data<double>&, const Parameters<double>&, Loss,
                                         const double*, const std::function<void(double*)>&, int,
                                         double*, double*);
+template bool inputs_find_parameters<float>(const Data<float>&, Loss, const float*, const float*);
+template bool inputs_find_parameters<double>(const Data<double>&, Loss, const double*,
+                                             const double*);
+template double input_and_parameter_gradients<float>(const Data<float>&, const Parameters<float>&,
+                                                     Loss, int, float*, float*, float*, float*);
+template double input_and_parameter_gradients<double>(const Data<double>&,
+                                                      const Parameters<double>&, Loss, int, double*,
+                                                      double*, double*, double*);
 
 }  // namespace mhfast

@@ -15,4 +15,14 @@ double input_gradients(const Data<real>& data, const Parameters<real>& parameter
                        const real* outputs, const std::function<void(real*)>& find, int threads,
                        real* gx, real* gz);
 
+/// Whether the next function is there.
+template <class real>
+bool inputs_find_parameters(const Data<real>& data, Loss loss, const real* gx, const real* gz);
+
+/// The same with the gradients by W and the readout, which may be null, in one pass.
+template <class real>
+double input_and_parameter_gradients(const Data<real>& data, const Parameters<real>& parameters,
+                                     Loss loss, int threads, real* gx, real* gz, real* by_W,
+                                     real* by_readout);
+
 }  // namespace mhfast

@@ -102,3 +102,69 @@ def test_steps_in_saturation_are_those_of_samples_as_lanes(kind, plan, use_plan)
         found, true = getattr(run[plan], name), getattr(run["samples"], name)
         # Steps of equal length in directions of a relative accuracy of 1e-12.
         np.testing.assert_allclose(found, true, rtol=0, atol=1e-10 * np.abs(true).max())
+
+
+# With so many features a W of float64 does not fit the second level of a cache of usual size, and
+# gradients by parameters come from the pass of those by inputs; a last register is not whole.
+WIDE = 331
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("query", [None, "external"])
+@pytest.mark.parametrize("kind", [mh.Classifier, mh.Layer, mh.ValueOutput])
+def test_everything_from_one_pass(kind, query, causal, dtype):
+    values = kind is mh.ValueOutput
+    model, data = draw(mh.Layer if values else kind, WIDE, dtype, query=query, causal=causal)
+    if values:
+        rng = np.random.default_rng(1)
+        A, B = rng.standard_normal((H, WIDE, 2)) / WIDE**0.5, rng.standard_normal((H, 2, p))
+        V = mh.ValueOutput(A.astype(dtype), B.astype(dtype))
+        model = mh.Layer(model.W, V, scale=0.75, causal=causal)
+    names = (*model.parameters, "X") + (("query",) if query else ())
+    given = {"query": data.query, "lengths": data.lengths, "weight": data.weight}
+    value, gradients = mh.value_and_grad(model, data, wrt=names, num_threads=1)
+    expected, true = reference.value_and_grad(model, data.X, data.y, wrt=names, **given)
+    assert value == pytest.approx(expected, rel=TOLERANCE[dtype])
+    for name in names:
+        found, want = getattr(gradients, name), true[name]
+        np.testing.assert_allclose(
+            found, want, rtol=0, atol=TOLERANCE[dtype] * np.abs(want).max(), err_msg=name
+        )
+    threads = mh.value_and_grad(model, data, wrt=names, num_threads=3)[1]
+    few = (names[1], *names[len(model.parameters) :])
+    some = mh.value_and_grad(model, data, wrt=few, num_threads=2)[1]
+    for name in names:
+        np.testing.assert_array_equal(getattr(threads, name), getattr(gradients, name))
+    for name in few:
+        np.testing.assert_array_equal(getattr(some, name), getattr(gradients, name))
+
+
+@pytest.mark.parametrize("kind", [mh.Classifier, mh.Layer])
+def test_everything_of_a_sample_that_is_left_out(kind):
+    """Its numbers are not finite, and its weight is 0."""
+    model, data = draw(kind, WIDE, np.float64)
+    X = np.array(data.X)
+    X[0] = np.nan
+    names = (*model.parameters, "X")
+    given = {"lengths": data.lengths, "weight": data.weight}
+    _, found = mh.value_and_grad(model, X, data.y, wrt=names, **given)
+    _, want = mh.value_and_grad(model, data.X, data.y, wrt=names, **given)
+    assert data.weight[0] == 0
+    for name in names:
+        np.testing.assert_array_equal(getattr(found, name), getattr(want, name))
+
+
+def test_everything_where_derivatives_are_near_underflow():
+    """Of margins of 600: 1e-261 before they are multiplied with anything."""
+    model, data = draw(mh.Classifier, WIDE, np.float64)
+    outputs = model(data.X)
+    far = np.abs(outputs[1:]).min()  # the first one has the weight 0
+    model = mh.Classifier(model.W, 600 / far * np.asarray(model.U), scale=0.75)
+    y, names = np.sign(outputs), ("W", "U", "X")
+    given = {"weight": data.weight}
+    _, found = mh.value_and_grad(model, data.X, y, wrt=names, **given)
+    _, want = reference.value_and_grad(model, data.X, y, wrt=names, **given)
+    for name in ("W", "U"):
+        error = np.abs(getattr(found, name) - want[name]).max() / np.abs(want[name]).max()
+        assert error < 1e-10, name  # logits of 600, whose rounding is that of the derivative
