@@ -105,7 +105,7 @@ void HessianProduct<real>::group_samples() {
       model_.is_factored() && kFactorColumns * model_.rank <= s_.d && (has_rows_ || !wants_W_);
   const bool is_large = double(s_.d) * s_.d * sizeof(real) > kSecondLevelBytes;
   by_features_ = is_large && !model_.is_factored();
-  if (by_features_) w_row_ = rows_row_;
+  if (by_features_ && !reads_in_place<real>(s_.d, kernels_.lanes)) w_row_ = rows_row_;
   const double of_row = 2.0 * s_.H * s_.d * sizeof(real);
   const double rows = std::min<double>(kTangentRows, kTangentTileBytes / of_row);
   const std::ptrdiff_t most = std::max<std::ptrdiff_t>(1, std::ptrdiff_t(rows) / s_.q);

@@ -232,7 +232,7 @@ class HessianProduct {
   void load_weights();
   void run_chunk(int chunk, Workspace& workspace);
   bool has_tangent_of_W() const { return tangent_[kW] || tangent_[kQ] || tangent_[kK]; }
-  bool copies_W() const { return model_.is_factored() || scale_ != real(1) || by_features_; }
+  bool copies_W() const { return model_.is_factored() || scale_ != real(1) || w_row_ != s_.d; }
   bool prefers_blocks() const;
   Block take_block(Arena& layout) const;
   void run_blocks(int chunk, Block& block);

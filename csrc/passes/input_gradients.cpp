@@ -74,13 +74,19 @@ void InputGradients<real>::load_weights() {
   const std::ptrdiff_t H = s.H, dd = std::ptrdiff_t(s.d) * s.d, ddL = std::ptrdiff_t(s.d) * wL_;
   if (s.identity_w) return;
   if (s.rank > 0) return load_factors();
+  const bool in_place = reads_in_place<real>(s.d, L_) && parameters_.scale == real(1) &&
+                        block_heads_ == 0 && !goes_by_heads();
+  real* copy = nullptr;
   const auto lay_out = [&](Arena layout) {
-    w_ = layout.template take<real>(H * ddL);
+    copy = layout.template take<real>(in_place ? 0 : H * ddL);
     wt_ = layout.template take<real>(wants_z_ ? H * ddL : 0);
     return layout.size();
   };
   lay_out(Arena(block_.reserve(lay_out(Arena()))));
-  kernels_.scale_rows(parameters_.W, parameters_.scale, int(H * s.d), s.d, wL_, w_);
+  w_ = in_place ? parameters_.W : copy;
+  w_row_ = in_place ? s.d : wL_;
+  if (!in_place)
+    kernels_.scale_rows(parameters_.W, parameters_.scale, int(H * s.d), s.d, wL_, copy);
   if (!wants_z_) return;
   for (std::ptrdiff_t h = 0; h < H; ++h) {
     real* const wt = wt_ + h * ddL;
@@ -94,14 +100,16 @@ template <class real>
 void InputGradients<real>::load_factors() {
   const Shape& s = data_.shape;
   const std::ptrdiff_t H = s.H, r = s.rank, factor = s.d * r, transposed = r * dL_;
+  real* q = nullptr;
   const auto lay_out = [&](Arena layout) {
-    w_ = layout.template take<real>(H * factor);
+    q = layout.template take<real>(H * factor);
     kt_ = layout.template take<real>(H * transposed);
     wt_ = layout.template take<real>(wants_z_ ? H * transposed : 0);
     return layout.size();
   };
   lay_out(Arena(block_.reserve(lay_out(Arena()))));
-  kernels_.scale_rows(parameters_.Q, parameters_.scale, int(H * s.d), s.rank, s.rank, w_);
+  kernels_.scale_rows(parameters_.Q, parameters_.scale, int(H * s.d), s.rank, s.rank, q);
+  w_ = q;
   for (std::ptrdiff_t h = 0; h < H; ++h) {
     kernels_.pack_rows(parameters_.right() + h * factor, s.d, s.rank, dL_, kt_ + h * transposed);
     if (wants_z_) kernels_.pack_rows(w_ + h * factor, s.d, s.rank, dL_, wt_ + h * transposed);
@@ -240,7 +248,7 @@ void InputGradients<real>::load_queries(const Batch& batch, Workspace& workspace
   for (int h = 0; h < batch.heads; ++h)
     kernels_.product({{rows, dL_ / L_, s.d},
                       {workspace.zt, ML},
-                      {w_ + (batch.head + h) * d * wL_, wL_, L_},
+                      {w_ + (batch.head + h) * d * w_row_, w_row_, L_},
                       {workspace.p + h * std::ptrdiff_t(dL_), row, L_},
                       false});
 }

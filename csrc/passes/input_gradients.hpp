@@ -238,9 +238,11 @@ class InputGradients {
 
   const bool wants_z_;  // by an external query, or as part of gx
   AlignedBuffer block_, kept_;
-  // W scaled, and its transpose: (H, d, wL). Of a rank Q scaled (H, d, r), and Q^T so, and K^T:
-  // (H, r, dL).
-  real *w_ = nullptr, *wt_ = nullptr, *kt_ = nullptr;
+  // W scaled (H, d, w_row_), and its transpose (H, d, wL). Of a rank Q scaled (H, d, r), and Q^T
+  // so, and K^T: (H, r, dL).
+  const real* w_ = nullptr;
+  std::ptrdiff_t w_row_ = 0;
+  real *wt_ = nullptr, *kt_ = nullptr;
 };
 
 }  // namespace mhfast

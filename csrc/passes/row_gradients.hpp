@@ -8,6 +8,14 @@
 
 namespace mhfast {
 
+/// Whether W (d, d) is so large, and its rows are so far apart, that a product with features as
+/// lanes reads it faster where it is than from a copy with an odd number of vectors in a row.
+template <class real>
+bool reads_in_place(int d, int lanes) {
+  const std::size_t row = std::size_t(d) * sizeof(real);
+  return double(d) * double(row) > kSecondLevelBytes && d % lanes == 0 && row % kSetBytes != 0;
+}
+
 /// D X of rows (count, row), of which the first d numbers of a row count and whole vectors are
 /// read, and Z of the same rows (count, d).
 template <class real>

@@ -291,7 +291,7 @@ def test_a_sample_that_is_not_finite_stays_in_its_lane(use_plan):
 @pytest.mark.parametrize("kind", ["classifier", "layer"])
 @pytest.mark.parametrize("query", [None, -1])
 @pytest.mark.parametrize("factors", [0, 1, 2])
-@pytest.mark.parametrize(("n", "d"), [(5, 37), (90, 261), (2001, 5)])
+@pytest.mark.parametrize(("n", "d"), [(5, 37), (90, 261), (45, 272), (2001, 5)])
 def test_samples_that_go_through_w_together(n, d, factors, query, kind):
     """Few rows of many features, whose D X is kept; groups of samples, the last one shorter."""
     rng = np.random.default_rng(3)

@@ -105,22 +105,24 @@ def test_steps_in_saturation_are_those_of_samples_as_lanes(kind, plan, use_plan)
 
 
 # With so many features a W of float64 does not fit the second level of a cache of usual size, and
-# gradients by parameters come from the pass of those by inputs; a last register is not whole.
+# gradients by parameters come from the pass of those by inputs. A last register is not whole, or W
+# is read where it is.
 WIDE = 331
+SCALES = {WIDE: 0.75, 352: 1.0}
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("d", SCALES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("query", [None, "external"])
 @pytest.mark.parametrize("kind", [mh.Classifier, mh.Layer, mh.ValueOutput])
-def test_everything_from_one_pass(kind, query, causal, dtype):
-    values = kind is mh.ValueOutput
-    model, data = draw(mh.Layer if values else kind, WIDE, dtype, query=query, causal=causal)
+def test_everything_from_one_pass(kind, query, causal, d, dtype):
+    values, options = kind is mh.ValueOutput, {"scale": SCALES[d], "causal": causal}
+    model, data = draw(mh.Layer if values else kind, d, dtype, query=query, **options)
     if values:
         rng = np.random.default_rng(1)
-        A, B = rng.standard_normal((H, WIDE, 2)) / WIDE**0.5, rng.standard_normal((H, 2, p))
-        V = mh.ValueOutput(A.astype(dtype), B.astype(dtype))
-        model = mh.Layer(model.W, V, scale=0.75, causal=causal)
+        A, B = rng.standard_normal((H, d, 2)) / d**0.5, rng.standard_normal((H, 2, p))
+        model = mh.Layer(model.W, mh.ValueOutput(A.astype(dtype), B.astype(dtype)), **options)
     names = (*model.parameters, "X") + (("query",) if query else ())
     given = {"query": data.query, "lengths": data.lengths, "weight": data.weight}
     value, gradients = mh.value_and_grad(model, data, wrt=names, num_threads=1)
