@@ -64,10 +64,10 @@ inline constexpr double kRowGradients = kFewChunks / 2;
 // Chosen. Rows of such a gradient that a thread computes at a time: D X is read anew for each.
 inline constexpr int kGradientRows = 128;
 
-// Measured. Rows of a large W are read where they are unless they are a multiple of so many bytes
-// apart, when a column of them falls into one set of the first-level cache: a copy then saves a
-// twentieth of the products by inputs, elsewhere it costs as much or, beyond the caches, a fifth.
-inline constexpr std::size_t kSetBytes = 4096;
+// Counted. Bytes after which addresses meet the same set of a first-level cache. Rows of a large W
+// that are a multiple of it apart are copied, which saves a twentieth of the products by inputs;
+// elsewhere a copy costs as much or, beyond the caches, a fifth.
+inline constexpr std::size_t kSetBytes = 4 * kKilobyte;
 
 // The cost model ------------------------------------------------------------------------------
 
@@ -137,8 +137,6 @@ inline constexpr double kInputBlocks = 4, kInputBlockRows = 12, kBlockCost = 1.2
 // Fitted. From so many blocks on and up to so many rows blocks of a classifier take no longer, and
 // those of a layer so many times as long, as rows whose features fill the lanes.
 inline constexpr double kFewInputBlocks = 3, kFewInputBlockRows = 32, kLayerBlockCost = 1.3;
-// Counted. Bytes after which addresses meet the same set of a first-level cache.
-inline constexpr std::size_t kSetBytes = 4 * kKilobyte;
 // Chosen. Query rows of several samples that are multiplied with W and V at once.
 inline constexpr int kInputRows = 32;
 // Fitted. Features from which a layer's outputs are found in the pass of gradients by inputs, which
