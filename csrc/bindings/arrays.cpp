@@ -83,6 +83,7 @@ MHFAST_INSTANTIATE(float)
 MHFAST_INSTANTIATE(double)
 MHFAST_INSTANTIATE(std::int32_t)
 MHFAST_INSTANTIATE(std::int64_t)
+MHFAST_INSTANTIATE(bool)
 #undef MHFAST_INSTANTIATE
 
 template py::array new_array<float>(const ArrayShape&);

@@ -124,6 +124,21 @@ void read_trained(TrainingTask<real>& task, const ModelOfRuns<real>& model,
     throw py::value_error("wrt: expected at least one tensor, got none");
 }
 
+/// None, or (whether training starts from them, coefficients by run and sample, the optimizer's).
+GivenCoefficients read_coefficients(const py::object& in, std::ptrdiff_t n, py::ssize_t runs,
+                                    int slots) {
+  GivenCoefficients out;
+  if (in.is_none()) return out;
+  const auto given = in.cast<py::tuple>();
+  if (py::ssize_t(given.size()) != 2 + slots || slots > 1)
+    throw py::value_error("coefficients: expected arrays as of the readout");
+  const ArrayShape shape = runs > 0 ? ArrayShape{runs, py::ssize_t(n)} : ArrayShape{py::ssize_t(n)};
+  out.taken = write_array<bool>(given[0], "coefficients", {1});
+  out.theta = write_array<double>(given[1], "coefficients", shape);
+  if (slots > 0) out.velocity = write_array<double>(given[2], "coefficients", shape);
+  return out;
+}
+
 /// None, or (first step, iterates by run, means of tensors by name).
 Averages read_averages(const py::object& in, const Shape& s, int rank, std::ptrdiff_t runs,
                        py::ssize_t run_axis) {
@@ -324,9 +339,9 @@ TrainingResult call_train(
     const py::object& stream, std::int64_t first, std::int64_t last,
     const std::vector<RecordOfPython>& records, const std::vector<py::tuple>& tests,
     const std::vector<py::tuple>& directions, const py::object& averages,
-    const py::dict& thresholds, const py::object& stopped, const py::object& reasons,
-    std::int64_t hook_every, const py::object& hook, const py::object& on_progress,
-    const py::object& processes, int threads) {
+    const py::object& coefficients, const py::dict& thresholds, const py::object& stopped,
+    const py::object& reasons, std::int64_t hook_every, const py::object& hook,
+    const py::object& on_progress, const py::object& processes, int threads) {
   return with_type_of(numbers_of(samples), [&](auto zero) -> TrainingResult {
     using real = decltype(zero);
     if (first < 0 || last < first) throw py::value_error("steps: expected 0 <= first <= last");
@@ -366,6 +381,7 @@ TrainingResult call_train(
       if (drawn->data().shape.n != batch) throw py::value_error("stream: expected batch samples");
     }
     task.averages = read_averages(averages, s, model.rank, task.runs, runs);
+    task.coefficients = read_coefficients(coefficients, s.n, runs, task.optimizer.slots());
     const RecordReader reader(s, model.rank, runs, task.tests.size(), task.directions.size(),
                               task.averages.counts ? &task.averages : nullptr);
     for (const RecordOfPython& record : records) task.records.push_back(reader.read<real>(record));
@@ -396,9 +412,9 @@ void register_training(py::module_& m) {
         py::arg("wrt"), py::arg("starts"), py::arg("optimizer"), py::arg("state"), py::arg("batch"),
         py::arg("order"), py::arg("seeds"), py::arg("fresh"), py::arg("constraints"),
         py::arg("stream"), py::arg("first"), py::arg("last"), py::arg("records"), py::arg("tests"),
-        py::arg("directions"), py::arg("averages"), py::arg("thresholds"), py::arg("stopped"),
-        py::arg("reasons"), py::arg("hook_every"), py::arg("hook"), py::arg("on_progress"),
-        py::arg("processes"), py::arg("threads"));
+        py::arg("directions"), py::arg("averages"), py::arg("coefficients"), py::arg("thresholds"),
+        py::arg("stopped"), py::arg("reasons"), py::arg("hook_every"), py::arg("hook"),
+        py::arg("on_progress"), py::arg("processes"), py::arg("threads"));
 }
 
 }  // namespace mhfast

@@ -6,6 +6,7 @@
 namespace mhfast {
 
 struct GradientDescent : StepRule {
+  static constexpr bool kIsLinear = true;
   template <class Math>
   using Step = GradientStep<Math>;
 };

@@ -15,6 +15,7 @@ struct Momentum : StepRule {
     visit("nesterov", &Momentum::nesterov);
   }
   static constexpr int kSlots = 1;
+  static constexpr bool kIsLinear = true;
   double rate(const AtStep& at) const { return at.lr; }
 
   template <class Math>

@@ -45,6 +45,8 @@ struct Factors {
 struct StepRule {
   static constexpr int kSlots = 0;
   static constexpr bool kNeedsLoss = false, kNeedsNorm = false;
+  /// Whether steps are sums of gradients, whatever their coordinates.
+  static constexpr bool kIsLinear = false;
 
   /// Whether the gradient is divided by a norm, that of `by`, of power `norm_power()`, plus `eps`.
   bool normalizes() const { return false; }

@@ -116,6 +116,15 @@ inline constexpr double kOutputCycles = 15;
 // Chosen. Attended tokens that are kept for all steps, of all runs; beyond, they are computed again
 // at each step, as where W is trained.
 inline constexpr double kAttendedBytes = 256 * kMegabyte;
+// Chosen. Steps in coefficients of the samples that must save what it takes to enter them. Not
+// those of a call, which may be a part of a training.
+inline constexpr double kCoefficientSteps = 100;
+// Counted: numbers of a readout that a step reads and writes besides its products.
+inline constexpr double kUpdateColumns = 4;
+// Measured: cycles of a vector of the products of all features with each other, and of a feature
+// that becomes double, in memory that is new; in those of a vector of a step, which comes from the
+// second-level cache.
+inline constexpr double kGramCycles = 0.25, kConversionCycles = 2;
 
 // Batches ----------------------------------------------------------------------------------------
 

@@ -6,17 +6,6 @@
 #include "polar.hpp"
 
 namespace mhfast {
-namespace {
-
-#define MHFAST_STEP(Type, name)                             \
-  template <class real>                                     \
-  auto step_of(const Kernels<real>& kernels, const Type&) { \
-    return kernels.step_##name;                             \
-  }
-MHFAST_OPTIMIZERS(MHFAST_STEP)
-#undef MHFAST_STEP
-
-}  // namespace
 
 template <class real>
 Descent<real>::Descent(const Optimizer& optimizer, int width, bool wants_norms)

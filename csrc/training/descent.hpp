@@ -38,6 +38,15 @@ struct VariantOfRest {
 using AnyRule = VariantOfRest<void MHFAST_OPTIMIZERS(MHFAST_TYPE)>::Type;
 #undef MHFAST_TYPE
 
+/// The kernel of a rule's step.
+#define MHFAST_STEP(Type, name)                             \
+  template <class real>                                     \
+  auto step_of(const Kernels<real>& kernels, const Type&) { \
+    return kernels.step_##name;                             \
+  }
+MHFAST_OPTIMIZERS(MHFAST_STEP)
+#undef MHFAST_STEP
+
 /// A rule, and what all rules have. Parameters that are not trained need no lr.
 struct Optimizer {
   AnyRule rule;

@@ -32,18 +32,6 @@ void pack_for(Engine<real>& engine, const Data<real>& data, int threads,
   if (is_shared(data)) shared = packed;
 }
 
-/// What thresholds are compared with, at one step of one run.
-template <class Norm>
-struct Now {
-  const Totals& totals;
-  const Norm& norm;
-
-  double loss() const { return totals.loss; }
-  double accuracy() const { return totals.correct; }
-  double margin() const { return totals.margin; }
-  double grad_norm() const { return norm(); }
-};
-
 }  // namespace
 
 template <class real>

@@ -69,6 +69,18 @@ struct SharedPacked {
   std::vector<std::shared_ptr<Packed<real>>> tests;
 };
 
+/// What thresholds are compared with, at one step of one run.
+template <class Norm>
+struct Now {
+  const Totals& totals;
+  const Norm& norm;
+
+  double loss() const { return totals.loss; }
+  double accuracy() const { return totals.correct; }
+  double margin() const { return totals.margin; }
+  double grad_norm() const { return norm(); }
+};
+
 /// What the threads of a loop share. Members of a team call `advance` together; whatever only the
 /// first member writes is read by the others after a barrier.
 template <class real>

@@ -11,6 +11,7 @@
 #include "../passes/triangular.hpp"
 #include "../problem/clean.hpp"
 #include "../runtime/tuning.hpp"
+#include "coefficient_loop.hpp"
 #include "loop.hpp"
 
 namespace mhfast {
@@ -18,11 +19,12 @@ namespace mhfast {
 namespace {
 
 /// All loops of a task, brought from one common step to the next.
-template <class real>
+template <class real, class LoopOfRuns>
 class Training {
  public:
-  explicit Training(TrainingTask<real>& task) : task_(task) {
-    const int width = Loop<real>::width(task);
+  /// `make`: the loop of `width` runs from one on, with so many threads.
+  template <class Make>
+  Training(TrainingTask<real>& task, int width, const Make& make) : task_(task), width_(width) {
     const std::ptrdiff_t loops = (task.runs + width - 1) / width;
     const int threads = task.threads > 0 ? task.threads : default_threads();
     // Loops share the threads where there are enough of them; else each has all in turn.
@@ -31,8 +33,7 @@ class Training {
     side_by_side_ = loops > 1 && members_ == threads && !task.processes;
     if (!side_by_side_) members_ = 1;
     for (std::ptrdiff_t i = 0; i < loops; ++i)
-      loops_.push_back(
-          std::make_unique<Loop<real>>(task, i * width, side_by_side_ ? 1 : threads, shared_));
+      loops_.push_back(make(i * width, side_by_side_ ? 1 : threads));
     workspaces_ = std::vector<Workspace>(members_);
   }
 
@@ -53,8 +54,8 @@ class Training {
   }
 
   TrainingTask<real>& task_;
-  SharedPacked<real> shared_;
-  std::vector<std::unique_ptr<Loop<real>>> loops_;
+  const int width_;
+  std::vector<std::unique_ptr<LoopOfRuns>> loops_;
   std::vector<Workspace> workspaces_;
   std::unique_ptr<RescaledData<real>> fresh_;
   int members_;
@@ -63,8 +64,8 @@ class Training {
 };
 
 /// Brings all loops to `until`, or to their ends.
-template <class real>
-void Training<real>::advance_once(std::int64_t until) {
+template <class real, class LoopOfRuns>
+void Training<real, LoopOfRuns>::advance_once(std::int64_t until) {
   if (!side_by_side_) {
     for (auto& loop : loops_) {
       if (loop->ended()) continue;
@@ -78,7 +79,7 @@ void Training<real>::advance_once(std::int64_t until) {
   std::atomic<std::size_t> next{0};
   run_team(members_, [&](const Member& member) {
     for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < loops_.size();) {
-      Loop<real>& loop = *loops_[i];
+      LoopOfRuns& loop = *loops_[i];
       if (loop.ended()) continue;
       loop.bind(workspaces_[member.index]);
       loop.advance(until, false, Member{0, 1, nullptr});
@@ -87,8 +88,8 @@ void Training<real>::advance_once(std::int64_t until) {
 }
 
 /// From a common step to another. False when the caller aborts.
-template <class real>
-bool Training<real>::advance(std::int64_t step, std::int64_t until) {
+template <class real, class LoopOfRuns>
+bool Training<real, LoopOfRuns>::advance(std::int64_t step, std::int64_t until) {
   if (loops_.size() == 1) {
     advance_once(until);
     return loops_[0]->reason(0) != StopReason::kAborted;
@@ -111,8 +112,8 @@ bool Training<real>::advance(std::int64_t step, std::int64_t until) {
 }
 
 /// New samples for all loops. False when the caller aborts.
-template <class real>
-bool Training<real>::take_fresh(std::int64_t step) {
+template <class real, class LoopOfRuns>
+bool Training<real, LoopOfRuns>::take_fresh(std::int64_t step) {
   const Data<real>* drawn = task_.draw(step);
   if (!drawn) return false;
   fresh_ = std::make_unique<RescaledData<real>>(*drawn, task_.runs, task_.exponents);
@@ -121,14 +122,14 @@ bool Training<real>::take_fresh(std::int64_t step) {
 }
 
 /// Ends at theta as it is, recorded.
-template <class real>
-void Training<real>::finish(StopReason reason) {
+template <class real, class LoopOfRuns>
+void Training<real, LoopOfRuns>::finish(StopReason reason) {
   for (auto& loop : loops_) loop->finish(reason);
   advance_once(task_.last_step);
 }
 
-template <class real>
-TrainingEnd Training<real>::run() {
+template <class real, class LoopOfRuns>
+TrainingEnd Training<real, LoopOfRuns>::run() {
   const std::int64_t every = task_.hook_every, fresh = task_.batches.fresh,
                      first = task_.first_step, last = task_.last_step;
   std::int64_t asked = -1;
@@ -172,8 +173,7 @@ TrainingEnd Training<real>::run() {
   }
   if (!aborted && asked != end.reached) ask(end.reached);
   for (auto& loop : loops_)
-    for (int l = 0; l < Loop<real>::width(task_) && end.reasons.size() < std::size_t(task_.runs);
-         ++l)
+    for (int l = 0; l < width_ && end.reasons.size() < std::size_t(task_.runs); ++l)
       end.reasons.push_back(loop->reason(l));
   return end;
 }
@@ -310,6 +310,14 @@ TrainingEnd train(TrainingTask<real>& task) {
     prepare(test);
   }
   const KeptAttention<real> attention(task);
+  if (Coefficients<real>::serve(task)) {
+    const Coefficients<real> coefficients(task);
+    const auto make = [&](std::ptrdiff_t run, int) {
+      return std::make_unique<CoefficientLoop<real>>(task, coefficients, run);
+    };
+    return Training<real, CoefficientLoop<real>>(task, 1, make).run();
+  }
+  if (task.coefficients.taken) *task.coefficients.taken = false;
   for (Data<real>& test : task.tests)
     if (!test.shape.attended && prefers_triangle(test, TriangleUse::kOutputs)) take_triangles(test);
   if (task.batches.fresh > 0) {
@@ -325,7 +333,11 @@ TrainingEnd train(TrainingTask<real>& task) {
     take_triangles(task.data);
   else if (task.batches.size > 0 && task.batches.fresh == 0)
     task.triangular_batches = prefers_triangle(task.data, TriangleUse::kGradient);
-  return Training<real>(task).run();
+  SharedPacked<real> shared;
+  const auto make = [&](std::ptrdiff_t run, int threads) {
+    return std::make_unique<Loop<real>>(task, run, threads, shared);
+  };
+  return Training<real, Loop<real>>(task, Loop<real>::width(task), make).run();
 }
 
 template TrainingEnd train<float>(TrainingTask<float>&);

@@ -128,6 +128,14 @@ struct Averages {
   }
 };
 
+/// Where a readout may be trained in coefficients of the samples, see coefficients.hpp: by run and
+/// sample those of U, and of what the optimizer keeps, `taken` where they are what training starts
+/// from, and ends with. Without `taken` they may not be.
+struct GivenCoefficients {
+  bool* taken = nullptr;
+  double *theta = nullptr, *velocity = nullptr;
+};
+
 template <class real>
 struct TrainingTask {
   std::ptrdiff_t runs;  // at least 1
@@ -140,6 +148,7 @@ struct TrainingTask {
   OfRuns<real*> first, second;  // what the optimizer keeps, where it keeps something
   std::vector<OfRuns<const real*>> directions;
   Averages averages;
+  GivenCoefficients coefficients;
   int rank;
   real scale;
   Loss loss;

@@ -318,6 +318,7 @@ def train(
     tests: Sequence[CoreData],
     directions: Sequence[CoreParameters],
     averages: CoreAverages | None,
+    coefficients: tuple[npt.NDArray[np.bool_] | npt.NDArray[np.float64], ...] | None,
     thresholds: dict[str, float],
     stopped: npt.NDArray[np.int64],
     reasons: npt.NDArray[np.int64],

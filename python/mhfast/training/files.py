@@ -13,6 +13,7 @@
 | average.W, ...,        | means over steps, and how many iterates each run     |
 | averaged               | has in them                                          |
 | history.j, steps.j     | rows and steps of the j-th record named in `about`   |
+| coefficients.j         | if U is trained in coefficients of the samples       |
 | subspace.basis, ...    | if training continues in the span of the tokens:     |
 |                        | its basis, and the model, initial model and state    |
 """
@@ -58,6 +59,7 @@ def write(path: str | os.PathLike[str], run: Mapping[str, Any]) -> None:
         inside = run["subspace"]
         parts = _parts(inside.model, inside.start, inside.state) | {"basis": inside.basis}
         arrays |= {f"subspace.{name}": array for name, array in parts.items()}
+    arrays |= {f"coefficients.{j}": array for j, array in enumerate(run["coefficients"])}
     averages: Averages | None = run["averages"]
     if averages is not None:
         arrays |= {f"average.{name}": mean for name, mean in averages.means.items()}
@@ -184,6 +186,10 @@ def _check(run: Mapping[str, Any]) -> None:
         counts = averages.counts
         if found != shapes or counts.shape != (runs or 1,) or counts.dtype != np.int64:
             raise ValueError("its averages do not fit what is trained")
+    lead = () if runs is None else (runs,)
+    for array in run["coefficients"]:
+        if array.dtype != np.float64 or array.ndim != 1 + len(lead) or array.shape[:-1] != lead:
+            raise ValueError("its coefficients do not fit its runs")
     for name, k in run["steps"].items():
         rows = run["history"][name]
         if rows.dtype.kind != "f" or k.dtype != np.int64 or np.any(np.diff(k) <= 0):
@@ -244,6 +250,9 @@ def _fields(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
             )
             for name, parts in about.get("constraints", {}).items()
         },
+        "coefficients": tuple(
+            array for name, array in arrays.items() if name.startswith("coefficients.")
+        ),
         "averages": _averages(about.get("average"), arrays),
     }
 

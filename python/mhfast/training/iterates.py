@@ -210,6 +210,7 @@ def begin(
         optimizer=solver,
         state={},
         subspace=None,
+        coefficients=(),
         batches=None,
         averages=None,
         loss=run.loss if loss is None else _core_arguments.loss(run.model, loss, data.y),

@@ -103,6 +103,9 @@ class Run(Generic[ModelT_co]):
     subspace : Subspace or None
         If training took place inside the span of the tokens, the run in that span, from which it is
         resumed bit for bit; see `train`.
+    coefficients : tuple of float64 arrays (n,) or (R, n)
+        If U was trained in coefficients of the samples, these, with those of the velocity of
+        `Momentum`, from which it is resumed bit for bit; see `train`.
     segments : tuple of Segment
         Which steps were taken with which settings on which data, in order; empty if that is not
         known.
@@ -152,6 +155,7 @@ class Run(Generic[ModelT_co]):
     batches: Batches | None = None
     constraints: dict[str, Parts] = field(default_factory=dict)
     averages: Averages | None = None
+    coefficients: tuple[Array, ...] = ()
 
     def __post_init__(self) -> None:
         vars(self).update(history=History(self.history), steps=History(self.steps))

@@ -55,6 +55,7 @@ def selected(run: Run[M], index: int | slice | npt.ArrayLike) -> Run[M]:
         subspace=None if run.subspace is None else run.subspace[which],
         segments=of_training(run.segments, which, last),
         averages=None if run.averages is None else run.averages.of_runs(which),
+        coefficients=tuple(array[which] for array in run.coefficients),
     )
 
 
@@ -102,6 +103,7 @@ def spread(run: Run[M], runs: int) -> Run[M]:
         start=start,
         state=_spread_state(run.state, runs),
         subspace=inside,
+        coefficients=tuple(repeated(array, 1, runs) for array in run.coefficients),
         history={name: np.repeat(rows[None], runs, axis=0) for name, rows in run.history.items()},
         reason=[run.reason] * runs,
         stopped=ended,

@@ -27,6 +27,7 @@ from ..models.problem import (
 from .averages import Averages
 from .batches import ORDERS, Batches
 from .callbacks import Callback, Calls
+from .coefficients import Coefficients
 from .history import FunctionRows, NamedRows, joined
 from .partition import CoreConstraint
 from .quantities import count_due
@@ -75,6 +76,8 @@ class Loop:
         n, of this process, where there is a group.
     constraints : tuple of the core
         Those of each parameter.
+    coefficients : Coefficients or None
+        Where the core may train U in coefficients of the samples.
     """
 
     run: Run
@@ -92,6 +95,7 @@ class Loop:
     group: Group | None = None
     samples: int = 0
     constraints: tuple[CoreConstraint, ...] = (None,) * len(PARAMETERS)
+    coefficients: Coefficients | None = None
 
     def __post_init__(self) -> None:
         run = self.run
@@ -169,6 +173,7 @@ class Loop:
             tests=[test.data for test in tests],
             directions=directions,
             averages=None if self.averages is None else self.averages.core,
+            coefficients=None if self.coefficients is None else self.coefficients.core,
             thresholds=thresholds, stopped=self.stopped,
             reasons=self.reasons, hook_every=every or 1,
             hook=self.at if every else None, on_progress=tick,
@@ -248,6 +253,9 @@ class Loop:
         history, steps = joined(run.history, run.steps, run.step, reached, parts, run.runs or 0)
         state = self._state()
         subspace = run.subspace if reached == run.step else None
+        coefficients = run.coefficients if reached == run.step else ()
+        if self.coefficients is not None and reached > run.step:
+            coefficients = self.coefficients.copy()
         if self.subspace is not None:
             subspace = replace(self.subspace, model=self._trained(self.subspace.model), state=state)
             state = subspace.whole_state(state)
@@ -258,6 +266,7 @@ class Loop:
             step=reached,
             state=state,
             subspace=subspace,
+            coefficients=coefficients,
             averages=None if self.averages is None else self.averages.copy(),
             **self._ends(reached, reason),
         )

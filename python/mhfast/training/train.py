@@ -25,6 +25,7 @@ from .arguments import Directions, Tests
 from .batches import Order, Size
 from .batches import Seed as BatchSeed
 from .callbacks import prepared
+from .coefficients import of_call
 from .constraints import Constraints, check_start, checked, core, described, partitions, refuse
 from .evaluate import evaluate_together
 from .history import of_merged, of_subspace, prepare
@@ -202,6 +203,10 @@ def train(
     the tokens, at a fraction of the cost. The result is the same up to rounding; ``run.subspace``
     is then set.
 
+    If U of a classifier is all that is trained and there are fewer samples than features,
+    `GradientDescent` and `Momentum` train coefficients of the samples, at a fraction of the cost;
+    ``run.coefficients`` is then not empty.
+
     References
     ----------
     Deora, Ghaderi, Taheri, Thrampoulidis, "On the Optimization and Generalization of Multi-head
@@ -301,9 +306,12 @@ def train(
         samples = fingerprint(data) if last > first or group is not None else ""
         if group is not None:
             samples = group.meet(run, last, frozen, calls, problem, samples)
+        before, coefficients = run.segments[-1] if run.segments else None, None
         if last > first:
             now = Segment(first, rule, run.loss, run.wrt, samples, batches, held)
             run = run._replace(segments=extended(run.segments, now))
+            if alone and inside is None and batches is None:
+                coefficients = of_call(run, seen.problem, before, now)
         named, functions = prepare(
             entries, run.model, data, problem.data, tuple(sides), run.history, first, last
         )
@@ -317,7 +325,7 @@ def train(
             start, problem, sides = inside.start, inside.problem(problem), {}
         loop = Loop(
             run, named, functions, calls, arguments.checkpoint(checkpoint), inside, frozen,
-            group=group, samples=data.n, constraints=core(ties),
+            group=group, samples=data.n, constraints=core(ties), coefficients=coefficients,
         )  # fmt: skip
         end = None
         with progress_bar(first, last) if progress else nullcontext() as tick:
