@@ -183,7 +183,7 @@ typename InputGradients<real>::Workspace InputGradients<real>::take_workspace(Ar
   const bool weights_first = finds_weights_first();
   workspace.x_rows = layout.take<real>(wants_z_ || weights_first ? samples_ * T * dL : 0);
   workspace.zt = layout.take<real>(d * ML);
-  workspace.p = layout.take<real>(of_heads * dL);
+  workspace.p = has_keys_as_queries() ? workspace.x_rows : layout.take<real>(of_heads * dL);
   workspace.u = layout.take<real>(of_heads * dL);
   workspace.p_lanes = layout.take<real>(dL * RL);
   workspace.u_lanes = layout.take<real>(dL * RL);
@@ -220,6 +220,7 @@ void InputGradients<real>::load_samples(std::ptrdiff_t first, int count,
 /// P = Z W of a batch; a prompt is the same for all samples.
 template <class real>
 void InputGradients<real>::load_queries(const Batch& batch, Workspace& workspace) const {
+  if (has_keys_as_queries()) return;
   const Shape& s = data_.shape;
   const std::ptrdiff_t d = s.d, row = std::ptrdiff_t(batch.heads) * dL_;
   const real* z = s.shared_query ? parameters_.prompt : data_.z + batch.sample * s.q * d;
@@ -261,7 +262,9 @@ ScoreArguments<real> InputGradients<real>::load_scores(const Batch& batch, int s
   const int R = batch.of_sample(), RL = int(round_up(R, L_));
   const real* p =
       workspace.p + (s.shared_query ? 0 : sample * std::ptrdiff_t(R) * std::ptrdiff_t(dL_));
-  kernels_.pack_rows(p, R, dL_, RL, workspace.p_lanes);
+  const real* const xt = workspace.xt + sample * std::ptrdiff_t(s.d) * TL_;
+  const bool packed = has_keys_as_queries() && RL == TL_;
+  if (!packed) kernels_.pack_rows(p, R, dL_, RL, workspace.p_lanes);
   int keys = s.T;  // later ones no row sees
   if (data_.is_limited()) {
     real* const limits = workspace.limits;
@@ -271,20 +274,15 @@ ScoreArguments<real> InputGradients<real>::load_scores(const Batch& batch, int s
     if (std::none_of(limits, limits + R, [](real x) { return std::isnan(x); }))
       keys = seen_keys(limits, R);
   }
-  const ScoreOperands<real> operands{nullptr,
-                                     workspace.xt + sample * std::ptrdiff_t(s.d) * TL_,
-                                     nullptr,
-                                     data_.is_limited() ? workspace.limits : nullptr,
-                                     workspace.u_lanes,
-                                     RL,
-                                     false,
-                                     data_.row_map};
+  const ScoreOperands<real> operands{
+      nullptr,           xt, nullptr, data_.is_limited() ? workspace.limits : nullptr,
+      workspace.u_lanes, RL, false,   data_.row_map};
   const std::ptrdiff_t kept = finds_weights_first() ? sample * std::ptrdiff_t(s.T) * RL : 0;
   const ScoreMemory<real> memory{nullptr,           workspace.s + kept,     workspace.c,
                                  workspace.readout, workspace.row_readouts, nullptr};
   auto scores = score_arguments(mode, s.d, {keys, R, 1}, operands, memory, 0);
   scores.x_row = TL_;
-  scores.shared_p = workspace.p_lanes;
+  scores.shared_p = packed ? xt : workspace.p_lanes;
   return scores;
 }
 
@@ -363,14 +361,12 @@ void InputGradients<real>::add_queries(const Batch& batch, Workspace& workspace)
   const Shape& s = data_.shape;
   const int M = batch.all_rows(), ML = int(round_up(M, L_));
   const std::ptrdiff_t row = std::ptrdiff_t(batch.heads) * dL_, d = s.d;
+  if (has_products_as_queries()) return;
   if (!w_) {  // the scale is left to the end
+    const std::vector<real> ones(batch.heads, real(1));
     for (int m = 0; m < M; ++m)
-      for (int h = 0; h < batch.heads; ++h) {
-        const real* from = workspace.e + m * row + h * std::ptrdiff_t(dL_);
-        real* to = workspace.gz + m * std::ptrdiff_t(dL_);
-        const bool add = batch.head + h > 0;
-        for (int k = 0; k < dL_; ++k) to[k] = (add ? to[k] : real(0)) + from[k];
-      }
+      kernels_.combine(workspace.e + m * row, dL_, ones.data(), batch.heads, dL_,
+                       workspace.gz + m * std::ptrdiff_t(dL_), batch.head > 0);
     return;
   }
   kernels_.pack_rows(workspace.e, M, int(row), ML, workspace.et);
@@ -419,6 +415,7 @@ void InputGradients<real>::differentiate(std::ptrdiff_t first, int count,
   const std::ptrdiff_t d = s.d;
   const real of_z = w_ ? real(1) : parameters_.scale;
   real* const gz = gz_ ? gz_ : gx_;
+  const real* const by_z = has_products_as_queries() ? workspace.e : workspace.gz;
   load_samples(first, count, workspace);
   const auto for_samples = [&](const auto& body) {
     for (int i = 0; i < count; ++i) {
@@ -434,8 +431,8 @@ void InputGradients<real>::differentiate(std::ptrdiff_t first, int count,
     for_samples([&](std::ptrdiff_t sample, int i, const real* g, bool matters) {
       real* to = gz + (sample * s.q + row) * d;
       if (matters)
-        kernels_.unpad_rows(workspace.gz + i * std::ptrdiff_t(rows) * dL_, dL_, of_z * factor(g),
-                            rows, s.d, false, to);
+        kernels_.unpad_rows(by_z + i * std::ptrdiff_t(rows) * dL_, dL_, of_z * factor(g), rows, s.d,
+                            false, to);
       else
         std::fill_n(to, rows * d, real(0));
     });

@@ -187,6 +187,14 @@ class InputGradients {
   }
   ScoreArguments<real> load_scores(const Batch& batch, int sample, RowMode mode,
                                    const Workspace& workspace) const;
+  /// Of one head of identities: whether the rows Z W are the tokens, and whether D X are the
+  /// gradients by them.
+  bool has_keys_as_queries() const {
+    const Shape& s = data_.shape;
+    return has_products_as_queries() && data_.self && wants_z_ && rows_ == s.q &&
+           parameters_.scale == real(1) && !goes_by_heads();
+  }
+  bool has_products_as_queries() const { return !w_ && data_.shape.H == 1; }
   void find_outputs(const Batch& batch, Workspace& workspace) const;
   static int fitting_rows(const Shape& s);
   void choose_batches();

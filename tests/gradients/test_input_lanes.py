@@ -198,3 +198,39 @@ def test_outputs_of_a_layer_are_found_on_the_way(
     assert not found.X[7].any()
     _, again = mh.value_and_grad(model, X, Y, loss="squared", wrt="X", num_threads=3, **given)
     np.testing.assert_array_equal(again.X, found.X)
+
+
+@pytest.mark.parametrize("isa", _core.available_isas())
+@pytest.mark.parametrize(("T", "d"), [(3, 64), (3, 71), (20, 64), (300, 24)])
+@pytest.mark.parametrize("scale", [1.0, 0.7])
+@pytest.mark.parametrize("kind", ["classifier", "layer", "causal", "lengths", "query"])
+def test_heads_of_identities_follow_the_reference(
+    kind: str, scale: float, T: int, d: int, isa: str, use_isa: Any, use_plan: Any
+) -> None:
+    """Tokens are their own queries, D X the gradient by these; rows are whole vectors or not."""
+    n, H, p = 5, 3, 2
+    rng = np.random.default_rng(d)
+    rows = 2 if kind == "query" else T
+    X = rng.standard_normal((n, T, d)) / d**0.25
+    rest: dict[str, Any] = {}
+    if kind == "lengths":
+        rest["lengths"] = rng.integers(1, T + 1, n)
+    if kind == "query":
+        rest["query"] = rng.standard_normal((n, rows, d)) / d**0.25
+    model: Any
+    if kind == "layer":
+        model = mh.Layer(None, rng.standard_normal((H, d, p)), scale=scale)
+        y, loss = rng.standard_normal((n, T, p)), "squared"
+    else:
+        U = rng.standard_normal((H, rows, d)) / d
+        model = mh.Classifier(None, U, scale=scale, causal=kind == "causal")
+        y, loss = np.where(rng.random(n) < 0.5, -1.0, 1.0), "logistic"
+    wrt = ("X", "query") if kind == "query" else ("X",)
+    use_isa(isa)
+    use_plan("rows")
+    names = (*wrt, *model.parameters)
+    _, expected = mh.reference.value_and_grad(model, X, y, loss=loss, wrt=names, **rest)
+    for chosen in (wrt, names):  # outputs are found on the way, or known
+        _, g = mh.value_and_grad(model, X, y, loss=loss, wrt=chosen, **rest)
+        for name in chosen:
+            assert relative(getattr(g, name), expected[name]) < 1e-12, name
