@@ -271,7 +271,13 @@ struct AttendedArguments {
   real* f;               // (rows, p)
 };
 
-enum class TileMode { kReadout, kDerivative, kGap, kScaled };
+enum class TileMode {
+  kReadout,
+  kWeights,  // A alone, whose readouts come from A X, as those of the gradient by U alone
+  kDerivative,
+  kGap,
+  kScaled
+};
 
 /// A tile of query rows of one sample and head against all keys; q counts all rows of the sample.
 template <class real>

@@ -20,6 +20,8 @@ inline void tile_softmax(const TileArguments<real>& in, const Rows<real, kZero>&
   switch (in.mode) {
     case TileMode::kReadout:
       return readout(rows, in.readouts);
+    case TileMode::kWeights:
+      return attend<true, real>(rows, nullptr);
     case TileMode::kDerivative:
       if (!in.gap) return differentiate<false>(rows, in.readouts, in.row_gaps);
       differentiate<true>(rows, in.readouts, in.row_gaps);
@@ -48,7 +50,7 @@ template <class real, class Reduce>
   });
 }
 
-/// [S | C] = X [P | U]^T.
+/// [S | C] = X [P | U]^T, or S alone.
 template <class real>
 void tile_products(const TileArguments<real>& in) {
   constexpr int L = kLanes<real>;
@@ -57,6 +59,7 @@ void tile_products(const TileArguments<real>& in) {
   if (in.kx) {
     multiply<Left::kShared>(
         Product<real>{{in.T, N, in.rank}, {in.kx, in.x_row}, {in.zq, qL, L}, {in.sc, width, L}});
+    if (in.mode == TileMode::kWeights) return;
     return multiply<Left::kShared>(Product<real>{
         {in.T, N, in.d}, {in.xt, in.x_row}, {in.ut, in.u_row, L}, {in.sc + qL, width, L}});
   }
@@ -69,11 +72,12 @@ void tile_products(const TileArguments<real>& in) {
   for (int k = 0; !in.w && k < in.d; ++k)
     for (int v = 0; v < qL; v += L)
       store<real>(in.pu + k * width + v, scale * load<real>(in.zt + k * in.z_row + v));
-  for (int k = 0; k < in.d; ++k)
+  const bool both = in.mode != TileMode::kWeights;
+  for (int k = 0; both && k < in.d; ++k)
     for (int v = 0; v < qL; v += L)
       store<real>(in.pu + k * width + qL + v, load<real>(in.ut + k * in.u_row + v));
-  multiply<Left::kShared>(
-      Product<real>{{in.T, 2 * N, in.d}, {in.xt, in.x_row}, {in.pu, width, L}, {in.sc, width, L}});
+  multiply<Left::kShared>(Product<real>{
+      {in.T, both ? 2 * N : N, in.d}, {in.xt, in.x_row}, {in.pu, width, L}, {in.sc, width, L}});
 }
 
 template <class real>
@@ -92,6 +96,25 @@ void tile_scores(const TileArguments<real>& in) {
   tile_softmax(in, rows, largest_gap);
 }
 
+/// <U, A X> of the tile's rows, which are the lanes of squares of A X.
+template <class real>
+void tile_readouts(const TileArguments<real>& in) {
+  constexpr int L = kLanes<real>;
+  const int qL = round_up(in.rows, L), dL = round_up(in.d, L);
+  for (int v = 0; v < qL; v += L) {
+    Vec<real> sum{};
+    for (int k = 0; k < in.d; k += L) {
+      Vec<real> square[L];
+#pragma GCC unroll 16
+      for (int r = 0; r < L; ++r) square[r] = load<real>(in.axdx + Index(v + r) * dL + k);
+      transpose<real>(square);
+      for (int l = 0; l < L && k + l < in.d; ++l)
+        sum += square[l] * load<real>(in.ut + (k + l) * in.u_row + v);
+    }
+    store<real>(in.readouts + v, sum);
+  }
+}
+
 template <class real>
 void tile_gradients(const TileArguments<real>& in) {
   constexpr int L = kLanes<real>;
@@ -103,6 +126,7 @@ void tile_gradients(const TileArguments<real>& in) {
       Product<real>{{rows, N, in.T}, {in.sc, width}, {in.x, dL, L}, {in.axdx, dL, L}});
   for (Index i = 0; i < Index(in.rows) * dL; i += L)
     store<real>(in.gu + i, load<real>(in.axdx + i));
+  if (in.mode == TileMode::kWeights) tile_readouts(in);
   if (!by_w) return;
   if (in.gq)
     return factor_gradients<real>({in.rows, in.d, in.rank, in.z, in.axdx + Index(qL) * dL, dL,

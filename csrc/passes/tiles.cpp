@@ -199,7 +199,9 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
     *gap = largest;
     if (largest == -std::numeric_limits<real>::infinity()) largest = 0;  // a single key: D is 0
   }
-  const TileMode mode = !gradient && !gap               ? TileMode::kReadout
+  const bool by_U_alone = gradient && !gap && !wants_W_ && data.row_map.is_softmax();
+  const TileMode mode = by_U_alone                      ? TileMode::kWeights
+                        : !gradient && !gap             ? TileMode::kReadout
                         : pass == Pass::kScaledGradient ? TileMode::kScaled
                                                         : TileMode::kDerivative;
   real* readouts = shared_.readouts + (std::ptrdiff_t(i) * s.H + h) * s.q;
@@ -208,13 +210,14 @@ void TilePass<real>::run_unit(Pass pass, std::ptrdiff_t first_sample, int unit,
     tile.gap = gap ? &shared_gap : nullptr;
     state_.kernels.tile_scores(tile);
     if (mode == TileMode::kDerivative) largest = std::max(largest, shared_gap);
-    std::copy_n(tile.readouts, tile.rows, readouts + (tile.zt - workspace.z));
-    if (!gradient) return;
-    if (gradients_of_keys_) {
-      if (wants_W_) add_factors(of_unit, tile, workspace);
-      tile.gq = nullptr;
+    if (gradient) {
+      if (gradients_of_keys_) {
+        if (wants_W_) add_factors(of_unit, tile, workspace);
+        tile.gq = nullptr;
+      }
+      state_.kernels.tile_gradients(tile);
     }
-    state_.kernels.tile_gradients(tile);
+    std::copy_n(tile.readouts, tile.rows, readouts + (tile.zt - workspace.z));
   });
   if (gradient && gradients_of_keys_ && wants_W_) {
     const std::ptrdiff_t to_k = state_.gradients.to_k(state_.model.is_tied());
