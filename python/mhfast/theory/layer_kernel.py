@@ -54,7 +54,7 @@ def layer_kernel(
     inputs = (first,) if second is None else (first, second)
     sides = [_side(model, data, differentiate="W" in names) for data in inputs]
     a, b = sides[0], sides[-1]
-    rows, columns = len(a.Z), len(b.Z)
+    rows, columns, p = len(a.Z), len(b.Z), a.p
     K: Array | None = None
     alike = a.Z @ b.Z.T if "W" in names else None
     heads = 1 if model.W is None else model.heads  # heads of an identity attend alike
@@ -63,7 +63,6 @@ def layer_kernel(
         some = slice(begin, min(begin + each, heads))
         parts = [side.features(some) for side in sides]
         (pooled, moved, m), (pooled2, moved2, m2) = parts[0], parts[-1]
-        p = model._out_dim if model._out_dim > 0 else a.Z.shape[-1]
         of_W = of_V = None
         if alike is None:
             part = np.zeros((rows, p, columns, p), model.dtype)
@@ -97,9 +96,10 @@ class _Side:
         self._prepare()
 
     def _set_queries(self, Z: Array) -> None:
-        """Set Z, and how many heads at a time fit a block, M or D of each."""
+        """Set Z, p, and how many heads at a time fit a block, M or D of each."""
         self.Z = Z
-        p = self.layer._out_dim if self.layer._out_dim > 0 else Z.shape[-1]
+        V = self.layer.V  # an array, as of every plain layer, or the identity
+        self.p = p = Z.shape[-1] if V is None else V.shape[-1]
         self.heads_at_a_time = max(1, BLOCK // max(1, Z.size * p, len(Z) * p * self._data.tokens))
 
     def _prepare(self) -> None:
