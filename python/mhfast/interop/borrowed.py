@@ -30,7 +30,7 @@ def borrowed(kind: Any, arrays: Mapping[str, Array], query: int | None, *setting
         `scale`, `causal`, `attention` and `normalize`.
     """
     ready = {name: checks.ready(array) for name, array in arrays.items()}
-    shapes = tuple([(name, array.shape, array.dtype) for name, array in ready.items()])
+    shapes = tuple([(name, array.shape, array.dtype.char) for name, array in ready.items()])
     return borrowing(_checked(kind, shapes, query, *settings), ready)
 
 
@@ -39,7 +39,7 @@ def _checked(
     kind: Any, shapes: tuple[tuple[str, Any, Any], ...], query: int | None, *settings: Any
 ) -> Any:
     """Return a model of zeros."""
-    zeros = {name: np.zeros(shape, dtype) for name, shape, dtype in shapes}
+    zeros = {name: np.zeros(shape, char) for name, shape, char in shapes}
     for array in zeros.values():
         array.flags.writeable = False  # then the model keeps the pages, which nothing touches
     names = ("scale", "causal", "attention", "normalize")

@@ -196,15 +196,21 @@ def _wide(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def _check(name: str, tensor: object) -> None:
+def _check(name: str, tensor: Any) -> None:
+    if (
+        isinstance(tensor, torch.Tensor)
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.dtype in DTYPES
+    ):
+        return
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
     if tensor.device.type != "cpu":
         raise TypeError(f"{name}: expected a tensor on the CPU, got one on {tensor.device}")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name}: expected a dense tensor, got layout {short(tensor.layout)}")
-    if tensor.dtype not in DTYPES:
-        raise TypeError(f"{name}: expected dtype float32 or float64, got {short(tensor.dtype)}")
+    raise TypeError(f"{name}: expected dtype float32 or float64, got {short(tensor.dtype)}")
 
 
 def short(value: object) -> str:
