@@ -209,7 +209,9 @@ struct Cost {
   /// Z W, or (Z Q) K^T, of so many vectors of query rows.
   double queries(double N) const {
     if (s.rank > 0) return product_cycles(s.rank, N, s.d) + product_cycles(s.d, N, s.rank);
-    return W * product_cycles(s.d, N, s.d);
+    const double bytes_of_W = W * s.d * s.d * bytes;
+    const double read = bytes_of_W > kSecondLevelBytes ? bytes_of_W / kStreamBytes : 0;
+    return W * product_cycles(s.d, N, s.d) + read;
   }
   /// A copy of a sample's keys by features, which is one for all heads.
   double copied_keys() const { return kKeyCycles * s.T * vectors(s.d) / s.H; }
